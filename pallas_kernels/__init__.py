@@ -1,0 +1,11 @@
+"""Paged attention and its companions for JAX on NVIDIA GPUs.
+
+Every op is a folder with one public function, an XLA reference of the same signature (the
+specification, and what other backends run) and a Mosaic GPU kernel. `implementation="auto"`
+takes the kernel where it can and the reference elsewhere; naming one makes it that or an error.
+"""
+
+from pallas_kernels.paged_attention import pack_queries, paged_attention
+from pallas_kernels.qkv_write import qkv_write
+
+__all__ = ["pack_queries", "paged_attention", "qkv_write"]

@@ -1,0 +1,56 @@
+"""The specification of paged attention, in plain XLA: gather the pages, mask, softmax."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+MASKED = -1e30
+
+
+def paged_attention(
+    query: Float[Array, "slots kv_heads width group head_dim"],
+    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "slots max_pages"],
+    lengths: Int[Array, " slots"],
+    *,
+    causal: bool,
+    window: int | None,
+) -> Float[Array, "slots width heads head_dim"]:
+    slots, kv_heads, width, group, head_dim = query.shape
+    keys = gather_pages(key_pages, page_table)
+    values = gather_pages(value_pages, page_table)
+    visible = visible_positions(lengths, width, keys.shape[1], causal, window)
+    # A masked weight is 0, but 0 * NaN is NaN: rows that nobody may see are zeroed before use.
+    read = visible.any(axis=1)[:, :, None, None]
+    keys = jnp.where(read, keys, 0)
+    values = jnp.where(read, values, 0)
+
+    scores = jnp.einsum("shwgd,sphd->shwgp", query, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, None, :, None, :], scores * head_dim**-0.5, MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    attended = jnp.einsum(
+        "shwgp,sphd->swhgd", weights, values, preferred_element_type=jnp.float32
+    )
+    return attended.astype(query.dtype).reshape(slots, width, kv_heads * group, head_dim)
+
+
+def gather_pages(
+    pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "slots max_pages"],
+) -> Float[Array, "slots positions kv_heads head_dim"]:
+    slots = page_table.shape[0]
+    return pages[page_table].reshape(slots, -1, *pages.shape[2:])
+
+
+def visible_positions(
+    lengths: Int[Array, " slots"], width: int, positions: int, causal: bool, window: int | None
+) -> Bool[Array, "slots {width} {positions}"]:
+    """Which positions each row of each slot may see."""
+    key = jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
+    row = lengths[:, None, None] + jnp.arange(width, dtype=lengths.dtype)[None, :, None]
+    last = row if causal else lengths[:, None, None] + width - 1
+    visible = key <= last
+    if window is not None:
+        visible &= (key > row - window) & (key < row + window)
+    return visible
