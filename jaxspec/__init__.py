@@ -1,0 +1,20 @@
+"""Speculative decoding for Qwen3 with the DFlash block-diffusion drafter, in JAX."""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "JaxspecError": "jaxspec.errors",
+    "LoadError": "jaxspec.errors",
+    "UsageError": "jaxspec.errors",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str):
+    """Loads public names on first use, so that `import jaxspec` stays light."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

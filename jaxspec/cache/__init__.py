@@ -1,0 +1,1 @@
+"""Keys and values in pages, as values: pools are arguments and results, never hidden state."""

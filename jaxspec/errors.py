@@ -1,0 +1,13 @@
+"""What a user can do wrong. Each message is one line: found, expected, what to do."""
+
+
+class JaxspecError(Exception):
+    """A mistake that a message explains; commands print it without a traceback."""
+
+
+class UsageError(JaxspecError, ValueError):
+    """The call itself is wrong: a flag, a parameter, a prompt. Exit code 2."""
+
+
+class LoadError(JaxspecError):
+    """Something on disk, on the hub or on the device does not fit. Exit code 1."""

@@ -1,0 +1,165 @@
+"""The pre-norm decoder layer that the target and the drafter share."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxspec.cache.block import Block
+from jaxspec.layers.linear import Linear, RMSNorm
+from jaxspec.layers.rope import Rope
+from pallas_kernels import paged_attention, qkv_write
+from pallas_kernels.dispatch import Implementation
+
+Pages = Float[Array, "pages page_size kv_heads head_dim"]
+Rotation = tuple[Float[Array, "slots width half"], Float[Array, "slots width half"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """The stack of decoder layers that target and drafter both have, each with its own numbers."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: Rope
+    max_position_embeddings: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockMask:
+    """What a row of the block sees of the block and of the context."""
+
+    causal: bool
+    """Whether it sees only block rows up to itself; if not, it sees the whole block."""
+    window: int | None = None
+    """Distance below which positions are visible; None sees everything."""
+
+
+class Attention(nn.Module):
+    """Grouped query attention over pages, with normed heads."""
+
+    geometry: Decoder
+    mask: BlockMask
+    dtype: DTypeLike
+    implementation: Implementation
+
+    def setup(self) -> None:
+        g = self.geometry
+        heads = g.num_heads + 2 * g.num_kv_heads
+        self.norm = RMSNorm(g.hidden_size, g.rms_norm_eps, self.dtype)
+        self.qkv = Linear(g.hidden_size, heads * g.head_dim, self.dtype)
+        self.q_norm = RMSNorm(g.head_dim, g.rms_norm_eps, self.dtype)
+        self.k_norm = RMSNorm(g.head_dim, g.rms_norm_eps, self.dtype)
+        self.out = Linear(g.num_heads * g.head_dim, g.hidden_size, self.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "slots width hidden"],
+        rotation: Rotation,
+        block: Block,
+        keys: Pages,
+        values: Pages,
+    ) -> tuple[Float[Array, "slots width hidden"], Pages, Pages]:
+        with jax.named_scope("qkv"):
+            qkv = self.qkv(self.norm(x))
+        with jax.named_scope("qkv_write"):
+            query, keys, values = qkv_write(
+                qkv,
+                self.q_norm.scale,
+                self.k_norm.scale,
+                *rotation,
+                block.pool_rows,
+                keys,
+                values,
+                eps=self.geometry.rms_norm_eps,
+                implementation=self.implementation,
+            )
+        with jax.named_scope("attention"):
+            attended = paged_attention(
+                query,
+                keys,
+                values,
+                block.page_table,
+                block.lengths,
+                causal=self.mask.causal,
+                window=self.mask.window,
+                implementation=self.implementation,
+            )
+        with jax.named_scope("attention_out"):
+            return self.out(attended.reshape(*attended.shape[:2], -1)), keys, values
+
+    def write_context(
+        self,
+        context: Float[Array, "slots width hidden"],
+        rotation: Rotation,
+        block: Block,
+        keys: Pages,
+        values: Pages,
+    ) -> tuple[Pages, Pages]:
+        """Writes keys and values of rows that are never queried (and not normed) into the pages."""
+        g = self.geometry
+        key_values = self.qkv.columns(context, start=g.num_heads * g.head_dim)
+        _, keys, values = qkv_write(
+            key_values,
+            None,
+            self.k_norm.scale,
+            *rotation,
+            block.pool_rows,
+            keys,
+            values,
+            eps=g.rms_norm_eps,
+            implementation=self.implementation,
+        )
+        return keys, values
+
+
+class MLP(nn.Module):
+    """SiLU-gated, gate and up projection fused."""
+
+    geometry: Decoder
+    dtype: DTypeLike
+
+    def setup(self) -> None:
+        g = self.geometry
+        self.norm = RMSNorm(g.hidden_size, g.rms_norm_eps, self.dtype)
+        self.gate_up = Linear(g.hidden_size, 2 * g.intermediate_size, self.dtype)
+        self.down = Linear(g.intermediate_size, g.hidden_size, self.dtype)
+
+    def __call__(self, x: Float[Array, "slots width hidden"]) -> Float[Array, "slots width hidden"]:
+        with jax.named_scope("gate_up"):
+            gate, up = jnp.split(self.gate_up(self.norm(x)), 2, axis=-1)
+        with jax.named_scope("down"):
+            return self.down(jax.nn.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then MLP, each added to the residual stream."""
+
+    geometry: Decoder
+    mask: BlockMask
+    dtype: DTypeLike = jnp.float32
+    implementation: Implementation = "auto"
+
+    def setup(self) -> None:
+        self.attention = Attention(self.geometry, self.mask, self.dtype, self.implementation)
+        self.mlp = MLP(self.geometry, self.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "slots width hidden"],
+        rotation: Rotation,
+        block: Block,
+        keys: Pages,
+        values: Pages,
+    ) -> tuple[Float[Array, "slots width hidden"], Pages, Pages]:
+        attended, keys, values = self.attention(x, rotation, block, keys, values)
+        x = x + attended
+        return x + self.mlp(x), keys, values

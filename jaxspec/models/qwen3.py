@@ -1,0 +1,68 @@
+"""Qwen3, dense: tokens to hidden states, features and logits, over paged keys and values."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxspec.cache.block import Block
+from jaxspec.cache.pool import KVPool
+from jaxspec.layers.decoder import BlockMask, DecoderLayer
+from jaxspec.layers.linear import Embedding, Linear, RMSNorm
+from jaxspec.layers.rope import rotation
+from jaxspec.models.config import Qwen3Config
+from pallas_kernels.dispatch import Implementation
+
+
+class Qwen3(nn.Module):
+    """The target. `module.apply({"params": params}, tokens, block, pool)` is a pure function."""
+
+    config: Qwen3Config
+    capture: tuple[int, ...] = ()
+    """Layers after which the residual stream is kept, in this order, as features."""
+    dtype: DTypeLike = jnp.float32
+    implementation: Implementation = "auto"
+
+    def setup(self) -> None:
+        config, decoder = self.config, self.config.decoder
+        self.embedding = Embedding(config.vocab_size, decoder.hidden_size, self.dtype)
+        self.layers = [
+            DecoderLayer(decoder, BlockMask(causal=True), self.dtype, self.implementation)
+            for _ in range(decoder.num_layers)
+        ]
+        self.norm = RMSNorm(decoder.hidden_size, decoder.rms_norm_eps, self.dtype)
+        if not config.tie_word_embeddings:
+            self.head = Linear(decoder.hidden_size, config.vocab_size, self.dtype)
+
+    def __call__(
+        self, tokens: Int[Array, "slots width"], block: Block, pool: KVPool
+    ) -> tuple[Float[Array, "slots width hidden"], Float[Array, "slots width features"], KVPool]:
+        """Final hidden states, captured features side by side, and the pool with the block."""
+        decoder = self.config.decoder
+        x = self.embedding(tokens)
+        rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
+        keys, values, after = list(pool.keys), list(pool.values), []
+        for i, layer in enumerate(self.layers):
+            with jax.named_scope(f"layer_{i}"):
+                x, keys[i], values[i] = layer(x, rotated, block, keys[i], values[i])
+            after.append(x)
+        features = [after[i] for i in self.capture] or [x[..., :0]]
+        pool = KVPool(keys=tuple(keys), values=tuple(values))
+        return self.norm(x), jnp.concatenate(features, axis=-1), pool
+
+    def embed(self, tokens: Int[Array, "slots width"]) -> Float[Array, "slots width hidden"]:
+        return self.embedding(tokens)
+
+    def logits(
+        self, hidden: Float[Array, "slots width hidden"]
+    ) -> Float[Array, "slots width vocab"]:
+        with jax.named_scope("head"):
+            if self.config.tie_word_embeddings:
+                return self.embedding.logits(hidden)
+            return self.head(hidden)
+
+    def touch(self, tokens: Int[Array, "slots width"], block: Block, pool: KVPool) -> None:
+        """Uses every parameter once, for initialisation."""
+        hidden, _, _ = self(tokens, block, pool)
+        self.logits(hidden)
