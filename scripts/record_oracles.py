@@ -1,0 +1,50 @@
+"""Records what the reference implementations compute, for the parity tests.
+
+Needs torch and transformers, neither of which the package itself ever imports:
+
+    python scripts/record_oracles.py
+
+writes tests/data/oracles/{qwen3,dflash}/*.{json,npz}. Weights, prompts and features are drawn from
+their names (tests/oracles/draws.py), so only configs and outputs are kept.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from oracles import dflash_cases, qwen3_cases  # noqa: E402
+from oracles.dflash_reference import run_drafter  # noqa: E402
+from oracles.qwen3_reference import run_target  # noqa: E402
+
+DATA = ROOT / "tests" / "data" / "oracles"
+
+
+def main() -> None:
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    for model, cases, run in (
+        ("qwen3", qwen3_cases.CASES, run_target),
+        ("dflash", dflash_cases.CASES, run_drafter),
+    ):
+        folder = DATA / model
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.iterdir():
+            stale.unlink()
+        for name, case in cases.items():
+            outputs = run(case)
+            record = {**case, "recorded_with": versions}
+            (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+            np.savez(folder / f"{name}.npz", **outputs)
+            print(model, name, {key: value.shape for key, value in outputs.items()})
+
+
+if __name__ == "__main__":
+    main()

