@@ -49,7 +49,7 @@ def visible_positions(
     """Which positions each row of each slot may see."""
     key = jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
     row = lengths[:, None, None] + jnp.arange(width, dtype=lengths.dtype)[None, :, None]
-    last = row if causal else lengths[:, None, None] + width - 1
+    last = row if causal else jnp.broadcast_to(row[:, -1:], row.shape)
     visible = key <= last
     if window is not None:
         visible &= (key > row - window) & (key < row + window)

@@ -1,0 +1,100 @@
+"""The packed training forward is the decoding path, block by block."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache.block import block_after
+from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.layers.rope import Rope
+from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import pool_for, random_params
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.training.forward import block_hidden, causal_hidden
+
+PAGE, LENGTH, WIDTH, MASK_TOKEN = 4, 24, 5, 49
+ANCHORS = jnp.array([[1, 7, 19], [3, 4, 12]], jnp.int32)
+
+
+def decoder(num_layers: int) -> Decoder:
+    return Decoder(32, 48, num_layers, 4, 2, 16, 1e-6, Rope(1e4), 512)
+
+
+def models(masks: tuple[BlockMask, ...]) -> tuple[Qwen3, DFlash]:
+    target = Qwen3(Qwen3Config(decoder(3), 50, True), (0, 2))
+    config = DFlashConfig(decoder(len(masks)), WIDTH, MASK_TOKEN, (0, 2), 50, masks)
+    return target, DFlash(config)
+
+
+def lively(params, seed):
+    """Norm scales away from one, so that a norm left out would show."""
+    key = jax.random.key(seed)
+    return jax.tree.map(
+        lambda x: x * jax.random.uniform(key, x.shape, minval=0.5, maxval=1.5), params
+    )
+
+
+def page_table(rows: int) -> jax.Array:
+    pages = -(-(LENGTH + WIDTH) // PAGE)
+    return 1 + jnp.arange(rows * pages, dtype=jnp.int32).reshape(rows, pages)
+
+
+def decode_block(target, drafter, target_params, params, tokens, features, anchors):
+    """What the engine's draft step computes for one block per sequence."""
+    rows = len(tokens)
+    table = page_table(rows)
+    pool = pool_for(drafter.config.decoder, int(table.max()) + 1, PAGE, jnp.float32)
+    zero = jnp.zeros(rows, jnp.int32)
+    before = block_after(zero, anchors, table, width=LENGTH, page_size=PAGE)
+    pool = drafter.apply({"params": params}, features, before, pool, method="write_context")
+    inputs = jnp.full((rows, WIDTH), MASK_TOKEN).at[:, 0].set(tokens[jnp.arange(rows), anchors])
+    embedded = target.apply({"params": target_params}, inputs, method="embed")
+    block = block_after(anchors, zero + WIDTH, table, width=WIDTH, page_size=PAGE)
+    hidden, _ = drafter.apply({"params": params}, embedded, block, pool)
+    return target.apply({"params": target_params}, hidden, method="logits")
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        (BlockMask(False),) * 2,
+        (BlockMask(True, 6), BlockMask(False)),
+        (BlockMask(False, 3),) * 2,
+    ],
+    ids=["full", "causal window, then full", "window inside the block"],
+)
+def test_blocks_equal_decoding(masks):
+    target, drafter = models(masks)
+    target_params = lively(random_params(target, jax.random.key(0)), 1)
+    params = lively(random_params(drafter, jax.random.key(2)), 3)
+    tokens = jax.random.randint(jax.random.key(4), (2, LENGTH), 0, 49)
+    _, features = target.apply({"params": target_params}, tokens, method=causal_hidden)
+
+    inputs = jnp.full((*ANCHORS.shape, WIDTH), MASK_TOKEN)
+    inputs = inputs.at[:, :, 0].set(jnp.take_along_axis(tokens, ANCHORS, axis=1))
+    embedded = target.apply({"params": target_params}, inputs.reshape(2, -1), method="embed")
+    hidden = drafter.apply({"params": params}, embedded, features, ANCHORS, method=block_hidden)
+    packed = target.apply({"params": target_params}, hidden, method="logits")
+    packed = packed.reshape(2, ANCHORS.shape[1], WIDTH, -1)
+
+    for i in range(ANCHORS.shape[1]):
+        decoded = decode_block(
+            target, drafter, target_params, params, tokens, features, ANCHORS[:, i]
+        )
+        np.testing.assert_allclose(packed[:, i], decoded, atol=1e-5, rtol=0)
+
+
+def test_target_equals_decoding():
+    target, _ = models((BlockMask(False),))
+    params = lively(random_params(target, jax.random.key(0)), 1)
+    tokens = jax.random.randint(jax.random.key(4), (2, LENGTH), 0, 49)
+    hidden, features = target.apply({"params": params}, tokens, method=causal_hidden)
+
+    table, zero = page_table(2), jnp.zeros(2, jnp.int32)
+    pool = pool_for(target.config.decoder, int(table.max()) + 1, PAGE, jnp.float32)
+    block = block_after(zero, zero + LENGTH, table, width=LENGTH, page_size=PAGE)
+    decoded_hidden, decoded_features, _ = target.apply({"params": params}, tokens, block, pool)
+    np.testing.assert_allclose(hidden, decoded_hidden, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(features, decoded_features, atol=1e-5, rtol=0)
