@@ -1,0 +1,120 @@
+"""A model folder's byte-level tokenizer."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import tokenizers
+
+from jaxspec.errors import LoadError, UsageError
+from jaxspec.text.files import VOCABULARY_FILE, one_line, read_text_config
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to token ids and back, exactly as the folder's tokenizer.json says."""
+
+    backend: tokenizers.Tokenizer
+    """The library's tokenizer, with truncation and padding off."""
+    special_tokens: Mapping[str, int]
+    """Token id by role, such as `eos_token`."""
+    special_ids: frozenset[int]
+    """Ids that decoding leaves out when asked to skip special tokens."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens that have a text; the model's embedding may be padded beyond it."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """`add_special_tokens` runs the post-processor; a rendered chat already has its own."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text is not valid Unicode ({one_line(error)}); give it as UTF-8"
+            ) from error
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes one token stands for; none for an id in the embedding's padding."""
+        token = self.backend.id_to_token(id)
+        if token is None:
+            return b""
+        byte_of = _byte_of_character()
+        try:
+            return bytes(byte_of[character] for character in token)
+        except KeyError:  # an added token is plain text and may hold any character
+            return token.encode()
+
+
+def open_tokenizer(folder: str | Path) -> Tokenizer:
+    folder = Path(folder)
+    backend = _read_backend(folder / VOCABULARY_FILE)
+    config = read_text_config(folder)
+    _check_added_tokens(backend, config.added_tokens, folder)
+    ids = {role: backend.token_to_id(token) for role, token in config.special_tokens.items()}
+    added = backend.get_added_tokens_decoder()
+    return Tokenizer(
+        backend=backend,
+        special_tokens={role: id for role, id in ids.items() if id is not None},
+        special_ids=frozenset(id for id, token in added.items() if token.special),
+    )
+
+
+def vocabulary_hash(tokenizer: Tokenizer) -> str:
+    """Equal for two tokenizers exactly when every id means the same text in both."""
+    vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
+    lines = (f"{id} {token!r}" for token, id in sorted(vocabulary.items(), key=lambda kv: kv[1]))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise LoadError(
+            f"no {path.name} in {path.parent}: expected a Hugging Face model folder with its "
+            "tokenizer; download the tokenizer files beside the weights"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic inside the library is not even an Exception
+        raise LoadError(
+            f"{path} is not a tokenizer the tokenizers library can read "
+            f"({one_line(error)}); download it again"
+        ) from error
+    if not isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
+        found = type(backend.decoder).__name__ if backend.decoder else "no"
+        raise LoadError(
+            f"{path} has {found} decoder, expected ByteLevel as in Qwen3; use a Qwen3 tokenizer"
+        )
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _check_added_tokens(
+    backend: tokenizers.Tokenizer, claimed: Mapping[int, str], folder: Path
+) -> None:
+    for id, token in claimed.items():
+        found = backend.id_to_token(id)
+        if found != token:
+            raise LoadError(
+                f"token {id} is {token!r} in tokenizer_config.json but {found!r} in "
+                f"tokenizer.json of {folder}; take both files from the same model"
+            )
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE writes a byte as itself where that prints, else as the next unused letter."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
