@@ -1,0 +1,143 @@
+"""The decoder of a config.json: its numbers, its rotary embedding, and what it must not ask for."""
+
+from jaxspec.checkpoint.entries import Entries, in_either
+from jaxspec.errors import LoadError
+from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.rope import Rope, Yarn
+
+CHANGES_THE_MATHS = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "hidden_act": ("silu",),
+    "hidden_activation": ("silu",),
+    "quantization_config": (),
+    "compression_config": (),
+    "partial_rotary_factor": (1, 1.0),
+    "is_neox_style": (True,),
+    "use_qk_norm": (True,),
+    "num_experts": (0,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "query_pre_attn_scalar": (),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "add_full_attention_sink_bias": (False,),
+    "attention_value_scale": (1, 1.0),
+    "attention_multiplier": (1, 1.0),
+    "embedding_multiplier": (1, 1.0),
+    "residual_multiplier": (1, 1.0),
+    "output_multiplier": (1, 1.0),
+    "logit_scale": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "attention_chunk_size": (),
+    "no_rope_layers": (),
+    "dual_chunk_attention_config": (),
+}
+"""Keys of other models' maths, with the values (besides null) under which it is still ours."""
+
+ROPE_KEYS = {
+    "type",
+    "rope_type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "truncate",
+}
+QWEN3_HEAD_DIM = 128
+"""What Hugging Face's Qwen3 takes when the config leaves head_dim out."""
+
+
+def refuse_other_maths(entries: Entries) -> None:
+    for key, ours in CHANGES_THE_MATHS.items():
+        value = entries.get(key)
+        if value is not None and not any(value == same for same in ours):
+            instead = " or ".join(str(same).lower() for same in ours[:1]) or "absent"
+            raise entries.unsupported(key, instead)
+
+
+def decoder_of(entries: Entries) -> Decoder:
+    refuse_other_maths(entries)
+    heads = entries.integer("num_attention_heads", 1)
+    shared = entries.get("num_key_value_heads") is None and "num_key_value_heads" in entries.values
+    kv_heads = heads if shared else entries.integer("num_key_value_heads", 1)
+    if heads % kv_heads:
+        raise entries.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    return Decoder(
+        hidden_size=entries.integer("hidden_size", 1),
+        intermediate_size=entries.integer("intermediate_size", 1),
+        num_layers=entries.integer("num_hidden_layers", 1),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_head_dim(entries),
+        rms_norm_eps=entries.positive("rms_norm_eps"),
+        rope=rope_of(entries),
+        max_position_embeddings=entries.integer("max_position_embeddings", 1),
+    )
+
+
+def _head_dim(entries: Entries) -> int:
+    if entries.get("head_dim") is None:
+        return QWEN3_HEAD_DIM
+    if entries.integer("head_dim", 2) % 2:
+        raise entries.wrong("head_dim", "an even integer")
+    return entries.integer("head_dim")
+
+
+def rope_of(entries: Entries) -> Rope:
+    """Theta beside the decoder's numbers or in rope_parameters; YaRN there or in rope_scaling."""
+    parameters = _rope_parameters(entries)
+    _refuse_unknown(parameters)
+    theta = in_either("rope_theta", entries, parameters).positive("rope_theta")
+    kind = in_either("rope_type", parameters, _renamed(parameters)).text("rope_type", "default")
+    if kind == "default":
+        return Rope(theta)
+    if kind == "yarn":
+        return Rope(theta, _yarn(parameters, entries))
+    raise LoadError(
+        f"{parameters.where}: rope_type is {kind!r}, which is not implemented; "
+        "use a checkpoint with default or yarn"
+    )
+
+
+def _rope_parameters(entries: Entries) -> Entries:
+    new, old = entries.within("rope_parameters"), entries.within("rope_scaling")
+    if new.values and old.values and new.values != old.values:
+        raise LoadError(f"{entries.where}: rope_parameters and rope_scaling differ; keep one")
+    return new if new.values else old
+
+
+def _renamed(parameters: Entries) -> Entries:
+    """`type` was rope_type's name before."""
+    old = parameters.get("type")
+    return Entries({} if old is None else {"rope_type": old}, f"{parameters.where}: type")
+
+
+def _refuse_unknown(parameters: Entries) -> None:
+    """Names the first key we do not know: every key of a rotary embedding changes its angles."""
+    for key, value in parameters.values.items():
+        harmless = value is None or (key == "partial_rotary_factor" and value == 1)
+        if key not in ROPE_KEYS and not harmless:
+            raise parameters.unsupported(key, "absent")
+
+
+def _yarn(parameters: Entries, decoder: Entries) -> Yarn:
+    plain = Yarn(parameters.positive("factor"), 1)
+
+    def positive_or(key: str, default: float | None) -> float | None:
+        return default if parameters.get(key) is None else parameters.positive(key)
+
+    original = "original_max_position_embeddings"
+    has_original = parameters if parameters.get(original) is not None else decoder
+    if has_original.get(original) is None:
+        original = "max_position_embeddings"
+    return Yarn(
+        factor=plain.factor,
+        original_max_position_embeddings=has_original.integer(original, 1),
+        beta_fast=positive_or("beta_fast", plain.beta_fast),
+        beta_slow=positive_or("beta_slow", plain.beta_slow),
+        truncate=parameters.flag("truncate", plain.truncate),
+        attention_factor=positive_or("attention_factor", None),
+    )

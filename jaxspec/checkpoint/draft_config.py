@@ -1,0 +1,137 @@
+"""A DFlash drafter's config.json, as z-lab or as speculators writes it."""
+
+from pathlib import Path
+
+from jaxspec.checkpoint.decoder_config import decoder_of, refuse_other_maths
+from jaxspec.checkpoint.draft_masks import speculators_block_masks, zlab_block_masks
+from jaxspec.checkpoint.draft_refusals import refuse_other_drafters
+from jaxspec.checkpoint.entries import Entries, in_either, read_entries
+from jaxspec.errors import LoadError, UsageError
+from jaxspec.models.config import DFlashConfig
+
+SPECULATORS_KEY = "speculators_model_type"
+SMALLEST_BLOCK = 2
+"""The current token and one draft."""
+
+
+def is_drafter(config: Entries) -> bool:
+    """Whether a config.json is any kind of drafter's, one we refuse included."""
+    if SPECULATORS_KEY in config.values or "dflash_config" in config.values:
+        return True
+    return any("Draft" in name or "DSpark" in name for name in config.texts("architectures"))
+
+
+def read_draft_config(folder: Path, block_size: int | None = None) -> DFlashConfig:
+    """What config.json alone says; which weights the drafter owns is in their headers."""
+    if block_size is not None and block_size < SMALLEST_BLOCK:
+        raise UsageError(
+            f"block size {block_size}: expected at least {SMALLEST_BLOCK} "
+            "(the current token and one draft)"
+        )
+    return draft_config_of(read_entries(folder / "config.json"), folder, block_size)
+
+
+def draft_config_of(
+    config: Entries, folder: Path = Path(), block_size: int | None = None
+) -> DFlashConfig:
+    """`folder` is what a relative path of the verifier is relative to."""
+    if not is_drafter(config):
+        kind = ", ".join(config.texts("architectures")) or config.text("model_type") or "nothing"
+        raise LoadError(
+            f"{config.where} is {kind}, expected a DFlash drafter (with dflash_config or "
+            f"{SPECULATORS_KEY}); use a DFlash checkpoint"
+        )
+    refuse_other_drafters(config)
+    if SPECULATORS_KEY in config.values:
+        return _speculators(config, folder, block_size)
+    return _zlab(config, block_size)
+
+
+def _zlab(config: Entries, block_size: int | None) -> DFlashConfig:
+    nested = config.within("dflash_config")
+    numbers = _nested_decoder(config)
+    decoder = decoder_of(numbers)
+    return DFlashConfig(
+        decoder=decoder,
+        block_size=block_size or _block_size(in_either("block_size", config, nested)),
+        mask_token_id=in_either("mask_token_id", config, nested).integer("mask_token_id"),
+        target_layer_ids=_zlab_layer_ids(config, nested),
+        vocab_size=in_either("vocab_size", numbers, config).integer("vocab_size", 1),
+        block_masks=zlab_block_masks(
+            Entries({**numbers.values, **config.values}, config.where), decoder.num_layers
+        ),
+        num_target_layers=_num_target_layers(in_either("num_target_layers", config, nested)),
+    )
+
+
+def _speculators(config: Entries, folder: Path, block_size: int | None) -> DFlashConfig:
+    if config.get(SPECULATORS_KEY) != "dflash":
+        raise config.unsupported(SPECULATORS_KEY, "dflash")
+    refuse_other_maths(config)
+    numbers = _nested_decoder(config)
+    decoder, vocab_size = decoder_of(numbers), numbers.integer("vocab_size", 1)
+    if config.get("target_hidden_size") not in (None, decoder.hidden_size):
+        raise config.wrong("target_hidden_size", f"the drafter's own, {decoder.hidden_size}")
+    return DFlashConfig(
+        decoder=decoder,
+        block_size=block_size or _block_size(config),
+        mask_token_id=config.integer("mask_token_id"),
+        target_layer_ids=_speculators_layer_ids(config),
+        vocab_size=vocab_size,
+        block_masks=speculators_block_masks(config, numbers, decoder.num_layers),
+        draft_vocab_size=_draft_vocab_size(config, vocab_size),
+        target_path=_verifier(config, folder),
+    )
+
+
+def _nested_decoder(config: Entries) -> Entries:
+    """The decoder's numbers may be flat or in an object of their own."""
+    nested = config.within("transformer_layer_config")
+    return nested if nested.values else config
+
+
+def _block_size(entries: Entries) -> int:
+    return entries.integer("block_size", SMALLEST_BLOCK)
+
+
+def _zlab_layer_ids(config: Entries, nested: Entries) -> tuple[int, ...]:
+    key = "target_layer_ids"
+    if config.get(key) is None and nested.get(key) is None:
+        renamed = in_either("layer_ids", config, nested)
+        if renamed.get("layer_ids") is not None:
+            return renamed.integers("layer_ids")
+    return in_either(key, config, nested).integers(key)
+
+
+def _speculators_layer_ids(config: Entries) -> tuple[int, ...]:
+    """They count the embedding as state 0; we count the output of layer 0 as 0."""
+    key = "aux_hidden_state_layer_ids"
+    ids = config.integers(key)
+    if min(ids) < 1:
+        raise config.unsupported(key, "1 or more everywhere (0 is the embedding, not a layer)")
+    return tuple(id - 1 for id in ids)
+
+
+def _num_target_layers(entries: Entries) -> int | None:
+    if entries.get("num_target_layers") is None:
+        return None
+    return entries.integer("num_target_layers", 1)
+
+
+def _draft_vocab_size(config: Entries, vocab_size: int) -> int | None:
+    """None when nothing is left out."""
+    if config.get("draft_vocab_size") is None:
+        return None
+    size = config.integer("draft_vocab_size", 1)
+    if size > vocab_size:
+        raise config.wrong("draft_vocab_size", f"at most vocab_size ({vocab_size})")
+    return None if size == vocab_size else size
+
+
+def _verifier(config: Entries, folder: Path) -> str | None:
+    """The target the config names: a folder as seen from the drafter's own, or a hub id."""
+    name = config.within("speculators_config").within("verifier").text("name_or_path")
+    if not name:
+        return None
+    beside = folder / name
+    return str(beside.resolve()) if name.startswith(".") or beside.is_dir() else name

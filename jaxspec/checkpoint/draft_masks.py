@@ -1,0 +1,65 @@
+"""What each drafter layer sees: full or sliding, causal in the block or not.
+
+Published readings of sliding layers disagree. The order here: what the config says outright
+(is_causal, then causal), and only then that a sliding layer is causal and a full one is not.
+"""
+
+from jaxspec.checkpoint.entries import Entries, in_either
+from jaxspec.layers.decoder import BlockMask
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def zlab_block_masks(config: Entries, num_layers: int) -> tuple[BlockMask, ...]:
+    nested = config.within("dflash_config")
+    kinds = _layer_kinds(config, num_layers)
+    causal = _said_causal(config, nested)
+    if nested.flag("use_swa", False) and SLIDING not in kinds:
+        # Every layer slides, but none is called sliding: causal only if the config says so.
+        return (BlockMask(bool(causal), _window(config, nested)),) * num_layers
+    return tuple(_mask(kind, causal, config, nested) for kind in kinds)
+
+
+def speculators_block_masks(
+    config: Entries, decoder: Entries, num_layers: int
+) -> tuple[BlockMask, ...]:
+    """Trained with full layers always bidirectional, sliding ones causal unless said otherwise."""
+    sliding_causal = not config.flag("sliding_window_non_causal", False)
+    said = _said_causal(decoder, config)
+    return tuple(
+        _mask(kind, sliding_causal if kind == SLIDING and said is None else said, decoder, config)
+        for kind in _layer_kinds(decoder, num_layers)
+    )
+
+
+def _said_causal(config: Entries, nested: Entries) -> bool | None:
+    for key in "is_causal", "causal":
+        entries = in_either(key, config, nested)
+        if entries.get(key) is not None:
+            return entries.flag(key, False)
+    return None
+
+
+def _layer_kinds(config: Entries, num_layers: int) -> tuple[str, ...]:
+    kinds = config.texts("layer_types")
+    if not kinds:
+        if config.flag("use_sliding_window", False):
+            raise config.wrong("layer_types", f"a list that says which of {num_layers} slide")
+        return (FULL,) * num_layers
+    if len(kinds) != num_layers or not {FULL, SLIDING}.issuperset(kinds):
+        raise config.wrong("layer_types", f"{num_layers} times {FULL} or {SLIDING}")
+    return kinds
+
+
+def _mask(kind: str, causal: bool | None, config: Entries, nested: Entries) -> BlockMask:
+    slides = kind == SLIDING
+    return BlockMask(
+        causal=slides if causal is None else causal,
+        window=_window(config, nested) if slides else None,
+    )
+
+
+def _window(config: Entries, nested: Entries) -> int:
+    if nested.get("swa_window_size") is not None:
+        return nested.integer("swa_window_size", 1)
+    return config.integer("sliding_window", 1)

@@ -1,0 +1,84 @@
+"""Whether a drafter fits a target, found out from their configs alone."""
+
+from itertools import pairwise
+
+from jaxspec.errors import LoadError
+from jaxspec.models.config import DFlashConfig, Qwen3Config
+
+
+def check_pair(target: Qwen3Config, drafter: DFlashConfig) -> None:
+    """A LoadError that says what does not fit."""
+    for misfit in (
+        _hidden_size_misfit(target, drafter),
+        _vocabulary_misfit(target, drafter),
+        _mask_misfit(target, drafter),
+        _num_layers_misfit(target, drafter),
+        _layer_ids_misfit(target, drafter),
+    ):
+        if misfit:
+            raise LoadError(f"the drafter does not fit the target: {misfit}")
+
+
+def check_same_tokenizer(target_hash: str, drafter_hash: str) -> None:
+    """For a drafter that comes with a tokenizer; the hashes are jaxspec.text's vocabulary_hash."""
+    if target_hash != drafter_hash:
+        raise LoadError(
+            "the drafter does not fit the target: their tokenizers give the same id different "
+            "texts, expected one vocabulary; use the target the drafter was trained on"
+        )
+
+
+def _hidden_size_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+    found, expected = drafter.decoder.hidden_size, target.decoder.hidden_size
+    if found == expected:
+        return None
+    return (
+        f"its hidden_size is {found}, expected the target's {expected}; use the target it was "
+        "trained on"
+    )
+
+
+def _vocabulary_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+    if drafter.vocab_size == target.vocab_size:
+        return None
+    return (
+        f"its vocab_size is {drafter.vocab_size}, expected the target's {target.vocab_size}; "
+        "use the target it was trained on"
+    )
+
+
+def _mask_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+    if drafter.mask_token_id < target.vocab_size:
+        return None
+    return (
+        f"its mask_token_id {drafter.mask_token_id} is outside the embedding, expected less than "
+        f"{target.vocab_size}; correct the drafter's config"
+    )
+
+
+def _num_layers_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+    found, expected = drafter.num_target_layers, target.decoder.num_layers
+    if found in (None, expected):
+        return None
+    return (
+        f"it was trained on a target of {found} layers (num_target_layers), this one has "
+        f"{expected}; use the target it was trained on"
+    )
+
+
+def _layer_ids_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+    ids, last = list(drafter.target_layer_ids), target.decoder.num_layers - 1
+    if any(one >= other for one, other in pairwise(ids)):
+        return f"its target layer ids {ids} are not in order, expected them strictly increasing"
+    if ids[0] < 0 or ids[-1] > last:
+        return (
+            f"its target layer ids {ids} reach outside the target, expected 0 to {last}; use the "
+            "target it was trained on"
+        )
+    if ids[-1] == last:
+        # Hugging Face norms this one state; whoever trained on it may or may not have.
+        return (
+            f"its target layer ids {ids} include the last layer, whose feature may be meant "
+            "before or after the final norm; use a drafter that leaves it out"
+        )
+    return None

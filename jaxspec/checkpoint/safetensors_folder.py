@@ -1,0 +1,142 @@
+"""The tensors of a folder of safetensors files: where each lies, found without reading any.
+
+Pickle files are never opened.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import safetensors
+
+from jaxspec.checkpoint.entries import read_entries
+from jaxspec.errors import LoadError
+from jaxspec.text.files import one_line
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "BOOL": 1}
+"""The dtypes we read."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor as it lies in a file: row-major, little-endian."""
+
+    path: Path
+    offset: int
+    """Of its first byte, from the start of the file."""
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors calls it, `BF16` for one."""
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the folder by its name, without the `model.` that some put before it."""
+    index = folder / INDEX
+    if (folder / SINGLE).exists():
+        named = _read_header(folder / SINGLE)
+    elif index.exists():
+        named = _sharded(folder, index)
+    else:
+        named = _read_header(_only_file(folder))
+    return _without_prefix(named, folder)
+
+
+def _only_file(folder: Path) -> Path:
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found[:3])
+        raise LoadError(
+            f"{folder} holds {len(found)} safetensors files ({names}) and no index, "
+            f"expected {INDEX}; download it too"
+        )
+    pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    has_pickle = f"only pickled weights ({pickled[0]}), never opened" if pickled else "no weights"
+    raise LoadError(f"{folder} holds {has_pickle}, expected {SINGLE}; convert or download it")
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
+    file_of = read_entries(index).within("weight_map").values
+    if not file_of or not all(isinstance(name, str) for name in file_of.values()):
+        raise LoadError(f"{index}: no weight_map of tensor to file; download it again")
+    tensors: dict[str, StoredTensor] = {}
+    for name in sorted(set(file_of.values())):
+        found = _read_header(_shard(folder, index, name))
+        twice = tensors.keys() & found.keys()
+        if twice:
+            raise LoadError(f"{index}: two shards hold {min(twice)}; download them again")
+        missing = [
+            tensor for tensor, file in file_of.items() if file == name and tensor not in found
+        ]
+        if missing:
+            raise LoadError(
+                f"{folder / name} does not hold {missing[0]}, as {INDEX} says it does; "
+                "download both again"
+            )
+        tensors |= found
+    return tensors
+
+
+def _shard(folder: Path, index: Path, name: str) -> Path:
+    """The file that an index names, which must be this checkpoint's own."""
+    plain = PurePosixPath(name)
+    path = folder / plain
+    if plain.is_absolute() or ".." in plain.parts or not _is_inside(path, folder):
+        raise LoadError(
+            f"{index} names {name!r}, which is outside the folder; expected a file of the "
+            "checkpoint: do not use it"
+        )
+    if not path.is_file():
+        raise LoadError(f"{index} names {name!r}, which is not there; download the missing shard")
+    return path
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Links may lead out of a snapshot of the hub's cache, but only to that model's blobs."""
+    home = folder.resolve()
+    if home.parent.name == "snapshots":
+        home = home.parent.parent
+    return path.resolve().is_relative_to(home)
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    try:
+        # The library checks that the tensors lie side by side and end where the file ends.
+        with safetensors.safe_open(path, "np"):
+            pass
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise LoadError(
+            f"{path} is not a whole safetensors file ({one_line(error)}); download it again"
+        ) from error
+    header.pop("__metadata__", None)
+    return {name: _stored(path, 8 + length, name, entry) for name, entry in header.items()}
+
+
+def _stored(path: Path, data_start: int, name: str, entry: dict) -> StoredTensor:
+    if entry["dtype"] not in ITEM_BYTES:
+        raise LoadError(
+            f"{path}: {name} is {entry['dtype']}, expected BF16, F16 or F32; "
+            "use a checkpoint that is not quantised"
+        )
+    begin, _ = entry["data_offsets"]
+    return StoredTensor(path, data_start + begin, tuple(entry["shape"]), entry["dtype"])
+
+
+def _without_prefix(named: dict[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
+    plain = {name.removeprefix("model."): tensor for name, tensor in named.items()}
+    if len(plain) != len(named):
+        both = next(name for name in named if f"model.{name}" in named)
+        raise LoadError(f"{folder} holds both {both} and model.{both}; remove one")
+    return plain

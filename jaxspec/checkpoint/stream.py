@@ -1,0 +1,106 @@
+"""Tensors from files to the device: read in pieces, then joined, turned and cast over there.
+
+    file --read--> piece in host memory --copy--> piece on the device --assemble--> parameter
+
+A few threads do this side by side, one parameter each, so the disk, the bus and the device all
+have something to do, and the host never holds more than a piece per thread.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax.typing import DTypeLike
+from jaxtyping import Array, Shaped
+
+from jaxspec.checkpoint.names import Source
+from jaxspec.checkpoint.safetensors_folder import StoredTensor
+from jaxspec.errors import LoadError
+from jaxspec.models.parameters import Params
+
+READERS = 8
+PIECE_BYTES = 64 * 2**20
+NUMPY_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F16": np.dtype(np.float16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+def stream_parameters(
+    sources: dict[str, Source], stored: dict[str, StoredTensor], dtype: DTypeLike
+) -> Params:
+    """All parameters on the default device, as a nested tree."""
+    # Assembling takes twice a parameter's memory; the largest go first, while there is most left.
+    largest_first = sorted(sources, key=lambda path: -_num_bytes(sources[path], stored))
+    readers = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint")
+    try:
+        arrays = readers.map(lambda path: _parameter(sources[path], stored, dtype), largest_first)
+        flat = dict(zip(largest_first, arrays))
+    finally:
+        readers.shutdown(cancel_futures=True)
+    return unflatten_dict(flat, sep="/")
+
+
+def read_tensor(tensor: StoredTensor) -> Shaped[np.ndarray, "..."]:
+    """A whole tensor in host memory; for the small ones."""
+    return _read(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+
+
+def _num_bytes(source: Source, stored: dict[str, StoredTensor]) -> int:
+    return sum(stored[name].num_bytes for name in source.tensors)
+
+
+def _parameter(
+    source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike
+) -> Shaped[Array, "..."]:
+    pieces = []
+    for name in source.tensors:
+        for piece in _pieces(stored[name]):
+            pieces.append(jax.device_put(piece))
+            # Until it has arrived the host keeps its copy.
+            pieces[-1].block_until_ready()
+    return _assemble(pieces, source.transposed, jnp.dtype(dtype))
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _assemble(
+    pieces: list[Shaped[Array, "rows ..."]], transposed: bool, dtype: jnp.dtype
+) -> Shaped[Array, "..."]:
+    joined = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    return (joined.T if transposed else joined).astype(dtype)
+
+
+def _pieces(tensor: StoredTensor) -> Iterator[Shaped[np.ndarray, "rows ..."]]:
+    """The tensor cut into runs of rows."""
+    rows = tensor.shape[0]
+    row_bytes = tensor.num_bytes // rows
+    step = max(1, PIECE_BYTES // row_bytes)
+    for start in range(0, rows, step):
+        count = min(step, rows - start)
+        flat = _read(tensor, start * row_bytes, count * row_bytes)
+        yield flat.reshape(count, *tensor.shape[1:])
+
+
+def _read(tensor: StoredTensor, start: int, num_bytes: int) -> Shaped[np.ndarray, " items"]:
+    buffer = np.empty(num_bytes, np.uint8)
+    file = os.open(tensor.path, os.O_RDONLY)
+    try:
+        done = 0
+        while done < num_bytes:
+            # Into memory of our own: mapped pages of the file would pile up in this process.
+            count = os.preadv(file, [buffer[done:]], tensor.offset + start + done)
+            if count == 0:
+                raise LoadError(f"{tensor.path} ended while it was read; download it again")
+            done += count
+    finally:
+        os.close(file)
+    return buffer.view(NUMPY_DTYPES[tensor.dtype])

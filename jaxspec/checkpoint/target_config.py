@@ -1,0 +1,60 @@
+"""A Qwen3 target's config.json and generation_config.json."""
+
+from pathlib import Path
+
+from jaxspec.checkpoint.decoder_config import decoder_of
+from jaxspec.checkpoint.draft_config import is_drafter
+from jaxspec.checkpoint.entries import Entries, read_entries
+from jaxspec.errors import LoadError
+from jaxspec.models.config import Qwen3Config
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+MODEL_TYPE = "qwen3"
+
+
+def read_target_config(folder: Path) -> Qwen3Config:
+    entries = read_entries(folder / "config.json")
+    generation = folder / "generation_config.json"
+    has_generation = generation.is_file()
+    ends = _end_ids(read_entries(generation)) if has_generation else ()
+    return target_config_of(entries, ends)
+
+
+def target_config_of(entries: Entries, more_end_ids: tuple[int, ...] = ()) -> Qwen3Config:
+    _check_is_qwen3(entries)
+    decoder = decoder_of(entries)
+    _refuse_sliding_window(entries)
+    return Qwen3Config(
+        decoder=decoder,
+        vocab_size=entries.integer("vocab_size", 1),
+        tie_word_embeddings=entries.flag("tie_word_embeddings", False),
+        eos_token_ids=tuple(sorted({*_end_ids(entries), *more_end_ids})),
+    )
+
+
+def _check_is_qwen3(entries: Entries) -> None:
+    found, kind = entries.texts("architectures"), entries.text("model_type")
+    if is_drafter(entries):
+        raise LoadError(f"{entries.where} is a drafter's, expected a Qwen3 target; swap the two")
+    if kind != MODEL_TYPE or (found and ARCHITECTURE not in found):
+        raise LoadError(
+            f"{entries.where} is {kind or 'nothing'} ({', '.join(found) or 'no architecture'}), "
+            f"expected {MODEL_TYPE} ({ARCHITECTURE}); use a dense Qwen3 checkpoint"
+        )
+
+
+def _refuse_sliding_window(entries: Entries) -> None:
+    if entries.flag("use_sliding_window", False):
+        raise entries.unsupported("use_sliding_window", "false")
+    if any(kind != "full_attention" for kind in entries.texts("layer_types")):
+        raise entries.unsupported("layer_types", "full_attention in every layer")
+
+
+def _end_ids(entries: Entries) -> tuple[int, ...]:
+    """One id, a list of them, or none."""
+    value = entries.get("eos_token_id")
+    if value is None or value == []:
+        return ()
+    if isinstance(value, list):
+        return entries.integers("eos_token_id")
+    return (entries.integer("eos_token_id"),)
