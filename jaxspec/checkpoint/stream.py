@@ -73,7 +73,7 @@ def _parameter(
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _assemble(
-    pieces: list[Shaped[Array, "rows ..."]], transposed: bool, dtype: jnp.dtype
+    pieces: list[Shaped[Array, "..."]], transposed: bool, dtype: jnp.dtype
 ) -> Shaped[Array, "..."]:
     joined = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     return (joined.T if transposed else joined).astype(dtype)

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles import draws, records
-from oracles.fused import target_params
-from oracles.geometry import target_config
-from oracles.paging import PAGE_SIZE, scattered_pages, spoiled_pool
 
 from jaxspec.cache.block import block_after
-from jaxspec.models.parameters import parameter_shapes
+from jaxspec.checkpoint.load import load_target
 from jaxspec.models.qwen3 import Qwen3
+from oracles import draws, records
+from oracles.folders import write_target
+from oracles.paging import PAGE_SIZE, scattered_pages, spoiled_pool
 
 SLOTS = 2
 
@@ -41,11 +40,11 @@ RUNS += [(name, way) for name in EVERY_WAY for way in (RAGGED, ONE_BY_ONE)]
 
 
 @pytest.mark.parametrize(("name", "way"), RUNS, ids=lambda value: getattr(value, "width", value))
-def test_logits_and_every_feature_equal_transformers(name, way):
+def test_logits_and_every_feature_equal_transformers(name, way, tmp_path):
     record = records.read("qwen3", name)
-    config = target_config(record.config)
+    folder = write_target(tmp_path / name, record.config, shards=3 if "parameters" in name else 1)
+    config, params = load_target(folder, jnp.float32)
     model = Qwen3(config, capture=tuple(range(config.decoder.num_layers)))
-    params = target_params(record.config, list(parameter_shapes(model)))
     prompt = draws.tokens("prompt", record.case["prompt"], config.vocab_size)
 
     features, logits = prefill(model, params, prompt, way)

@@ -1,13 +1,13 @@
 """The DFlash drafter by its formula, in float64, everything recomputed for every block.
 
-    c = norm(W_fc f)                        context, once for all layers
-    h = embedded block
-    per layer, x = norm(h):
-      q       = rope(norm(x W_q))           block rows only
-      k, v    = rope(norm([c ; x] W_k)), [c ; x] W_v
-      h       = h + softmax(q k^T / sqrt(head_dim) + mask) v W_o
-      h       = h + swiglu(norm(h))
-    hidden = norm(h)
+c = norm(W_fc f)                        context, once for all layers
+h = embedded block
+per layer, x = norm(h):
+  q       = rope(norm(x W_q))           block rows only
+  k, v    = rope(norm([c ; x] W_k)), [c ; x] W_v
+  h       = h + softmax(q k^T / sqrt(head_dim) + mask) v W_o
+  h       = h + swiglu(norm(h))
+hidden = norm(h)
 """
 
 import numpy as np

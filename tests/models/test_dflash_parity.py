@@ -1,0 +1,118 @@
+"""The drafter equals its formula, and a context grown step by step equals one written anew."""
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache.block import block_after
+from jaxspec.cache.pool import KVPool
+from jaxspec.checkpoint.load import load_drafter
+from jaxspec.models.dflash import DFlash
+from oracles import draws, records
+from oracles.dflash_cases import block_starts
+from oracles.folders import write_drafter
+from oracles.paging import PAGE_SIZE, held_rows, scattered_pages, spoiled_pool
+
+
+@pytest.fixture(scope="module", params=records.names("dflash"))
+def drafting(request: pytest.FixtureRequest, tmp_path_factory) -> "Drafting":
+    return Drafting(request.param, tmp_path_factory.mktemp("drafter"))
+
+
+class Drafting:
+    """A recorded drafter in two slots, which are at different steps of the same generation."""
+
+    def __init__(self, name: str, folder: pathlib.Path):
+        self.record = records.read("dflash", name)
+        folder = write_drafter(folder, self.record.config)
+        config, params = load_drafter(folder, target=None, dtype=jnp.float32)
+        self.model = DFlash(config)
+        apply = functools.partial(self.model.apply, {"params": params})
+        self.draft = jax.jit(apply)
+        self.write_context = jax.jit(functools.partial(apply, method="write_context"))
+        self.starts = np.array(block_starts(self.record.case), np.int32)
+        self.block_size = config.block_size
+        self.page_table = scattered_pages(2, positions=self.starts[-1] + self.block_size)
+        width = config.decoder.hidden_size * len(config.target_layer_ids)
+        self.features = draws.features("features", (self.starts[-1], width))
+
+    def empty_pool(self) -> KVPool:
+        return spoiled_pool(self.model.config.decoder, self.page_table, content=np.nan)
+
+    def with_context(self, pool: KVPool, lengths: np.ndarray, ends: np.ndarray) -> KVPool:
+        """Writes the context of [lengths, ends) of every slot, rows beyond it as the loop does."""
+        width = self.block_size if lengths.any() else int(self.starts[0])
+        positions = np.minimum(lengths[:, None] + np.arange(width), len(self.features) - 1)
+        block = self.block(lengths, ends - lengths, width)
+        return self.write_context(self.features[positions], block, pool)
+
+    def draft_at(self, starts: np.ndarray, pool: KVPool) -> tuple[np.ndarray, KVPool]:
+        shape = (self.block_size, self.model.config.decoder.hidden_size)
+        embedded = np.stack([draws.features(f"block at {start}", shape) for start in starts])
+        spans = np.full_like(starts, self.block_size)
+        hidden, pool = self.draft(embedded, self.block(starts, spans, self.block_size), pool)
+        return np.asarray(hidden), pool
+
+    def block(self, lengths: np.ndarray, spans: np.ndarray, width: int):
+        return block_after(
+            jnp.asarray(lengths), jnp.asarray(spans), jnp.asarray(self.page_table), width, PAGE_SIZE
+        )
+
+
+def test_masks_are_those_that_the_config_asks_for(drafting):
+    masks = [[mask.causal, mask.window] for mask in drafting.model.config.block_masks]
+    assert masks == drafting.record.case["masks"]
+
+
+def test_every_step_equals_the_formula(drafting):
+    recorded = drafting.record.outputs
+    steps = list(enumerate(drafting.starts))
+    prompt = np.full(2, drafting.starts[0])
+    pool = drafting.with_context(drafting.empty_pool(), 0 * prompt, prompt)
+    # Slot 1 is one step behind slot 0, so that their positions differ.
+    for (step, start), (earlier, earlier_start) in zip(steps[1:], steps):
+        starts, at = np.array([start, earlier_start]), [step, earlier]
+        if step == 1:
+            before = np.array([earlier_start, earlier_start])
+        else:
+            before = np.array([earlier_start, drafting.starts[earlier - 1]])
+        pool = drafting.with_context(pool, before, starts)
+        hidden, pool = drafting.draft_at(starts, pool)
+        assert records.relative_error(hidden, recorded["hidden"][at]) < 1e-5
+        check_pool(drafting, pool, starts, at)
+
+
+def check_pool(drafting: Drafting, pool: KVPool, starts: np.ndarray, at: list[int]) -> None:
+    """Keys and values of every layer, the block's and the whole context's."""
+    recorded = drafting.record.outputs
+    for kind, layers in (("keys", pool.keys), ("values", pool.values)):
+        for layer, pages in enumerate(layers):
+            for slot, (start, step) in enumerate(zip(starts, at)):
+                held = held_rows(pages, drafting.page_table, 0, start + drafting.block_size)[slot]
+                context = recorded[f"context_{kind}"][layer, :start]
+                block = recorded[f"block_{kind}"][step, layer]
+                assert records.relative_error(held[:start], context) < 1e-5
+                assert records.relative_error(held[start:], block) < 1e-5
+
+
+def test_a_grown_context_equals_one_written_anew(drafting):
+    prompt, end = np.full(2, drafting.starts[0]), np.full(2, drafting.starts[-1])
+    grown = drafting.with_context(drafting.empty_pool(), 0 * prompt, prompt)
+    for start, following in zip(drafting.starts, drafting.starts[1:]):
+        starts = np.full(2, start)
+        _, grown = drafting.draft_at(starts, grown)
+        grown = drafting.with_context(grown, starts, np.full(2, following))
+    anew = drafting.empty_pool()
+    block = drafting.block(0 * end, end, width=int(end[0]))
+    anew = drafting.write_context(np.stack([drafting.features] * 2), block, anew)
+    for ours, whole in zip(jax.tree.leaves(grown), jax.tree.leaves(anew), strict=True):
+        rows = held_rows(ours, drafting.page_table, 0, end[0])
+        reference = held_rows(whole, drafting.page_table, 0, end[0])
+        assert records.relative_error(rows, reference) < 1e-6
+    hidden, _ = drafting.draft_at(end, grown)
+    again, _ = drafting.draft_at(end, anew)
+    assert records.relative_error(hidden, again) < 1e-6
