@@ -3,13 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import jax
+
 Implementation = Literal["auto", "xla", "mosaic"]
 
 
 def choose(
-    implementation: Implementation, implementations: Mapping[str, Callable], *args: Any, **options: Any
+    implementation: Implementation,
+    implementations: Mapping[str, Callable],
+    *args: Any,
+    **options: Any,
 ) -> Any:
-    """Runs the named implementation; "auto" tries them in order until one can do it."""
+    """Runs the named implementation; "auto" tries those that can run here, in order."""
     if implementation != "auto":
         if implementation not in implementations:
             raise NotImplementedError(
@@ -17,10 +22,20 @@ def choose(
                 f"expected one of {sorted(implementations)} or 'auto'"
             )
         return implementations[implementation](*args, **options)
-    for name, candidate in implementations.items():
+    candidates = [name for name in implementations if runs_here(name)]
+    for name in candidates[:-1]:
         try:
-            return candidate(*args, **options)
+            return implementations[name](*args, **options)
         except NotImplementedError:
-            if name == list(implementations)[-1]:
-                raise
-    raise AssertionError("an op has at least one implementation")
+            continue
+    return implementations[candidates[-1]](*args, **options)
+
+
+def runs_here(name: str) -> bool:
+    """Whether the default device can run it: the Mosaic kernels are written for Hopper."""
+    return name != "mosaic" or hopper(jax.devices()[0])
+
+
+def hopper(device: jax.Device) -> bool:
+    capability = str(getattr(device, "compute_capability", ""))
+    return device.platform == "gpu" and capability.startswith("9.")

@@ -3,7 +3,7 @@
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import mosaic, reference
 
 
 def paged_attention(
@@ -34,7 +34,7 @@ def paged_attention(
     A row's bits depend on its own position and context only, never on `width`'s other rows, the
     slot, or the other slots, as long as the compiled program is the same.
     """
-    implementations = {"xla": reference.paged_attention}
+    implementations = {"mosaic": mosaic.paged_attention, "xla": reference.paged_attention}
     return choose(
         implementation,
         implementations,

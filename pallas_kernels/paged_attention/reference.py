@@ -29,9 +29,7 @@ def paged_attention(
     scores = jnp.einsum("shwgd,sphd->shwgp", query, keys, preferred_element_type=jnp.float32)
     scores = jnp.where(visible[:, None, :, None, :], scores * head_dim**-0.5, MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    attended = jnp.einsum(
-        "shwgp,sphd->swhgd", weights, values, preferred_element_type=jnp.float32
-    )
+    attended = jnp.einsum("shwgp,sphd->swhgd", weights, values, preferred_element_type=jnp.float32)
     return attended.astype(query.dtype).reshape(slots, width, kv_heads * group, head_dim)
 
 

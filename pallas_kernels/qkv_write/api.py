@@ -3,7 +3,7 @@
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
-from pallas_kernels.qkv_write import reference
+from pallas_kernels.qkv_write import mosaic, reference
 
 
 def qkv_write(
@@ -34,7 +34,7 @@ def qkv_write(
     Returns the queries packed by key-value head, as `paged_attention` wants them, and the pages,
     which alias the ones given when those are donated.
     """
-    implementations = {"xla": reference.qkv_write}
+    implementations = {"mosaic": mosaic.qkv_write, "xla": reference.qkv_write}
     return choose(
         implementation,
         implementations,
