@@ -1,7 +1,7 @@
-"""Opens a target or a drafter from a folder, and loads its weights onto the device.
+"""Opens a target or a drafter in a folder, and loads its weights onto the device.
 
 Opening reads configs and headers only, and finds everything that can be wrong; loading reads the
-weights.
+weights. Both take Hugging Face folders and what `jaxspec convert` writes.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from jaxspec.checkpoint.draft_config import read_draft_config
-from jaxspec.checkpoint.names import check_tensors, drafter_sources, target_sources
+from jaxspec.checkpoint.draft_vocabulary import target_ids_of
+from jaxspec.checkpoint.names import (
+    Source,
+    check_tensors,
+    drafter_sources,
+    exact_dtype,
+    target_sources,
+)
+from jaxspec.checkpoint.orbax_folder import check_arrays, is_orbax, orbax_arrays, restore
 from jaxspec.checkpoint.pair import check_pair
 from jaxspec.checkpoint.safetensors_folder import StoredTensor, stored_tensors
 from jaxspec.checkpoint.stream import read_tensor, stream_parameters
@@ -24,24 +32,18 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.parameters import Params
 
 MASK_EMBEDDING = "mask_embedding.pt"
+KEPT_IDS = "t2d"
 
 
 @dataclass(frozen=True)
-class OpenTarget:
-    """A target whose files have been found in order."""
+class Checkpoint[Config]:
+    """A checkpoint whose files have been found in order."""
 
-    config: Qwen3Config
+    config: Config
+    exact_dtype: DTypeLike
+    """The narrowest that holds every stored weight without rounding."""
     load: Callable[[DTypeLike], Params]
-    """Reads the weights onto the device."""
-
-
-@dataclass(frozen=True)
-class OpenDrafter:
-    """A drafter whose files have been found in order."""
-
-    config: DFlashConfig
-    load: Callable[[DTypeLike], Params]
-    """Reads the weights onto the device."""
+    """Reads the weights onto the device, in the dtype it is given."""
 
 
 def load_target(folder: str | Path, dtype: DTypeLike) -> tuple[Qwen3Config, Params]:
@@ -55,7 +57,7 @@ def load_drafter(
     dtype: DTypeLike,
     block_size: int | None = None,
 ) -> tuple[DFlashConfig, Params]:
-    """`target` is checked against; None leaves the pair unchecked."""
+    """Checked against `target`; None leaves the pair unchecked."""
     drafter = open_drafter(folder, block_size)
     if target is not None:
         check_pair(target, drafter.config)
@@ -74,82 +76,95 @@ def load_pair(
     return target.config, target.load(dtype), drafter.config, drafter.load(dtype)
 
 
-def open_target(folder: str | Path) -> OpenTarget:
+def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
     folder = Path(folder)
     config = read_target_config(folder)
-    stored = stored_tensors(folder)
     sources = target_sources(config)
+    if is_orbax(folder):
+        return _open_orbax(folder, config, sources)
+    stored = stored_tensors(folder)
     tied_head = ("lm_head.weight",) if config.tie_word_embeddings else ()
     check_tensors(sources, stored, str(folder), unused=tied_head)
-    return OpenTarget(config, lambda dtype: stream_parameters(sources, stored, dtype))
+    return Checkpoint(
+        config,
+        exact_dtype(sources, stored),
+        lambda dtype: stream_parameters(sources, stored, dtype),
+    )
 
 
-def open_drafter(folder: str | Path, block_size: int | None = None) -> OpenDrafter:
+def open_drafter(folder: str | Path, block_size: int | None = None) -> Checkpoint[DFlashConfig]:
     folder = Path(folder)
     config = read_draft_config(folder, block_size)
+    if is_orbax(folder):
+        owned = orbax_arrays(folder).keys()
+        config = _with_what_it_owns(
+            config, "embedding/embedding" in owned, "head/kernel" in owned, "target_ids" in owned
+        )
+        return _open_orbax(folder, config, drafter_sources(config))
+    return _open_safetensors_drafter(folder, config)
+
+
+def _open_orbax[Config](
+    folder: Path, config: Config, sources: dict[str, Source]
+) -> Checkpoint[Config]:
+    arrays = orbax_arrays(folder)
+    check_arrays(sources, arrays, str(folder))
+    weights = [
+        array.dtype for array in arrays.values() if jnp.issubdtype(array.dtype, jnp.floating)
+    ]
+    return Checkpoint(
+        config, jnp.result_type(*weights), lambda dtype: restore(folder, arrays, dtype)
+    )
+
+
+def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[DFlashConfig]:
     if (folder / MASK_EMBEDDING).exists():
         raise LoadError(
             f"{folder} holds {MASK_EMBEDDING}, a mask embedding of its own, which is not "
             "implemented; use a drafter whose mask is a row of the target's embedding"
         )
     stored = stored_tensors(folder)
-    config = _with_what_it_owns(config, stored)
+    config = _with_what_it_owns(
+        config, "embed_tokens.weight" in stored, "lm_head.weight" in stored, "d2t" in stored
+    )
     sources = drafter_sources(config)
-    check_tensors(sources, stored, str(folder), unused=("t2d",))
-    target_ids = _target_ids(config, stored, folder)
-    if target_ids is not None:
-        sources.pop("target_ids")
+    check_tensors(sources, stored, str(folder), unused=(KEPT_IDS,))
+    weights = {path: source for path, source in sources.items() if path != "target_ids"}
+    target_ids = _target_ids(config, stored, str(folder))
 
     def load(dtype: DTypeLike) -> Params:
-        params = stream_parameters(sources, stored, dtype)
+        params = stream_parameters(weights, stored, dtype)
         return params if target_ids is None else {**params, "target_ids": jnp.asarray(target_ids)}
 
-    return OpenDrafter(config, load)
+    return Checkpoint(config, exact_dtype(weights, stored), load)
 
 
-def _with_what_it_owns(config: DFlashConfig, stored: dict[str, StoredTensor]) -> DFlashConfig:
-    """A reduced vocabulary has a head of its own; else the tensors that are there decide."""
-    reduced = config.draft_vocab_size or (config.vocab_size if "d2t" in stored else None)
+def _with_what_it_owns(
+    config: DFlashConfig, has_embedding: bool, has_head: bool, has_target_ids: bool
+) -> DFlashConfig:
+    """A reduced vocabulary has a head of its own; else the weights that are there decide."""
+    whole = config.vocab_size if has_target_ids else None
+    reduced = config.draft_vocab_size or whole
     return replace(
         config,
         draft_vocab_size=reduced,
-        owns_embedding="embed_tokens.weight" in stored,
-        owns_head="lm_head.weight" in stored or reduced is not None,
+        owns_embedding=has_embedding,
+        owns_head=has_head or reduced is not None,
     )
 
 
 def _target_ids(
-    config: DFlashConfig, stored: dict[str, StoredTensor], folder: Path
+    config: DFlashConfig, stored: dict[str, StoredTensor], where: str
 ) -> Int[np.ndarray, " draft_vocab"] | None:
-    """Absolute ids, from the offsets that are stored; small enough to check before the weights."""
+    """Few enough to be read, and checked, before any weights."""
     if config.draft_vocab_size is None:
         return None
-    offsets = read_tensor(stored["d2t"]).astype(np.int64)
-    ids = np.arange(len(offsets)) + offsets
-    _check_target_ids(ids, config.vocab_size, folder)
-    if "t2d" in stored:
-        _check_kept(ids, stored["t2d"], config.vocab_size, folder)
-    return ids.astype(np.int32)
-
-
-def _check_target_ids(ids: Int[np.ndarray, " draft_vocab"], vocab_size: int, folder: Path) -> None:
-    if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != len(ids):
-        raise LoadError(
-            f"{folder}: d2t leads to ids {ids.min()} to {ids.max()}, expected offsets to distinct "
-            f"ids below {vocab_size}; use an undamaged checkpoint"
-        )
-
-
-def _check_kept(
-    ids: Int[np.ndarray, " draft_vocab"], stored: StoredTensor, vocab_size: int, folder: Path
-) -> None:
-    if stored.shape != (vocab_size,) or stored.dtype != "BOOL":
-        raise LoadError(
-            f"{folder}: t2d is not one flag per target id, of which there are "
-            f"{vocab_size}; use an undamaged checkpoint"
-        )
-    if not np.array_equal(np.flatnonzero(read_tensor(stored)), np.sort(ids)):
-        raise LoadError(
-            f"{folder}: t2d and d2t keep different ids, expected the same; use an undamaged "
-            "checkpoint"
-        )
+    kept = None
+    if KEPT_IDS in stored:
+        if stored[KEPT_IDS].shape != (config.vocab_size,) or stored[KEPT_IDS].dtype != "BOOL":
+            raise LoadError(
+                f"{where}: {KEPT_IDS} is {stored[KEPT_IDS].dtype} {stored[KEPT_IDS].shape}, "
+                f"expected BOOL ({config.vocab_size},); use an undamaged checkpoint"
+            )
+        kept = read_tensor(stored[KEPT_IDS])
+    return target_ids_of(read_tensor(stored["d2t"]), kept, config.vocab_size, where)

@@ -9,7 +9,9 @@ the rest              =  weight
 
 from dataclasses import dataclass, replace
 
-from jaxspec.checkpoint.safetensors_folder import StoredTensor
+import jax.numpy as jnp
+
+from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError
 from jaxspec.layers.decoder import Decoder
 from jaxspec.models.config import DFlashConfig, Qwen3Config
@@ -17,6 +19,7 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 Shape = tuple[int, ...]
 WEIGHTS = ("BF16", "F16", "F32")
 IDS = ("I64", "I32")
+_HELP = "check that config.json and weights are of one checkpoint"
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Tables that follow from the config; some checkpoints carry them."""
 
@@ -30,6 +33,13 @@ class Source:
     transposed: bool = False
     """Whether the join is turned around: linear layers are stored [outputs, inputs]."""
     dtypes: tuple[str, ...] = WEIGHTS
+
+    @property
+    def shape(self) -> Shape:
+        """Of the parameter."""
+        parts = list(self.tensors.values())
+        joined = (sum(part[0] for part in parts), *parts[0][1:])
+        return joined[::-1] if self.transposed else joined
 
 
 def target_sources(config: Qwen3Config) -> dict[str, Source]:
@@ -109,11 +119,11 @@ def check_tensors(
     }
     for name, (shape, dtypes) in expected.items():
         if name not in stored:
-            raise LoadError(f"{where}: no tensor {name}, expected one {_in_words(shape)}; {_HELP}")
+            raise LoadError(f"{where}: no tensor {name}, expected one {in_words(shape)}; {_HELP}")
         found = stored[name]
         if found.shape != shape:
             raise LoadError(
-                f"{where}: {name} is {_in_words(found.shape)}, expected {_in_words(shape)}; {_HELP}"
+                f"{where}: {name} is {in_words(found.shape)}, expected {in_words(shape)}; {_HELP}"
             )
         if found.dtype not in dtypes:
             raise LoadError(
@@ -131,8 +141,11 @@ def check_tensors(
         )
 
 
-_HELP = "check that config.json and weights are of one checkpoint"
+def exact_dtype(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> jnp.dtype:
+    """The narrowest dtype that holds all these weights without rounding."""
+    found = {stored[name].dtype for source in sources.values() for name in source.tensors}
+    return jnp.result_type(*(NUMPY_DTYPES[dtype] for dtype in found))
 
 
-def _in_words(shape: Shape) -> str:
+def in_words(shape: Shape) -> str:
     return f"[{', '.join(map(str, shape))}]"

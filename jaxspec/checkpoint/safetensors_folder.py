@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import jax.numpy as jnp
+import numpy as np
 import safetensors
 
 from jaxspec.checkpoint.entries import read_entries
@@ -17,8 +19,15 @@ from jaxspec.text.files import one_line
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "BOOL": 1}
-"""The dtypes we read."""
+NUMPY_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F16": np.dtype(np.float16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
+"""The dtypes we read, by safetensors' names."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -125,7 +134,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(path: Path, data_start: int, name: str, entry: dict) -> StoredTensor:
-    if entry["dtype"] not in ITEM_BYTES:
+    if entry["dtype"] not in NUMPY_DTYPES:
         raise LoadError(
             f"{path}: {name} is {entry['dtype']}, expected BF16, F16 or F32; "
             "use a checkpoint that is not quantised"

@@ -19,20 +19,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
 from jaxspec.checkpoint.names import Source
-from jaxspec.checkpoint.safetensors_folder import StoredTensor
+from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError
 from jaxspec.models.parameters import Params
 
 READERS = 8
 PIECE_BYTES = 64 * 2**20
-NUMPY_DTYPES = {
-    "F32": np.dtype(np.float32),
-    "BF16": np.dtype(jnp.bfloat16),
-    "F16": np.dtype(np.float16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "BOOL": np.dtype(np.bool_),
-}
 
 
 def stream_parameters(

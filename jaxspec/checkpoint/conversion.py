@@ -1,0 +1,70 @@
+"""From any folder we can open to an Orbax one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxspec.checkpoint.draft_config import is_drafter
+from jaxspec.checkpoint.entries import read_entries
+from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
+from jaxspec.checkpoint.orbax_folder import save
+from jaxspec.errors import UsageError
+from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.text.files import TOKENIZER_FILES
+
+COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES)
+
+
+def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> str:
+    """Writes all of `destination` or none of it, and says what it wrote.
+
+    Without a dtype no weight is rounded.
+    """
+    _check_free(destination)
+    checkpoint = _open(source)
+    dtype = checkpoint.exact_dtype if dtype is None else dtype
+    destination.mkdir(parents=True, exist_ok=True)
+    try:
+        params = checkpoint.load(dtype)
+        save(destination, params)
+        _copy_files(source, destination)
+        # Last, for a folder without it does not open.
+        _write_config(source, checkpoint.config, destination)
+    except BaseException:
+        shutil.rmtree(destination)
+        raise
+    kind = "drafter" if isinstance(checkpoint.config, DFlashConfig) else "target"
+    return f"{kind}, {len(jax.tree.leaves(params))} parameters, weights in {jax.numpy.dtype(dtype)}"
+
+
+def _check_free(destination: Path) -> None:
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(
+            f"{destination} is there already, expected an empty folder or none; remove it or "
+            "choose another"
+        )
+
+
+def _open(source: Path) -> Checkpoint[Qwen3Config] | Checkpoint[DFlashConfig]:
+    if is_drafter(read_entries(source / "config.json")):
+        return open_drafter(source)
+    return open_target(source)
+
+
+def _copy_files(source: Path, destination: Path) -> None:
+    for pattern in COPIED_FILES:
+        for path in source.glob(pattern):
+            copy = destination / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
+def _write_config(source: Path, config: Qwen3Config | DFlashConfig, destination: Path) -> None:
+    """As it is, but for the way to the target, which is another from another folder."""
+    entries = dict(read_entries(source / "config.json").values)
+    if isinstance(config, DFlashConfig) and config.target_path:
+        entries["speculators_config"]["verifier"]["name_or_path"] = config.target_path
+    (destination / "config.json").write_text(json.dumps(entries, indent=2) + "\n")

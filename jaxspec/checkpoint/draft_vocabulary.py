@@ -1,0 +1,29 @@
+"""The ids that a reduced head of a drafter stands for, from what speculators stores.
+
+d2t[draft id] = target id - draft id          t2d[target id] = whether it was kept
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxspec.errors import LoadError
+
+Ids = Int[np.ndarray, " draft_vocab"]
+
+
+def target_ids_of(
+    offsets: Ids, kept: Bool[np.ndarray, " vocab"] | None, vocab_size: int, where: str
+) -> Ids:
+    """Absolute ids of the target, checked to be distinct, in range and the kept ones."""
+    ids = np.arange(len(offsets)) + offsets.astype(np.int64)
+    if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != len(ids):
+        raise LoadError(
+            f"{where}: d2t leads to ids {ids.min()} to {ids.max()}, expected offsets to distinct "
+            f"ids below {vocab_size}; use an undamaged checkpoint"
+        )
+    if kept is not None and not np.array_equal(np.flatnonzero(kept), np.sort(ids)):
+        raise LoadError(
+            f"{where}: t2d and d2t keep different ids, expected the same; use an undamaged "
+            "checkpoint"
+        )
+    return ids.astype(np.int32)

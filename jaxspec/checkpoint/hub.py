@@ -1,0 +1,84 @@
+"""A model as the user names it, a folder or a hub id, to a folder on disk.
+
+The hub's own variables decide where and how: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
+"""
+
+import re
+from pathlib import Path
+
+from jaxspec.errors import LoadError, UsageError
+from jaxspec.text.files import one_line
+
+ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
+"""What is ever downloaded: no pickles, no code."""
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+def local_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The folder itself, or the snapshot of a hub id, downloaded where it is not cached."""
+    folder = Path(source).expanduser()
+    if source and folder.is_dir():
+        if revision is not None:
+            raise UsageError(
+                f"revision {revision!r} of {source}, which is a folder; revisions are of hub ids: "
+                "leave it out"
+            )
+        return folder
+    if folder.is_file():
+        raise LoadError(f"{source} is a file, expected the folder of a checkpoint; name its folder")
+    return _snapshot(_hub_id(str(source)), revision)
+
+
+def _hub_id(source: str) -> str:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if not source:
+        raise UsageError("no model named: expected a checkpoint folder or a hub id")
+    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
+        raise LoadError(f"no such folder: {source}; expected a checkpoint folder or a hub id")
+    try:
+        if not HUB_ID.fullmatch(source):
+            raise HFValidationError("it should read owner/name")
+        validate_repo_id(source)
+    except HFValidationError as error:
+        raise LoadError(
+            f"{source!r} is neither a folder nor a hub id ({one_line(error)}); "
+            "expected something like Qwen/Qwen3-8B"
+        ) from error
+    return source
+
+
+def _snapshot(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    named = f"{hub_id} at revision {revision}" if revision else hub_id
+    try:
+        # The same patterns offline too: the hub checks the cached snapshot against them.
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=ALLOWED_FILES))
+    except errors.LocalEntryNotFoundError as error:
+        raise LoadError(_not_cached(hub_id, named)) from error
+    except errors.GatedRepoError as error:
+        raise LoadError(
+            f"{named} is gated; expected HF_TOKEN of an account with access: ask for it at the "
+            "model's page, then set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise LoadError(
+            f"no folder {hub_id} and no such model on the hub; check the spelling, or set "
+            "HF_TOKEN if it is private"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise LoadError(f"{hub_id} has no revision {revision}; name a branch or commit") from error
+    except Exception as error:  # it comes from whichever library was downloading
+        raise LoadError(f"cannot download {named}: {one_line(error)}") from error
+
+
+def _not_cached(hub_id: str, named: str) -> str:
+    from huggingface_hub import constants
+
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    return (
+        f"no folder {hub_id}, {named} is not (wholly) in the cache {constants.HF_HUB_CACHE}, and "
+        f"{why}; run `hf download {hub_id}` where there is a connection"
+    )

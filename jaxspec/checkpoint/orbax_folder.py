@@ -1,0 +1,118 @@
+"""A checkpoint of our own layout: Orbax parameters beside the configs and tokenizer files.
+
+folder/config.json, generation_config.json, tokenizer.json, ...   as in the source
+folder/params/                                                    our parameter tree
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
+
+from jaxspec.checkpoint.names import Source, in_words
+from jaxspec.errors import LoadError
+from jaxspec.models.parameters import Params
+from jaxspec.text.files import one_line
+
+PARAMS = "params"
+SMALLEST_LIMIT_GB = 2
+
+
+def is_orbax(folder: Path) -> bool:
+    return (folder / PARAMS / "_METADATA").is_file()
+
+
+def orbax_arrays(folder: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of every parameter by its path, without reading any."""
+    try:
+        with _checkpointer({}) as checkpointer:
+            tree = checkpointer.metadata(_absolute(folder)).item_metadata.tree
+        return {
+            path: jax.ShapeDtypeStruct(array.shape, array.dtype)
+            for path, array in flatten_dict(tree, sep="/").items()
+        }
+    except Exception as error:  # the library raises nothing more precise
+        raise _damaged(folder, error) from error
+
+
+def check_arrays(
+    sources: dict[str, Source], arrays: dict[str, jax.ShapeDtypeStruct], where: str
+) -> None:
+    """A LoadError that names a missing, misshapen or unknown parameter."""
+    for path, source in sources.items():
+        found = in_words(arrays[path].shape) if path in arrays else "missing"
+        if found != in_words(source.shape):
+            raise LoadError(
+                f"{where}: parameter {path} is {found}, expected {in_words(source.shape)}; "
+                "convert the checkpoint again"
+            )
+    unknown = sorted(arrays.keys() - sources.keys())
+    if unknown:
+        raise LoadError(
+            f"{where}: unknown parameter {unknown[0]}, expected only those of the config; "
+            "convert the checkpoint again"
+        )
+
+
+def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeLike) -> Params:
+    """The parameters on the default device, weights cast to `dtype`, ids left alone."""
+    import orbax.checkpoint as ocp
+
+    device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
+    wanted = unflatten_dict(
+        {
+            path: jax.ShapeDtypeStruct(
+                array.shape,
+                dtype if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype,
+                sharding=device,
+            )
+            for path, array in arrays.items()
+        },
+        sep="/",
+    )
+    how = ocp.checkpoint_utils.construct_restore_args(wanted)
+    try:
+        with _checkpointer(arrays) as checkpointer:
+            return checkpointer.restore(
+                _absolute(folder), ocp.args.PyTreeRestore(item=wanted, restore_args=how)
+            )
+    except Exception as error:  # the library raises nothing more precise
+        raise _damaged(folder, error) from error
+
+
+def save(folder: Path, params: Params) -> None:
+    import orbax.checkpoint as ocp
+
+    with _checkpointer(flatten_dict(params, sep="/")) as checkpointer:
+        checkpointer.save(_absolute(folder), ocp.args.PyTreeSave(params))
+
+
+def _checkpointer(arrays: dict[str, Any]) -> Any:
+    """Orbax, holding few gigabytes on the host: its limit must exceed the largest array."""
+    import orbax.checkpoint as ocp
+
+    largest = max((math.prod(array.shape) * 4 for array in arrays.values()), default=0)
+    limit = max(SMALLEST_LIMIT_GB, 1 + math.ceil(largest / 1e9))
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(
+            save_concurrent_gb=limit,
+            restore_concurrent_gb=limit,
+            save_device_host_concurrent_gb=limit,
+            use_compression=False,
+        )
+    )
+
+
+def _absolute(folder: Path) -> Path:
+    return (folder / PARAMS).resolve()
+
+
+def _damaged(folder: Path, error: Exception) -> LoadError:
+    return LoadError(
+        f"{folder / PARAMS} is not a whole Orbax checkpoint ({one_line(error)}); "
+        "convert the source again"
+    )
