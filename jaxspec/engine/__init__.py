@@ -1,0 +1,1 @@
+"""The engine: one speculative transaction after another, for many requests at once."""

@@ -1,0 +1,55 @@
+"""A loop from models, parameters and options: layout, memory, empty state."""
+
+import dataclasses
+from functools import partial
+
+import jax
+
+from jaxspec.engine import memory
+from jaxspec.engine.drivers import DRIVERS
+from jaxspec.engine.loop import Loop
+from jaxspec.engine.plan import EngineOptions, Plan, plan_engine
+from jaxspec.engine.programs import Device
+from jaxspec.engine.state import EngineState, empty_state
+from jaxspec.engine.steps import Models, Params
+from jaxspec.engine.warmup import temporaries
+from jaxspec.models.parameters import pool_for
+from jaxspec.text.tokenizer import Tokenizer
+
+
+def build_loop(
+    models: Models, params: Params, tokenizer: Tokenizer | None, options: EngineOptions
+) -> Loop:
+    """An idle loop with empty pools."""
+    plan = plan_engine(models, options)
+    pages = options.num_pages or _pages_that_fit(models, params, plan, options.memory_fraction)
+    plan = dataclasses.replace(plan, num_pages=pages + 1)
+    new_state = partial(_new_state, models, plan)
+    device = Device(models, params, new_state())
+    return Loop(device, new_state, plan, DRIVERS[plan.driver], tokenizer)
+
+
+def _new_state(models: Models, plan: Plan) -> EngineState:
+    target, drafter = models.target, models.drafter
+    pool = pool_for(target.config.decoder, plan.num_pages, plan.page_size, target.dtype)
+    draft_pool = None
+    if drafter is not None:
+        draft_pool = pool_for(drafter.config.decoder, plan.num_pages, plan.page_size, drafter.dtype)
+    return empty_state(pool, draft_pool, plan.num_slots, plan.max_pages)
+
+
+def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:
+    """All that the slots could ever use, or as much as the device has room for."""
+    useful = plan.num_slots * plan.max_pages
+    free = memory.free_bytes(memory_fraction)
+    if free is None:
+        return useful
+
+    def needed(pages: int) -> int:
+        state = jax.eval_shape(
+            partial(_new_state, models, dataclasses.replace(plan, num_pages=pages + 1))
+        )
+        return temporaries(Device(models, params, state), plan)
+
+    per_page = memory.bytes_per_page(models, plan.page_size)
+    return memory.pages_that_fit(free, per_page, useful, needed, least=plan.max_pages)

@@ -1,0 +1,203 @@
+"""The public engine: prompts in, text out, speculation underneath."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from jaxspec.engine.building import build_loop
+from jaxspec.engine.loop import Loop
+from jaxspec.engine.opening import choose_dtype, open_models
+from jaxspec.engine.output import RequestOutput, output_of
+from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.plan import EngineOptions
+from jaxspec.engine.request import Increment, Request
+from jaxspec.engine.steps import Models, Params
+from jaxspec.errors import UsageError
+from jaxspec.text.stream import TextStream, stop_scan
+from jaxspec.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamEvent:
+    """What one step added to one of the prompts."""
+
+    index: int
+    """Which prompt."""
+    token_ids: tuple[int, ...]
+    text: str
+    output: RequestOutput | None
+    """The whole, with the last event of a prompt; None before."""
+
+
+class Engine:
+    """A target, perhaps a drafter, and the requests that they work on."""
+
+    def __init__(self, loop: Loop, tokenizer: Tokenizer | None, seed: int = 0):
+        """Use `from_pretrained`, or `from_models` with models and parameters in hand."""
+        self.loop = loop
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self._submitted = 0
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Path,
+        draft: str | Path | None = None,
+        method: str = "auto",
+        dtype: str = "bfloat16",
+        block_size: int | None = None,
+        revision: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Opens folders or hub ids. `options` are the fields of `EngineOptions`."""
+        checked = _options(method=method, **options)
+        opened = open_models(target, draft, method, choose_dtype(dtype), block_size, revision)
+        return cls._build(opened.models, opened.params, opened.tokenizer, checked)
+
+    @classmethod
+    def from_models(
+        cls, models: Models, params: Params, tokenizer: Tokenizer | None = None, **options: Any
+    ) -> Self:
+        """From modules and their parameters; without a tokenizer, prompts are token ids."""
+        return cls._build(models, params, tokenizer, _options(**options))
+
+    @classmethod
+    def _build(
+        cls, models: Models, params: Params, tokenizer: Tokenizer | None, options: EngineOptions
+    ) -> Self:
+        return cls(build_loop(models, params, tokenizer, options), tokenizer, options.seed)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together."""
+        return self.loop.plan.max_model_len
+
+    @property
+    def free_pages(self) -> int:
+        return len(self.loop.book.free)
+
+    @property
+    def total_pages(self) -> int:
+        return self.loop.book.total
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Continues one prompt or many; one output for one prompt, a list for a list."""
+        outputs = {e.index: e.output for e in self.stream(prompts, params) if e.output is not None}
+        if _is_one(prompts):
+            return outputs[0]
+        return [outputs[index] for index in range(len(outputs))]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Increments, as they are accepted. Leaving the iteration ends what is still running."""
+        prompts = [prompts] if _is_one(prompts) else list(prompts)
+        ids = self._submit(prompts, _one_per_prompt(params, len(prompts)))
+        return self._events({id: index for index, id in enumerate(ids)})
+
+    def _events(self, indices: dict[int, int]) -> Iterator[StreamEvent]:
+        """Steps until every one of these requests has ended, and tells of theirs alone."""
+        live = set(indices)
+        try:
+            while live:
+                for increment in self.loop.take_increments(live):
+                    if increment.finish_reason is not None:
+                        live.discard(increment.request)
+                    yield self._event(indices[increment.request], increment)
+                if live:
+                    self.loop.step()
+        finally:
+            self.loop.abort(live)
+            for id in indices:
+                self.loop.forget(id)
+
+    def _event(self, index: int, increment: Increment) -> StreamEvent:
+        output = None
+        if increment.finish_reason is not None:
+            finished = self.loop.finished[increment.request]
+            output = output_of(finished, self.loop.plan.block_size - 1)
+        return StreamEvent(index, increment.token_ids, increment.text, output)
+
+    def _submit(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[int]:
+        requests = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
+        for request in requests:
+            self.loop.submit(request)
+        return [request.id for request in requests]
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        self._submitted += 1
+        config = self.loop.device.models.target.config
+        eos = () if params.ignore_eos else config.eos_token_ids
+        request = Request(
+            id=self._submitted,
+            prompt=self._token_ids(prompt),
+            params=params,
+            stop_ids=frozenset((*eos, *params.stop_token_ids)),
+            seed=(self.seed + self._submitted) % 2**32 if params.seed is None else params.seed,
+            stream=TextStream(),
+            scan=stop_scan(params.stop),
+            submitted_at=time.perf_counter(),
+        )
+        self._refuse_what_never_fits(request)
+        return request
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UsageError("the prompt is text but the engine has no tokenizer; give ids")
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
+        if not len(prompt):
+            raise UsageError("the prompt is empty; expected at least one token")
+        vocab_size = self.loop.device.models.target.config.vocab_size
+        if not all(0 <= token < vocab_size for token in prompt):
+            raise UsageError(f"the prompt has ids outside the vocabulary of {vocab_size} tokens")
+        return tuple(int(token) for token in prompt)
+
+    def _refuse_what_never_fits(self, request: Request) -> None:
+        plan, book = self.loop.plan, self.loop.book
+        tokens = len(request.prompt) + request.params.max_tokens
+        if tokens > plan.max_model_len:
+            raise UsageError(
+                f"prompt of {len(request.prompt)} and max_tokens {request.params.max_tokens} make "
+                f"{tokens} tokens, the context holds {plan.max_model_len}; shorten one of them or "
+                "raise max_model_len"
+            )
+        needed = book.pages_for(plan.rows_of(request))
+        if needed > book.total:
+            raise UsageError(
+                f"the request needs {needed} pages of {plan.page_size} positions, the pool has "
+                f"{book.total}; shorten it or raise num_pages or memory_fraction"
+            )
+
+
+def _options(**options: Any) -> EngineOptions:
+    known = {field.name for field in dataclasses.fields(EngineOptions)}
+    if unknown := sorted(set(options) - known):
+        raise UsageError(f"unknown option {unknown[0]!r}; expected some of {', '.join(known)}")
+    return EngineOptions(**options)
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is one prompt: a text, or a sequence of token ids."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _one_per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise UsageError(f"{len(params)} sampling params for {count} prompts; give one or {count}")
+    return list(params)

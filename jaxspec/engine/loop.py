@@ -1,0 +1,245 @@
+"""The host loop: requests in, increments out, one transaction per step."""
+
+import collections
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from jaxspec.engine import pages
+from jaxspec.engine.emit import emit, end
+from jaxspec.engine.inputs import logprobs_of, prompt_chunk, seat_of, slots_of
+from jaxspec.engine.plan import Plan
+from jaxspec.engine.programs import Device
+from jaxspec.engine.request import Increment, Request
+from jaxspec.engine.state import EngineState
+from jaxspec.engine.steps import StepResult
+from jaxspec.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that was launched and whose result the host has not read yet."""
+
+    requests: tuple[int, ...]
+    """Request of every row."""
+    result: StepResult
+    unfinished_prompts: frozenset[int] = frozenset()
+    """Requests whose prompt goes on: the token after this chunk is not theirs."""
+
+
+class Loop:
+    """Live requests over one device state. A driver decides how a step's programs are cut."""
+
+    def __init__(
+        self,
+        device: Device,
+        new_state: Callable[[], EngineState],
+        plan: Plan,
+        driver: Callable[["Loop"], None],
+        tokenizer: Tokenizer | None,
+    ):
+        self.device = device
+        self.new_state = new_state
+        self.plan = plan
+        self.driver = driver
+        self.tokenizer = tokenizer
+        self.book = pages.new_book(plan.num_pages, plan.page_size)
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Request] = {}
+        self.flights: deque[Flight] = deque()
+        self.increments: deque[Increment] = deque()
+        self.finished: dict[int, Request] = {}
+        self.stepping: tuple[int, ...] = ()
+        """Requests of the program being launched or read."""
+        self.suspects: tuple[int, ...] = ()
+        """Requests of a failed step; each steps alone until it is clear whose fault it was."""
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.running or self.flights)
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def step(self) -> None:
+        """One transaction: it counts whole, or not at all."""
+        self.stepping = ()
+        try:
+            self.driver(self)
+            if self.suspects:
+                self.land_all()
+                self.suspects = tuple(id for id in self.suspects[1:] if id in self.running)
+        except Exception as error:
+            self._undo(error)
+
+    def take_increments(self, of: Iterable[int]) -> list[Increment]:
+        """What was told of these requests since the last call; the others' is kept for them."""
+        wanted = set(of)
+        taken = [increment for increment in self.increments if increment.request in wanted]
+        self.increments = deque(i for i in self.increments if i.request not in wanted)
+        return taken
+
+    def forget(self, id: int) -> None:
+        """Drops what is kept of an ended request."""
+        self.finished.pop(id, None)
+        self.take_increments([id])
+
+    # Admission
+
+    def admit(self) -> None:
+        """Gives slots and pages to those who wait, in their order, as long as both last."""
+        taken = {request.slot for request in self.running.values()}
+        free = [slot for slot in range(self.plan.num_slots) if slot not in taken]
+        while self.waiting and free and not self.suspects:
+            request = self.waiting[0]
+            rows = self.plan.rows_of(request)
+            if not pages.can_admit(self.book, rows):
+                return
+            book = pages.admit(self.book, request.id, rows)
+            request = replace(request, slot=free.pop(0))
+            held = book.held[request.id].pages
+            self.device.run("seat_step", seat_of(request, held, self.device.state))
+            self.book = book
+            self.waiting.popleft()
+            self.running[request.id] = request
+
+    # Launching
+
+    def read_prompts(self) -> None:
+        """Launches the next chunk of the prompts that came first."""
+        unread = [request for request in self._candidates() if not request.is_prefilled]
+        if not unread:
+            return
+        left = [len(request.context) - request.prefilled for request in unread]
+        rows, width = self.plan.shapes.prefill_for(left)
+        chosen = unread[:rows]
+        self.stepping = tuple(request.id for request in chosen)
+        chunk = prompt_chunk(chosen, rows, width, self.plan.num_slots)
+        result = self.device.run("prefill_step", chunk)
+        read = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
+        self.running.update({request.id: request for request in read})
+        going_on = frozenset(request.id for request in read if not request.is_prefilled)
+        self._fly(Flight(self.stepping, result, going_on))
+
+    def decoding(self) -> list[Request]:
+        """Requests whose prompts have been read and whose budget is not sure to be spent."""
+        flying = collections.Counter(id for flight in self.flights for id in flight.requests)
+        ready = [
+            request
+            for request in self._candidates()
+            if request.is_prefilled
+            and len(request.token_ids) + flying[request.id] < request.params.max_tokens
+        ]
+        self.stepping = tuple(request.id for request in ready)
+        return ready
+
+    def slots(self, requests: list[Request]) -> jax.Array:
+        """Their slots as a step takes them, padded to a compiled number of rows."""
+        slots = tuple(request.slot for request in requests)
+        return slots_of(slots, self.plan.shapes.rows_for(len(slots)), self.plan.num_slots)
+
+    def fly(self, requests: list[Request], result: StepResult) -> None:
+        """Notes a launched step whose result is still to be read."""
+        self._fly(Flight(tuple(request.id for request in requests), result))
+
+    def _fly(self, flight: Flight) -> None:
+        for leaf in jax.tree.leaves(flight.result):
+            leaf.copy_to_host_async()
+        self.flights.append(flight)
+
+    def _candidates(self) -> list[Request]:
+        if self.suspects:
+            return [self.running[self.suspects[0]]]
+        return list(self.running.values())
+
+    # Landing
+
+    def land(self, flight: Flight) -> None:
+        """Reads a step's result, gives every request its tokens and notes their rows."""
+        self.stepping = flight.requests
+        result = jax.tree.map(np.asarray, flight.result)
+        now = time.perf_counter()
+        for row, id in enumerate(flight.requests):
+            if id in self.running and id not in flight.unfinished_prompts and result.emitted[row]:
+                self._tell(*self._with_tokens(self.running[id], result, row, now))
+        rows = {id: self.running[id].rows for id in flight.requests if id in self.running}
+        self.book = pages.commit(self.book, rows)
+
+    def _with_tokens(
+        self, request: Request, result: StepResult, row: int, now: float
+    ) -> tuple[Request, Increment]:
+        tokens = result.tokens[row, : result.emitted[row]].tolist()
+        logprobs = logprobs_of(request, result.logprobs, row, len(tokens))
+        drafts = int(result.num_drafts[row])
+        try:
+            return emit(request, tokens, drafts, logprobs, self.tokenizer, now)
+        except Exception as error:  # in its own text or stop strings: nobody else's fault
+            return end(request, "error", _reason(error))
+
+    def land_all(self, but: int = 0) -> None:
+        """Reads every step in flight but the newest few."""
+        while len(self.flights) > but:
+            self.land(self.flights.popleft())
+
+    def _tell(self, request: Request, increment: Increment) -> None:
+        self.increments.append(increment)
+        if request.finish_reason is None:
+            self.running[request.id] = request
+            return
+        self.running.pop(request.id, None)
+        self.finished[request.id] = request
+        if request.id in self.book.held:
+            self.book = pages.release(self.book, request.id)
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """Ends requests now. What they have in flight lands on nobody."""
+        ids = set(ids)
+        for request in [r for r in (*self.waiting, *self.running.values()) if r.id in ids]:
+            self._tell(*end(request, "abort"))
+        self.waiting = deque(request for request in self.waiting if request.id not in ids)
+        self.suspects = tuple(id for id in self.suspects if id not in ids)
+
+    # Faults
+
+    def _undo(self, error: Exception) -> None:
+        """After a step that raised: nothing of it counts; find out whose fault it was.
+
+        A step that several took part in is repeated with each alone; the one whose own step fails
+        is the one at fault. If a program died with the state in its hands, the pools are made
+        anew and every live request is read again from its tokens.
+        """
+        stepping, lost = self.stepping, self.device.lost_its_state()
+        try:
+            self.land_all()
+        except Exception:  # what was in flight died with the program that failed
+            self.flights.clear()
+            lost = True
+        if not stepping:
+            raise error
+        if len(stepping) == 1:
+            self._fail(stepping[0], error)
+        else:
+            self.suspects = tuple(id for id in stepping if id in self.running)
+        if lost:
+            self._begin_anew()
+
+    def _fail(self, id: int, error: Exception) -> None:
+        if id in self.running:
+            self._tell(*end(self.running[id], "error", _reason(error)))
+        self.suspects = tuple(other for other in self.suspects if other != id)
+
+    def _begin_anew(self) -> None:
+        self.device.state = self.new_state()
+        for id, request in self.running.items():
+            request = replace(request, prefilled=0, resumed=len(request.token_ids))
+            held = self.book.held[id].pages
+            self.device.run("seat_step", seat_of(request, held, self.device.state))
+            self.running[id] = request
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

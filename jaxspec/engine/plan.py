@@ -1,0 +1,147 @@
+"""How an engine is laid out: fixed from its making on."""
+
+import dataclasses
+import logging
+
+import jax
+
+from jaxspec.engine.request import Request
+from jaxspec.engine.shapes import Shapes, shapes_for
+from jaxspec.engine.steps import Models
+from jaxspec.errors import UsageError
+
+log = logging.getLogger("jaxspec")
+
+METHODS = ("auto", "dflash", "none")
+DRIVERS = ("auto", "lockstep", "overlapped")
+WIDTH_WITHOUT_DRAFTER = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes and choices that no request changes."""
+
+    method: str
+    """dflash or none."""
+    driver: str
+    """lockstep or overlapped."""
+    exact: bool
+    """Every phase runs through one program of one shape, so that a row's bits never differ."""
+    width: int
+    """Rows of a slot in a verify step: the current token and its drafts."""
+    block_size: int
+    """Widest block that is ever written; pages are held for one beyond every budget."""
+    num_slots: int
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    page_size: int
+    num_pages: int
+    """Pages of the pools, the trash page among them."""
+    shapes: Shapes
+
+    @property
+    def max_pages(self) -> int:
+        """Pages that one slot's row of the page table has room for."""
+        return -(-(self.max_model_len + self.block_size) // self.page_size)
+
+    @property
+    def fused(self) -> bool:
+        """Whether a decode step is one program."""
+        return self.driver == "overlapped" and not self.exact
+
+    @property
+    def fused_step(self) -> str:
+        return "spec_step" if self.method == "dflash" else "plain_step"
+
+    def rows_of(self, request: Request) -> int:
+        """Rows a request can ever write: its budget, and a block that begins at its end."""
+        return request.length_limit + self.block_size
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """What the maker of an engine may choose."""
+
+    method: str = "auto"
+    """auto, dflash or none."""
+    max_batch: int = 8
+    """Requests that run at once."""
+    max_model_len: int = 4096
+    """Tokens of prompt and output together; less where a model was made for less."""
+    page_size: int = 64
+    """Positions per page."""
+    num_pages: int | None = None
+    """Pages for requests; None takes what memory_fraction leaves, no more than can be used."""
+    memory_fraction: float = 0.9
+    """Share of the device memory that JAX may have which weights, programs and pools take."""
+    exact: bool = False
+    """Run every phase through one program, so that bits do not depend on the company."""
+    seed: int = 0
+    """Where seeds of sampled requests that name none come from."""
+    prefill_chunk: int = 512
+    """Prompt tokens read in one step at most, per request."""
+    driver: str = "auto"
+    """lockstep, overlapped, or auto: overlapped on an accelerator."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_model_len", "page_size", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.num_pages is not None and self.num_pages < 1:
+            raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
+        if not 0 < self.memory_fraction <= 1:
+            raise UsageError(
+                f"memory_fraction is {self.memory_fraction}; expected a number in (0, 1]"
+            )
+
+
+def plan_engine(models: Models, options: EngineOptions) -> Plan:
+    """The layout, but for the number of pages, which depends on what memory is left."""
+    method = choose_method(options.method, models.drafter is not None)
+    drafter = models.drafter
+    block_size = WIDTH_WITHOUT_DRAFTER if drafter is None else drafter.config.block_size
+    max_model_len = context_limit(models, options.max_model_len)
+    chunk = min(options.prefill_chunk, max_model_len)
+    return Plan(
+        method=method,
+        driver=choose_driver(options.driver),
+        exact=options.exact,
+        width=block_size if options.exact or method == "dflash" else 1,
+        block_size=block_size,
+        num_slots=options.max_batch,
+        max_model_len=max_model_len,
+        page_size=options.page_size,
+        num_pages=0,
+        shapes=shapes_for(options.max_batch, chunk, options.exact),
+    )
+
+
+def choose_method(method: str, has_drafter: bool) -> str:
+    """dflash or none; a method that was asked for by name and cannot run is refused."""
+    if method not in METHODS:
+        raise UsageError(f"method is {method!r}; expected one of {', '.join(METHODS)}")
+    if method == "dflash" and not has_drafter:
+        raise UsageError("method is 'dflash' but no drafter is given; name one with draft=")
+    if method == "auto":
+        return "dflash" if has_drafter else "none"
+    return method
+
+
+def choose_driver(driver: str) -> str:
+    if driver not in DRIVERS:
+        raise UsageError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
+    if driver == "auto":
+        return "lockstep" if jax.default_backend() == "cpu" else "overlapped"
+    return driver
+
+
+def context_limit(models: Models, asked: int) -> int:
+    """The longest prompt and output together that both models were made for."""
+    limits = {"target": models.target.config.decoder.max_position_embeddings}
+    if models.drafter is not None:
+        config = models.drafter.config
+        limits["drafter"] = config.decoder.max_position_embeddings - config.block_size
+    name = min(limits, key=limits.get)
+    if asked > limits[name]:
+        log.info("context limited to %d tokens by the %s", limits[name], name)
+    return min(asked, limits[name])

@@ -1,0 +1,51 @@
+"""The steps as compiled programs, and the state they act on."""
+
+from typing import Any
+
+import jax
+
+from jaxspec.engine import steps
+from jaxspec.engine.state import EngineState
+from jaxspec.engine.steps import Models, Params
+
+# Compiled once per shape for all engines of a process: the models are static and hashable. The
+# state is donated; whoever holds it must take the returned one in its place.
+COMPILED = {
+    step.__name__: jax.jit(step, static_argnums=0, donate_argnums=2)
+    for step in (
+        steps.seat_step,
+        steps.prefill_step,
+        steps.draft_step,
+        steps.verify_step,
+        steps.commit_step,
+        steps.accept_step,
+        steps.plain_step,
+        steps.spec_step,
+    )
+}
+
+
+class Device:
+    """Models, parameters and the one live state. Every run replaces the state."""
+
+    def __init__(self, models: Models, params: Params, state: EngineState):
+        self.models = models
+        self.params = params
+        self.state = state
+
+    def run(self, step: str, *inputs: Any) -> Any:
+        """Runs a step on the state and returns what it gives besides the next state."""
+        result = COMPILED[step](self.models, self.params, self.state, *inputs)
+        if isinstance(result, EngineState):
+            self.state = result
+            return None
+        self.state, output = result
+        return output
+
+    def lower(self, step: str, *inputs: Any) -> jax.stages.Lowered:
+        """The program of a step, not run; compiling it is what the next run would do."""
+        return COMPILED[step].lower(self.models, self.params, self.state, *inputs)
+
+    def lost_its_state(self) -> bool:
+        """Whether a program died after it had been given the state to overwrite."""
+        return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))

@@ -1,0 +1,269 @@
+"""The steps: pure functions of models, parameters, state and inputs.
+
+    prefill_step              a chunk of prompts in, keys, values and context written
+    draft_step                the drafter proposes a block
+    verify_step               the target reads current token and drafts in one forward
+    commit_step               accepted rows become context, lengths advance; the rest is rolled
+                              back by not being counted
+    spec_step                 draft, verify, accept and commit in one program
+
+Plain decoding is a verify without drafts. True lengths are data, never shapes: a step is compiled
+once for a number of rows and a width.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.acceptance import accept
+from jaxspec.cache.block import Block, block_after
+from jaxspec.engine.state import EngineState
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers import dflash
+from jaxspec.sampling import SlotSampling, TopLogprobs, sample, top_logprobs
+
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The modules; static, hashable, without parameters."""
+
+    target: Qwen3
+    drafter: DFlash | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PromptChunk:
+    """One chunk of some prompts."""
+
+    slots: Int[Array, " rows"]
+    """Slot of every row; the padding slot where there is none."""
+    tokens: Int[Array, "rows width"]
+    """Prompt tokens, padded at the end."""
+    starts: Int[Array, " rows"]
+    """Position of the first of them."""
+    counts: Int[Array, " rows"]
+    """How many are real."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """What the target said about a block."""
+
+    tokens: Int[Array, "rows width"]
+    """The target's token after every row of the block."""
+    num_drafts: Int[Array, " rows"]
+    """Drafts that were verified; fewer than proposed near a limit."""
+    active: Int[Array, " rows"]
+    """1 for slots that took part, 0 for those whose budget was spent."""
+    features: Float[Array, "rows width features"]
+    """The target's features of every row of the block, for the drafter."""
+    logprobs: TopLogprobs
+    """Of `tokens`; zeros where nobody asked."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What the host reads of a step: row i emitted tokens[i, :emitted[i]]."""
+
+    tokens: Int[Array, "rows width"]
+    emitted: Int[Array, " rows"]
+    """accepted + 1; 0 for a slot that took no part."""
+    num_drafts: Int[Array, " rows"]
+    """Drafts verified."""
+    logprobs: TopLogprobs
+
+
+def prefill_step(
+    models: Models, params: Params, state: EngineState, chunk: PromptChunk
+) -> tuple[EngineState, StepResult]:
+    """Reads a chunk of every row's prompt; the token after it counts where the prompt ends."""
+    with jax.named_scope("prefill"):
+        table = state.page_table[chunk.slots]
+        width = chunk.tokens.shape[1]
+        block = block_after(chunk.starts, chunk.counts, table, width, state.page_size)
+        hidden, features, pool = models.target.apply(
+            {"params": params["target"]}, chunk.tokens, block, state.target_pool
+        )
+        ends = chunk.starts + chunk.counts
+        last_rows = jnp.maximum(chunk.counts - 1, 0)[:, None, None]
+        tokens, logprobs = _read_tokens(
+            models,
+            params,
+            state,
+            chunk.slots,
+            jnp.take_along_axis(hidden, last_rows, 1),
+            ends[:, None],
+        )
+        state = dataclasses.replace(
+            state,
+            target_pool=pool,
+            draft_pool=_absorb(models, params, state, features, block),
+            lengths=state.lengths.at[chunk.slots].set(ends),
+            last_tokens=state.last_tokens.at[chunk.slots].set(tokens[:, 0]),
+        )
+        emitted = jnp.ones_like(ends)
+        return state, StepResult(tokens, emitted, jnp.zeros_like(ends), logprobs)
+
+
+def draft_step(
+    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+) -> tuple[EngineState, Int[Array, "rows drafts"]]:
+    """A block of drafts for every row. Writes scratch rows into the drafter's pool."""
+    with jax.named_scope("draft"):
+        width = models.drafter.config.block_size
+        block = _block_of(state, slots, _active(state, slots) * width, width)
+        drafts, pool = dflash.propose(
+            models.target, models.drafter, params, state.last_tokens[slots], block, state.draft_pool
+        )
+        return dataclasses.replace(state, draft_pool=pool), drafts
+
+
+def verify_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    drafts: Int[Array, "rows drafts"],
+    num_drafts: Int[Array, " rows"],
+) -> tuple[EngineState, Verified]:
+    """One target forward over [current, drafts...]; writes their rows, counts none of them."""
+    with jax.named_scope("verify"):
+        active = _active(state, slots)
+        block = _block_of(state, slots, active * (num_drafts + 1), drafts.shape[1] + 1)
+        tokens = jnp.concatenate([state.last_tokens[slots][:, None], drafts], axis=1)
+        hidden, features, pool = models.target.apply(
+            {"params": params["target"]}, tokens, block, state.target_pool
+        )
+        said, logprobs = _read_tokens(models, params, state, slots, hidden, block.positions + 1)
+        verified = Verified(said, active * num_drafts, active, features, logprobs)
+        return dataclasses.replace(state, target_pool=pool), verified
+
+
+def commit_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    verified: Verified,
+    accepted: Int[Array, " rows"],
+) -> tuple[EngineState, StepResult]:
+    """Keeps the current token and the accepted drafts; what follows is stale from now on."""
+    with jax.named_scope("commit"):
+        emitted = verified.active * (accepted + 1)
+        block = _block_of(state, slots, emitted, verified.tokens.shape[1])
+        newest = jnp.take_along_axis(verified.tokens, accepted[:, None], axis=1)[:, 0]
+        newest = jnp.where(verified.active > 0, newest, state.last_tokens[slots])
+        committed = dataclasses.replace(
+            state,
+            draft_pool=_absorb(models, params, state, verified.features, block),
+            lengths=state.lengths.at[slots].add(emitted),
+            last_tokens=state.last_tokens.at[slots].set(newest),
+        )
+        return committed, StepResult(
+            verified.tokens, emitted, verified.num_drafts, verified.logprobs
+        )
+
+
+def accept_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    drafts: Int[Array, "rows drafts"],
+    verified: Verified,
+) -> tuple[EngineState, StepResult]:
+    """Acceptance and commit on the device."""
+    with jax.named_scope("accept"):
+        accepted = accept(drafts, verified.tokens, verified.num_drafts)
+    return commit_step(models, params, state, slots, verified, accepted)
+
+
+def plain_step(
+    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+) -> tuple[EngineState, StepResult]:
+    """One token for every row: a verify without drafts, committed."""
+    none = jnp.zeros((slots.shape[0], 0), jnp.int32)
+    state, verified = verify_step(models, params, state, slots, none, jnp.zeros_like(slots))
+    return accept_step(models, params, state, slots, none, verified)
+
+
+def spec_step(
+    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+) -> tuple[EngineState, StepResult]:
+    """Draft, verify, accept and commit; nothing goes through the host."""
+    state, drafts = draft_step(models, params, state, slots)
+    num_drafts = jnp.full_like(slots, drafts.shape[1])
+    state, verified = verify_step(models, params, state, slots, drafts, num_drafts)
+    return accept_step(models, params, state, slots, drafts, verified)
+
+
+def _active(state: EngineState, slots: Int[Array, " rows"]) -> Int[Array, " rows"]:
+    return (state.lengths[slots] < state.limits[slots]).astype(jnp.int32)
+
+
+def _block_of(
+    state: EngineState, slots: Int[Array, " rows"], spans: Int[Array, " rows"], width: int
+) -> Block:
+    return block_after(state.lengths[slots], spans, state.page_table[slots], width, state.page_size)
+
+
+def _read_tokens(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    hidden: Float[Array, "rows width hidden"],
+    positions: Int[Array, "rows width"],
+) -> tuple[Int[Array, "rows width"], TopLogprobs]:
+    """The target's tokens at `positions`, from the hidden states one place before them."""
+    logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
+    tokens = sample(logits, state.sampling.of(slots), positions)
+    return tokens, top_logprobs(logits, tokens, state.logprobs[slots])
+
+
+def _absorb(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    features: Float[Array, "rows width features"],
+    block: Block,
+) -> Any:
+    if models.drafter is None:
+        return state.draft_pool
+    with jax.named_scope("context"):
+        return dflash.absorb(models.drafter, params, features, block, state.draft_pool)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """What the state has to know of a request that takes a slot."""
+
+    slot: Int[Array, ""]
+    pages: Int[Array, " max_pages"]
+    limit: Int[Array, ""]
+    sampling: SlotSampling
+    """Scalars."""
+    logprobs: Int[Array, ""]
+
+
+def seat_step(models: Models, params: Params, state: EngineState, seat: Seat) -> EngineState:
+    """Gives a slot to a request; its prompt is still to be read."""
+    put = lambda entries, entry: entries.at[seat.slot].set(entry)
+    return dataclasses.replace(
+        state,
+        page_table=put(state.page_table, seat.pages),
+        lengths=put(state.lengths, 0),
+        limits=put(state.limits, seat.limit),
+        sampling=jax.tree.map(put, state.sampling, seat.sampling),
+        logprobs=put(state.logprobs, seat.logprobs),
+    )

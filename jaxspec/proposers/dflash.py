@@ -1,0 +1,65 @@
+"""DFlash as a proposer: a block of masks in, drafts out; committed features in, context out."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.cache.block import Block
+from jaxspec.cache.pool import KVPool
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.qwen3 import Qwen3
+
+Params = dict[str, Any]
+
+
+def propose(
+    target: Qwen3,
+    drafter: DFlash,
+    params: dict[str, Params],
+    current: Int[Array, " slots"],
+    block: Block,
+    pool: KVPool,
+) -> tuple[Int[Array, "slots drafts"], KVPool]:
+    """The likeliest token at every place of the block after the current token's."""
+    logits, pool = draft_logits(target, drafter, params, current, block, pool)
+    drafted = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return _apply(drafter, params["drafter"], drafted, method="target_tokens"), pool
+
+
+def draft_logits(
+    target: Qwen3,
+    drafter: DFlash,
+    params: dict[str, Params],
+    current: Int[Array, " slots"],
+    block: Block,
+    pool: KVPool,
+) -> tuple[Float[Array, "slots drafts draft_vocab"], KVPool]:
+    """Logits of the drafted places, over the drafter's own vocabulary where it has one."""
+    config = drafter.config
+    tokens = jnp.full(block.positions.shape, config.mask_token_id, jnp.int32)
+    tokens = tokens.at[:, 0].set(current)
+    embedder = "drafter" if config.owns_embedding else "target"
+    head = "drafter" if config.owns_head else "target"
+    models = {"drafter": drafter, "target": target}
+
+    embedded = _apply(models[embedder], params[embedder], tokens, method="embed")
+    hidden, pool = _apply(drafter, params["drafter"], embedded.astype(drafter.dtype), block, pool)
+    return _apply(models[head], params[head], hidden[:, 1:], method="logits"), pool
+
+
+def absorb(
+    drafter: DFlash,
+    params: dict[str, Params],
+    features: Float[Array, "slots width features"],
+    block: Block,
+    pool: KVPool,
+) -> KVPool:
+    """Turns the features of committed tokens into context that later blocks attend."""
+    return _apply(drafter, params["drafter"], features, block, pool, method="write_context")
+
+
+def _apply(model: Qwen3 | DFlash, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+    with jax.named_scope(type(model).__name__.lower()):
+        return model.apply({"params": params}, *inputs, method=method)
