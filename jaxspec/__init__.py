@@ -5,6 +5,11 @@ import importlib
 __version__ = "0.1.0"
 
 _HOME = {
+    "Engine": "jaxspec.engine.engine",
+    "StreamEvent": "jaxspec.engine.engine",
+    "SamplingParams": "jaxspec.engine.params",
+    "RequestOutput": "jaxspec.engine.output",
+    "RequestStats": "jaxspec.engine.stats",
     "JaxspecError": "jaxspec.errors",
     "LoadError": "jaxspec.errors",
     "UsageError": "jaxspec.errors",
