@@ -130,15 +130,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             f"{path} is not a whole safetensors file ({one_line(error)}); download it again"
         ) from error
     header.pop("__metadata__", None)
-    return {name: _stored(path, 8 + length, name, entry) for name, entry in header.items()}
+    return {name: _stored(path, 8 + length, entry) for name, entry in header.items()}
 
 
-def _stored(path: Path, data_start: int, name: str, entry: dict) -> StoredTensor:
-    if entry["dtype"] not in NUMPY_DTYPES:
-        raise LoadError(
-            f"{path}: {name} is {entry['dtype']}, expected BF16, F16 or F32; "
-            "use a checkpoint that is not quantised"
-        )
+def _stored(path: Path, data_start: int, entry: dict) -> StoredTensor:
     begin, _ = entry["data_offsets"]
     return StoredTensor(path, data_start + begin, tuple(entry["shape"]), entry["dtype"])
 
