@@ -1,5 +1,7 @@
 """The packed training forward is the decoding path, block by block."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,11 +43,15 @@ def page_table(rows: int) -> jax.Array:
     return 1 + jnp.arange(rows * pages, dtype=jnp.int32).reshape(rows, pages)
 
 
+def causal(target):
+    return jax.jit(lambda p, tokens: target.apply({"params": p}, tokens, method=causal_hidden))
+
+
 def decode_block(target, drafter, target_params, params, tokens, features, anchors):
     """What the engine's draft step computes for one block per sequence."""
     rows = len(tokens)
     table = page_table(rows)
-    pool = pool_for(drafter.config.decoder, int(table.max()) + 1, PAGE, jnp.float32)
+    pool = pool_for(drafter.config.decoder, table.size + 1, PAGE, jnp.float32)
     zero = jnp.zeros(rows, jnp.int32)
     before = block_after(zero, anchors, table, width=LENGTH, page_size=PAGE)
     pool = drafter.apply({"params": params}, features, before, pool, method="write_context")
@@ -70,19 +76,19 @@ def test_blocks_equal_decoding(masks):
     target_params = lively(random_params(target, jax.random.key(0)), 1)
     params = lively(random_params(drafter, jax.random.key(2)), 3)
     tokens = jax.random.randint(jax.random.key(4), (2, LENGTH), 0, 49)
-    _, features = target.apply({"params": target_params}, tokens, method=causal_hidden)
+    _, features = causal(target)(target_params, tokens)
 
     inputs = jnp.full((*ANCHORS.shape, WIDTH), MASK_TOKEN)
     inputs = inputs.at[:, :, 0].set(jnp.take_along_axis(tokens, ANCHORS, axis=1))
     embedded = target.apply({"params": target_params}, inputs.reshape(2, -1), method="embed")
-    hidden = drafter.apply({"params": params}, embedded, features, ANCHORS, method=block_hidden)
+    blocks = jax.jit(lambda *inputs: drafter.apply(*inputs, method=block_hidden))
+    hidden = blocks({"params": params}, embedded, features, ANCHORS)
     packed = target.apply({"params": target_params}, hidden, method="logits")
     packed = packed.reshape(2, ANCHORS.shape[1], WIDTH, -1)
 
+    decode = jax.jit(partial(decode_block, target, drafter))
     for i in range(ANCHORS.shape[1]):
-        decoded = decode_block(
-            target, drafter, target_params, params, tokens, features, ANCHORS[:, i]
-        )
+        decoded = decode(target_params, params, tokens, features, ANCHORS[:, i])
         np.testing.assert_allclose(packed[:, i], decoded, atol=1e-5, rtol=0)
 
 
@@ -90,11 +96,13 @@ def test_target_equals_decoding():
     target, _ = models((BlockMask(False),))
     params = lively(random_params(target, jax.random.key(0)), 1)
     tokens = jax.random.randint(jax.random.key(4), (2, LENGTH), 0, 49)
-    hidden, features = target.apply({"params": params}, tokens, method=causal_hidden)
+    hidden, features = causal(target)(params, tokens)
 
     table, zero = page_table(2), jnp.zeros(2, jnp.int32)
-    pool = pool_for(target.config.decoder, int(table.max()) + 1, PAGE, jnp.float32)
+    pool = pool_for(target.config.decoder, table.size + 1, PAGE, jnp.float32)
     block = block_after(zero, zero + LENGTH, table, width=LENGTH, page_size=PAGE)
-    decoded_hidden, decoded_features, _ = target.apply({"params": params}, tokens, block, pool)
+    decoded_hidden, decoded_features, _ = jax.jit(target.apply)(
+        {"params": params}, tokens, block, pool
+    )
     np.testing.assert_allclose(hidden, decoded_hidden, atol=1e-5, rtol=0)
     np.testing.assert_allclose(features, decoded_features, atol=1e-5, rtol=0)

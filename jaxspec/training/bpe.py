@@ -1,0 +1,54 @@
+"""A byte-level BPE tokenizer from text, in Qwen3's manner, as the files of a model folder."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+from jaxspec.text.files import CONFIG_FILE, VOCABULARY_FILE
+
+END, MASK = "<|endoftext|>", "<|mask|>"
+PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Where text may be cut before bytes are merged; the pattern of Qwen's vocabulary."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, MASK],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, longest: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / VOCABULARY_FILE), pretty=False)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END,
+        "mask_token": MASK,
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {
+            str(tokenizer.token_to_id(token)): {"content": token, "special": True}
+            for token in (END, MASK)
+        },
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")

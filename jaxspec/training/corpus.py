@@ -1,0 +1,99 @@
+"""Folders of source text as documents: found, filtered, made unique, divided."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+import numpy as np
+import tokenizers
+
+from jaxspec.errors import LoadError
+from jaxspec.training.data import Rows, rows_of_stream, text_files
+
+MOST_SHARED = 0.2
+"""Of a document's telling lines, those that may also stand in a held-out document."""
+
+Documents = list[tuple[PurePath, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which files of a folder are documents."""
+
+    pattern: str = "*.py"
+    without: tuple[str, ...] = ("site-packages", "encodings", "pydoc_data", "data", "__pycache__")
+    """Names of folders that are left out, at any depth: tables and other people's code."""
+    smallest: int = 200
+    """Bytes."""
+    largest: int = 150_000
+    """Bytes; longer files are tables."""
+
+
+def collect(folders: Iterable[Path], selection: Selection) -> Documents:
+    """Documents by their path inside the folder they came from; equal ones only once."""
+    documents: Documents = []
+    seen: set[bytes] = set()
+    for folder in folders:
+        for path in text_files([folder], selection.pattern):
+            inside, content = path.relative_to(folder), path.read_bytes()
+            if not selection.smallest <= len(content) <= selection.largest:
+                continue
+            digest = hashlib.sha256(content).digest()
+            if digest in seen or set(inside.parts) & set(selection.without):
+                continue
+            seen.add(digest)
+            text = decoded(content)
+            if text is not None:
+                documents.append((inside, text))
+    if not documents:
+        raise LoadError("no text left in the folders given; expected files of UTF-8 text")
+    return documents
+
+
+def decoded(content: bytes) -> str | None:
+    """None for another encoding: some libraries test those with files that are not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def divide(documents: Documents, held_out: set[str]) -> tuple[Documents, Documents]:
+    """Documents to train on, and those whose path inside their folder is held out.
+
+    A document that repeats held-out ones, an older version under another name for one, is neither.
+    """
+    unseen = [d for d in documents if d[0].as_posix() in held_out]
+    hidden = {line for _, text in unseen for line in telling_lines(text)}
+    kept = [
+        (path, text)
+        for path, text in documents
+        if path.as_posix() not in held_out and not repeats(text, hidden)
+    ]
+    return kept, unseen
+
+
+def repeats(text: str, hidden: set[str]) -> bool:
+    lines = telling_lines(text)
+    return len(lines & hidden) > MOST_SHARED * max(len(lines), 1)
+
+
+def telling_lines(text: str) -> set[str]:
+    """Lines long enough not to be written twice by chance."""
+    return {line.strip() for line in text.splitlines() if len(line.strip()) >= 30}
+
+
+def rows_of_corpus(
+    documents: Documents,
+    tokenizer: tokenizers.Tokenizer,
+    end_token: int,
+    length: int,
+    seed: int,
+) -> Rows:
+    """Documents in a random order, each ended, cut into rows wherever the length is reached."""
+    order = np.random.default_rng(seed).permutation(len(documents))
+    texts = [documents[i][1] for i in order]
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    stream = [np.array([*one.ids, end_token], np.int32) for one in encoded]
+    return rows_of_stream(np.concatenate(stream), length)

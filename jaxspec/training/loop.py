@@ -1,0 +1,61 @@
+"""The shell around the step: feeds it, writes down what it says, keeps its states."""
+
+import time
+from pathlib import Path
+
+import jax
+
+from jaxspec.errors import UsageError
+from jaxspec.models.parameters import Params
+from jaxspec.training.data import Rows
+from jaxspec.training.journal import Journal, plot
+from jaxspec.training.recipe import Cadence, Optimization
+from jaxspec.training.snapshots import Snapshots
+from jaxspec.training.step import Objective, everywhere, first_state, make_step, spread
+
+
+def train(
+    objective: Objective,
+    params: Params,
+    frozen: dict[str, Params],
+    rows: Rows,
+    options: Optimization,
+    cadence: Cadence,
+    folder: Path,
+) -> Params:
+    """Trains to the last step, from the newest state in `folder` if there is one."""
+    check_division(options)
+    snapshots = Snapshots(folder / "states")
+    state = jax.device_put(first_state(params, options), everywhere())
+    if snapshots.latest is not None:
+        state = snapshots.restore(state)
+    frozen = jax.device_put(frozen, everywhere())
+    step, start = make_step(objective, options), int(state.step)
+    journal = Journal(folder, start, options.steps, folder.name)
+    saved = time.monotonic()
+    try:
+        for done in range(start + 1, options.steps + 1):
+            batch = rows.batch_of_step(done - 1, options.batch_size, options.seed)
+            state, metrics = step(state, frozen, spread(batch))
+            journal.advance()
+            if done % cadence.log_every == 0 or done == options.steps:
+                values = {name: float(value) for name, value in metrics.items()}
+                journal.write(done, values, batch.tokens.size)
+            if time.monotonic() - saved >= 60 * cadence.checkpoint_minutes:
+                snapshots.save(state)
+                saved = time.monotonic()
+        snapshots.save(state)
+    finally:
+        journal.close()
+        snapshots.close()
+    plot(folder)
+    return state.params
+
+
+def check_division(options: Optimization) -> None:
+    parts = options.accumulation * jax.local_device_count()
+    if options.batch_size % parts:
+        raise UsageError(
+            f"batch size {options.batch_size} does not divide into {options.accumulation} parts "
+            f"on {jax.local_device_count()} devices; expected a multiple of {parts}"
+        )

@@ -1,0 +1,59 @@
+"""Weighted cross entropy over the drafted places of blocks."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.training.recipe import Recipe
+
+
+def decay_weights(num_drafts: int, decay: float) -> Float[Array, " {num_drafts}"]:
+    """Later places count less: exp(-(k - 1) / decay) for k = 1, 2, ..."""
+    return jnp.exp(-jnp.arange(num_drafts) / decay)
+
+
+def dpace_weights(
+    probabilities: Float[Array, "*blocks drafts"], floor: float
+) -> Float[Array, "*blocks drafts"]:
+    """How much the expected accepted length hangs on each place.
+
+    The smoothed chance of accepting places 1..j is prod (1 - floor) p_i + floor; place k is part
+    of every such prefix with j >= k.
+    """
+    smoothed = (1 - floor) * probabilities + floor
+    reached = jnp.cumprod(smoothed, axis=-1)
+    return jnp.flip(jnp.cumsum(jnp.flip(reached, axis=-1), axis=-1), axis=-1)
+
+
+def block_loss(
+    recipe: Recipe,
+    block_size: int,
+    cross_entropy: Float[Array, "batch blocks drafts"],
+    probabilities: Float[Array, "batch blocks drafts"],
+    known: Bool[Array, "batch blocks drafts"],
+) -> Float[Array, ""]:
+    """Mean over blocks; places without a label in the drafter's vocabulary do not count."""
+    if recipe.weighting == "dpace":
+        weights = dpace_weights(jax.lax.stop_gradient(probabilities), recipe.dpace_floor)
+        return jnp.sum(weights * known * cross_entropy) / (known.shape[0] * known.shape[1])
+    weights = decay_weights(block_size - 1, recipe.decay_for(block_size)) * known
+    return jnp.sum(weights * cross_entropy) / jnp.maximum(jnp.sum(weights), 1e-6)
+
+
+def hard_cross_entropy(
+    logits: Float[Array, "*rows vocab"], labels: Int[Array, "*rows"]
+) -> Float[Array, "*rows"]:
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def soft_cross_entropy(
+    logits: Float[Array, "*rows vocab"], target_logits: Float[Array, "*rows vocab"]
+) -> Float[Array, "*rows"]:
+    weights = jax.nn.softmax(target_logits, axis=-1)
+    return -jnp.sum(weights * jax.nn.log_softmax(logits, axis=-1), axis=-1)
+
+
+def acceptance_lengths(correct: Bool[Array, "*blocks drafts"]) -> Float[Array, "*blocks"]:
+    """Drafts before the first wrong one, and the token that the target adds."""
+    return 1.0 + jnp.sum(jnp.cumprod(correct.astype(jnp.float32), axis=-1), axis=-1)

@@ -1,0 +1,224 @@
+"""Builds the demo pair from folders of Python source: tokenizer, target, on-policy data, drafter.
+
+    python scripts/build_demo_pair.py --text FOLDER [FOLDER ...] --out DIR
+    python scripts/build_demo_pair.py --text FOLDER --out DIR --preset tiny    # minutes on a CPU
+
+DIR/target and DIR/drafter are the pair, DIR/report.json says how it went. The files named in
+demo_held_out.txt are never trained on.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.training.bpe import END, MASK, train_tokenizer
+from jaxspec.training.corpus import Selection, collect, divide, rows_of_corpus
+from jaxspec.training.data import Rows
+from jaxspec.training.export import export_zlab
+from jaxspec.training.loop import train
+from jaxspec.training.objective import DrafterObjective, in_dtype, split_frozen
+from jaxspec.training.pretrain import TargetShape, pretrain
+from jaxspec.training.recipe import Cadence, Optimization, Recipe
+from jaxspec.training.rollout import continued_rows
+from jaxspec.training.shape import DrafterShape, drafter_config, first_drafter_params
+
+HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Everything about one build but the text."""
+
+    target: TargetShape
+    target_length: int
+    target_options: Optimization
+    drafter: DrafterShape
+    recipe: Recipe
+    drafter_options: Optimization
+    drafter_length: int
+    prompts: tuple[int, int]
+    """Shortest and longest beginning that on-policy rows are continued from."""
+    on_policy_rows: int
+    held_out_rows: int
+    slots: int
+    """Rows continued at a time."""
+    documents: int | None = None
+    """At most so many documents; None is all."""
+
+
+PRESETS = {
+    "demo": Preset(
+        target=TargetShape(),
+        target_length=513,
+        target_options=Optimization(
+            steps=6000,
+            batch_size=64,
+            learning_rate=2e-3,
+            weight_decay=0.1,
+            second_moment=0.95,
+        ),
+        drafter=DrafterShape(block_size=16, layers=4, features=5),
+        recipe=Recipe(anchors=48),
+        drafter_options=Optimization(
+            steps=4000, batch_size=64, learning_rate=1.5e-3, second_moment=0.95
+        ),
+        drafter_length=384,
+        prompts=(32, 192),
+        on_policy_rows=32_768,
+        held_out_rows=256,
+        slots=1024,
+    ),
+    "tiny": Preset(
+        target=TargetShape(
+            vocab_size=512, hidden_size=64, intermediate_size=128, layers=5, heads=2, kv_heads=1
+        ),
+        target_length=65,
+        target_options=Optimization(steps=30, batch_size=8, learning_rate=3e-3, compute="float32"),
+        drafter=DrafterShape(block_size=4, layers=2, features=2),
+        recipe=Recipe(anchors=6),
+        drafter_options=Optimization(steps=30, batch_size=8, learning_rate=3e-3, compute="float32"),
+        drafter_length=64,
+        prompts=(8, 32),
+        on_policy_rows=64,
+        held_out_rows=16,
+        slots=32,
+        documents=40,
+    ),
+}
+
+
+def main() -> None:
+    options = parse()
+    preset = with_steps(PRESETS[options.preset], options)
+    clock, report = Clock(), {"preset": dataclasses.asdict(preset)}
+    held_out = set(HELD_OUT.read_text().split())
+    documents, unseen = divide(collect(options.text, Selection()), held_out)
+    documents = documents[: preset.documents]
+    report["text"] = {
+        "documents": len(documents),
+        "characters": sum(len(text) for _, text in documents),
+        "held_out_documents": len(unseen),
+    }
+    tokenizer = train_tokenizer((text for _, text in documents), preset.target.vocab_size)
+    end, mask = tokenizer.token_to_id(END), tokenizer.token_to_id(MASK)
+    rows = rows_of_corpus(documents, tokenizer, end, preset.target_length, seed=0)
+    report["text"]["tokens"] = rows.tokens.size
+    clock.lap("text and tokenizer")
+
+    cadence = Cadence(log_every=options.log_every, checkpoint_minutes=60)
+    config, params = pretrain(
+        preset.target,
+        tokenizer,
+        rows,
+        preset.target_options,
+        cadence,
+        options.work / "target",
+        options.out / "target",
+    )
+    clock.lap("target")
+
+    def on_policy(documents: list, count: int, seed: int) -> Rows:
+        text = rows_of_corpus(documents, tokenizer, end, preset.drafter_length, seed)
+        some = np.random.default_rng(seed).permutation(len(text.tokens))[:count]
+        start = Rows(text.tokens[some], text.first[some])
+        speaker = Qwen3(config, (), compute)
+        return continued_rows(speaker, spoken, start, *preset.prompts, preset.slots, seed)
+
+    compute = preset.drafter_options.compute
+    spoken = in_dtype(params, compute)
+    learned, judged = on_policy(documents, preset.on_policy_rows, 1), None
+    if unseen:
+        judged = on_policy(unseen, preset.held_out_rows, 2)
+    clock.lap("on-policy data")
+
+    shape = drafter_config(config, preset.drafter, mask)
+    target, drafter = Qwen3(config, shape.target_layer_ids), DFlash(shape)
+    started = first_drafter_params(drafter, config, params, None, jax.random.key(3))
+    learns, stays = split_frozen(started)
+    frozen = {"target": spoken, "drafter": stays}
+    objective = DrafterObjective(target, drafter, preset.recipe, compute)
+    learns = train(
+        objective,
+        learns,
+        frozen,
+        learned,
+        preset.drafter_options,
+        cadence,
+        options.work / "drafter",
+    )
+    export_zlab(options.out / "drafter", shape, {**stays, **learns})
+    clock.lap("drafter")
+
+    if judged is not None:
+        report["held_out"] = judge(objective, learns, frozen, judged)
+    report["seconds"] = clock.laps
+    report["device"] = jax.devices()[0].device_kind
+    report["mebibytes"] = (
+        sum(path.stat().st_size for path in options.out.glob("*/*") if path.is_file()) / 2**20
+    )
+    (options.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    for path in options.work.glob("*/log.jsonl"):
+        (options.out / f"{path.parent.name}_log.jsonl").write_text(path.read_text())
+    print(json.dumps({k: report[k] for k in report if k != "preset"}, indent=2))
+
+
+def judge(objective: DrafterObjective, learns: dict, frozen: dict, rows: Rows) -> dict:
+    """Metrics on rows that nothing was trained on, without a step."""
+    batch = jax.tree.map(jnp.asarray, rows.batch_of_step(0, len(rows.tokens), 0))
+    _, metrics = jax.jit(objective)(learns, frozen, batch, jax.random.key(0))
+    return {name: float(value) for name, value in metrics.items()}
+
+
+class Clock:
+    """Seconds of each part of the build."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = round(now - self._last, 1)
+        self._last = now
+        print(f"{name}: {self.laps[name]} s", flush=True)
+
+
+def with_steps(preset: Preset, options: argparse.Namespace) -> Preset:
+    def steps(optimization: Optimization, count: int | None) -> Optimization:
+        return dataclasses.replace(optimization, steps=count or optimization.steps)
+
+    return dataclasses.replace(
+        preset,
+        target_options=steps(preset.target_options, options.target_steps),
+        drafter_options=steps(preset.drafter_options, options.drafter_steps),
+        on_policy_rows=options.on_policy_rows or preset.on_policy_rows,
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--work", type=Path, help="training states and logs [OUT/work]")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
+    parser.add_argument("--target-steps", type=int)
+    parser.add_argument("--drafter-steps", type=int)
+    parser.add_argument("--on-policy-rows", type=int)
+    parser.add_argument("--log-every", type=int, default=50)
+    options = parser.parse_args()
+    options.work = options.work or options.out / "work"
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What is learned, what is left alone, and that learning works."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_toys import (
+    VOCAB,
+    counting_rows,
+    toy_drafter,
+    toy_objective,
+    toy_params,
+    toy_target,
+)
+
+from jaxspec.training.objective import Batch, TargetObjective
+from jaxspec.training.recipe import Optimization, Recipe
+from jaxspec.training.step import first_state, make_step
+
+OPTIONS = Optimization(steps=150, batch_size=8, learning_rate=1e-2, warmup=0.1, compute="float32")
+
+
+def run(objective, params, frozen, options, rows):
+    step, state = make_step(objective, options), first_state(params, options)
+    for done in range(options.steps):
+        batch = rows.batch_of_step(done, options.batch_size, options.seed)
+        state, metrics = step(state, frozen, jax.tree.map(jnp.asarray, batch))
+    return state.params, metrics
+
+
+def first_batch() -> Batch:
+    return jax.tree.map(jnp.asarray, counting_rows().batch_of_step(0, 4, 0))
+
+
+def test_toy_overfits_to_full_acceptance():
+    rows = counting_rows()
+    target = TargetObjective(toy_target(), jnp.float32)
+    _, random = toy_params(toy_objective(Recipe()))
+    taught, metrics = run(target, random["target"], {}, OPTIONS, rows)
+    assert metrics["accuracy"] > 0.9
+
+    objective = toy_objective(Recipe(anchors=6, labels="argmax"))
+    params, frozen = toy_params(objective)
+    _, metrics = run(objective, params, {**frozen, "target": taught}, OPTIONS, rows)
+    assert metrics["acceptance_length"] == objective.drafter.config.block_size
+
+
+@pytest.mark.parametrize("labels", ["argmax", "data", "distill"])
+def test_gradients_reach_only_the_drafter(labels):
+    """Even where the loss is differentiated by everything it is given."""
+    objective = toy_objective(Recipe(anchors=3, labels=labels), toy_drafter(draft_vocab=9))
+    params, frozen = toy_params(objective)
+    frozen["drafter"]["target_ids"] = jnp.arange(9) * 2
+    moved, _ = jax.jit(jax.grad(objective, has_aux=True))(
+        params, frozen, first_batch(), jax.random.key(0)
+    )
+    assert set(params) | {"head", "target_ids"} == set(
+        objective.drafter.bind({"params": {**params, **frozen["drafter"]}}).variables["params"]
+    )
+    for path, gradient in jax.tree.leaves_with_path(moved):
+        assert jnp.any(gradient != 0), path
+
+    step, state = make_step(objective, OPTIONS), first_state(params, OPTIONS)
+    before = jax.tree.map(np.array, frozen)
+    state, _ = step(state, frozen, first_batch())
+    jax.tree.map(np.testing.assert_array_equal, before, frozen)
+
+
+def test_accumulated_parts_are_the_mean_of_the_whole():
+    """With labels known everywhere and every anchor taken, parts and whole see the same blocks."""
+    recipe = Recipe(anchors=20, labels="data", weighting="decay")
+    objective = toy_objective(recipe)
+    params, frozen = toy_params(objective)
+    losses = []
+    for parts in 1, 2:
+        options = Optimization(steps=3, batch_size=4, accumulation=parts, compute="float32")
+        step = make_step(objective, options)
+        _, metrics = step(first_state(params, options), frozen, first_batch())
+        losses.append([float(metrics["loss"]), float(metrics["gradient_norm"])])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_chunks_of_the_head_change_nothing():
+    values = []
+    for chunk in 2, 6:
+        objective = toy_objective(Recipe(anchors=6, head_chunk=chunk))
+        params, frozen = toy_params(objective)
+        gradient, metrics = jax.jit(jax.grad(objective, has_aux=True))(
+            params, frozen, first_batch(), jax.random.key(0)
+        )
+        values.append((gradient, metrics["loss"]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *values)
+
+
+def test_a_token_outside_the_reduced_vocabulary_is_never_right():
+    objective = toy_objective(Recipe(anchors=6, labels="data"), toy_drafter(draft_vocab=1))
+    params, frozen = toy_params(objective)
+    frozen["drafter"]["target_ids"] = jnp.array([VOCAB - 1])
+    _, metrics = jax.jit(objective)(params, frozen, first_batch(), jax.random.key(0))
+    assert metrics["acceptance_length"] == 1 and metrics["loss"] == 0
