@@ -1,0 +1,277 @@
+"""How fast a target loads from disk, beside how fast the disk is, and what it takes of the host.
+
+    python scripts/bench_load.py --folder DIR --size 8b      (16.4 GB are written to DIR)
+
+One line of JSON on stdout. Disk and load are each measured with the files out of the page cache
+("cold", where the system lets go of them) and in it ("warm"). Every load is a fresh process.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+GEOMETRIES = {
+    "tiny": dict(hidden=64, inner=128, layers=2, heads=4, kv_heads=2, head_dim=32, vocab=512),
+    "0.6b": dict(
+        hidden=1024, inner=3072, layers=28, heads=16, kv_heads=8, head_dim=128, vocab=151936
+    ),
+    "8b": dict(
+        hidden=4096, inner=12288, layers=36, heads=32, kv_heads=8, head_dim=128, vocab=151936
+    ),
+}
+NUM_SHARDS = 5
+BLOCK_BYTES = 64 * 2**20
+READ_BYTES = 16 * 2**20
+SAMPLE_SECONDS = 0.005
+BF16_ONE, BF16_SIGN_AND_MANTISSA = 0x3F80, 0x807F
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.measure:
+        print(json.dumps(measure_load(arguments.folder, arguments.dtype)))
+        return
+    folder = arguments.folder / f"qwen3-{arguments.size}-random"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        result = benchmark(folder, arguments)
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(folder)
+    print(json.dumps(result))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--folder", type=Path, required=True, help="where to write, on the disk")
+    parser.add_argument("--size", choices=GEOMETRIES, default="8b")
+    parser.add_argument("--dtype", default="bfloat16", help="to load in")
+    parser.add_argument("--out", type=Path, help="file for the JSON, besides stdout")
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoint there")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def benchmark(folder: Path, arguments: argparse.Namespace) -> dict:
+    files, write_seconds = write_checkpoint(folder, GEOMETRIES[arguments.size])
+    gigabytes = sum(path.stat().st_size for path in files) / 1e9
+    say(f"wrote {gigabytes:.2f} GB in {write_seconds:.1f} s")
+    result = {"size": arguments.size, "gigabytes": gigabytes, "write_seconds": write_seconds}
+    result["disk_gb_s"] = {
+        f"{state}_{readers}_readers": disk_speed(files, readers, state == "cold")
+        for state in ("cold", "warm")
+        for readers in (1, 8)
+    }
+    say(f"disk, GB/s: {result['disk_gb_s']}")
+    result["load"] = {state: load_apart(folder, files, arguments, state) for state in LOADS}
+    cold = result["disk_gb_s"]["cold_8_readers"]
+    return result | {
+        "bar_gb_s": min(2.0, cold),
+        "cold_load_gb_s": gigabytes / result["load"]["cold"]["seconds"],
+        "warm_load_gb_s": gigabytes / result["load"]["warm"]["seconds"],
+    }
+
+
+LOADS = ("cold", "warm")
+
+
+def write_checkpoint(folder: Path, geometry: dict) -> tuple[list[Path], float]:
+    start = time.perf_counter()
+    shapes = tensor_shapes(folder, geometry)
+    names = np.array_split(list(shapes), NUM_SHARDS)
+    block = random_block()
+    files, file_of = [], {}
+    for shard, held in enumerate(names, start=1):
+        path = folder / f"model-{shard:05d}-of-{NUM_SHARDS:05d}.safetensors"
+        write_shard(path, {str(name): shapes[name] for name in held}, block)
+        files.append(path)
+        file_of |= {str(name): path.name for name in held}
+    index = {"metadata": {}, "weight_map": file_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return files, time.perf_counter() - start
+
+
+def tensor_shapes(folder: Path, geometry: dict) -> dict[str, tuple[int, ...]]:
+    from jaxspec.checkpoint.names import target_sources
+    from jaxspec.checkpoint.target_config import read_target_config
+
+    (folder / "config.json").write_text(json.dumps(config_of(**geometry)))
+    sources = target_sources(read_target_config(folder))
+    tensors = {name: shape for source in sources.values() for name, shape in source.tensors.items()}
+    return {name if "lm_head" in name else f"model.{name}": s for name, s in tensors.items()}
+
+
+def config_of(
+    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int
+) -> dict:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    }
+
+
+def random_block() -> bytes:
+    """Bfloat16 numbers between one and two, either sign."""
+    bits = np.random.default_rng(0).integers(0, 2**16, BLOCK_BYTES // 2, np.uint16)
+    return (bits & BF16_SIGN_AND_MANTISSA | BF16_ONE).tobytes()
+
+
+def write_shard(path: Path, shapes: dict[str, tuple[int, ...]], block: bytes) -> None:
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with open(path, "wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for start in range(0, end, BLOCK_BYTES):
+            file.write(block[: end - start])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def disk_speed(files: list[Path], readers: int, cold: bool) -> float:
+    """Gigabytes a second when nothing is done with them."""
+    forget(files) if cold else None
+    spans = [
+        (path, offset) for path in files for offset in range(0, path.stat().st_size, READ_BYTES)
+    ]
+    start = time.perf_counter()
+    with ThreadPoolExecutor(readers) as pool:
+        total = sum(pool.map(read_span, spans))
+    return total / 1e9 / (time.perf_counter() - start)
+
+
+buffers = threading.local()
+
+
+def read_span(span: tuple[Path, int]) -> int:
+    path, offset = span
+    if not hasattr(buffers, "mine"):
+        buffers.mine = bytearray(READ_BYTES)
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(file, [buffers.mine], offset)
+    finally:
+        os.close(file)
+
+
+def forget(files: list[Path]) -> None:
+    """Asks the system to drop the files from its page cache."""
+    for path in files:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def load_apart(folder: Path, files: list[Path], arguments: argparse.Namespace, state: str) -> dict:
+    forget(files) if state == "cold" else None
+    command = [sys.executable, __file__, "--measure", "--folder", str(folder)]
+    run = subprocess.run(
+        [*command, "--dtype", arguments.dtype], stdout=subprocess.PIPE, text=True, check=True
+    )
+    result = json.loads(run.stdout.splitlines()[-1])
+    say(f"load, {state}: {result}")
+    return result
+
+
+def measure_load(folder: Path, dtype: str) -> dict:
+    import jax
+    import jax.numpy as jnp
+
+    from jaxspec.checkpoint.load import open_target
+
+    resident_before_jax = resident_gb()
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros(8)))
+    with Peak() as peak:
+        start = time.perf_counter()
+        checkpoint = open_target(folder)
+        opened = time.perf_counter()
+        params = jax.block_until_ready(checkpoint.load(jnp.dtype(dtype)))
+        done = time.perf_counter()
+    check(params)
+    return {
+        "seconds": done - start,
+        "seconds_to_open": opened - start,
+        "peak_host_gb_above_start": peak.highest - peak.start,
+        "host_gb_before_backend": resident_before_jax,
+        "host_gb_at_start": peak.start,
+        "host_gb_after": resident_gb(),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "readers": reader_count(),
+    }
+
+
+def reader_count() -> int:
+    from jaxspec.checkpoint.stream import READERS
+
+    return READERS
+
+
+def check(params: dict) -> None:
+    """Every written number is between one and two; anything else was not read from the file."""
+    import jax.numpy as jnp
+
+    for name in ("embedding", "head", "norm"):
+        (array,) = params[name].values()
+        assert jnp.all((jnp.abs(array) >= 1) & (jnp.abs(array) < 2)), name
+
+
+class Peak:
+    """The most memory resident in this process while the block runs."""
+
+    def __enter__(self) -> "Peak":
+        self.start = self.highest = resident_gb()
+        self.stopped = threading.Event()
+        self.sampler = threading.Thread(target=self.sample, daemon=True)
+        self.sampler.start()
+        return self
+
+    def sample(self) -> None:
+        while not self.stopped.wait(SAMPLE_SECONDS):
+            self.highest = max(self.highest, resident_gb())
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped.set()
+        self.sampler.join()
+        self.highest = max(self.highest, resident_gb())
+
+
+def resident_gb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
