@@ -1,0 +1,302 @@
+"""Time of plain, draft, verify and whole speculative steps, alone and through the engine's loop.
+
+    python scripts/bench_steps.py --model qwen3-8b --draft dflash-b16 --json steps.json
+
+Random weights: a step's time does not depend on them. Acceptance is set by hand, because random
+drafts are never right: every step keeps `--accepted` drafts, which changes no step's time either.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from measuring import environment, milliseconds_per_call, write_json
+
+from jaxspec.engine.drivers import DRIVERS
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.inputs import filled
+from jaxspec.engine.loop import Loop
+from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.steps import Models, commit_step, draft_step, verify_step
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import random_params
+from jaxspec.models.presets import NAMES, dflash_for, qwen3
+from jaxspec.models.qwen3 import Qwen3
+
+BANDWIDTH = 2.95e12
+"""Bytes per second of a large copy on one H100, read plus written."""
+FLOPS = 798e12
+"""bf16 FLOP/s of a large matrix product on one H100."""
+
+
+def main() -> None:
+    options = parse()
+    models, params = build(options)
+    engine = build_engine(options, models, params)
+    rows = [measure(engine, concurrency, options) for concurrency in options.concurrency]
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "environment": environment(),
+        "model": options.model,
+        "block_size": options.block_size,
+        "prompt_tokens": options.prompt,
+        "accepted_per_step": options.accepted,
+        "rows": [{**row, **peers(options, row["concurrency"])} for row in rows],
+    }
+    write_json(options.json, result)
+    print(table(result["rows"]))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="qwen3-8b", choices=(*NAMES, "tiny"))
+    parser.add_argument("--draft", default="dflash-b16", help="dflash-bN: a block of N tokens")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument("--page-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--accepted", type=int, default=3)
+    parser.add_argument("--anchors", help="JSON with the peers' step times to print beside ours")
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args()
+    options.block_size = int(options.draft.removeprefix("dflash-b"))
+    return options
+
+
+def build(options: argparse.Namespace) -> tuple[Models, dict[str, Any]]:
+    name = "qwen3-0.6b" if options.model == "tiny" else options.model
+    config = qwen3(name)
+    if options.model == "tiny":
+        config = shrunk(config)
+    draft = dflash_for(config, options.block_size, num_layers=5 if options.model != "tiny" else 1)
+    models = Models(
+        Qwen3(config, draft.target_layer_ids, jnp.bfloat16), DFlash(draft, jnp.bfloat16)
+    )
+    params = {
+        "target": random_params(models.target, jax.random.key(0)),
+        "drafter": random_params(models.drafter, jax.random.key(1)),
+    }
+    return models, jax.block_until_ready(params)
+
+
+def shrunk(config):
+    """Small enough to try this script on a CPU."""
+    from dataclasses import replace
+
+    decoder = replace(
+        config.decoder, num_layers=5, hidden_size=64, intermediate_size=128, num_heads=4,
+        num_kv_heads=2, head_dim=64,
+    )  # fmt: skip
+    return replace(config, decoder=decoder)
+
+
+def build_engine(options: argparse.Namespace, models: Models, params: dict[str, Any]) -> Engine:
+    most = max(options.concurrency)
+    pages = most * (-(-(options.max_model_len + options.block_size) // options.page_size))
+    return Engine.from_models(
+        models,
+        params,
+        max_batch=most,
+        max_model_len=options.max_model_len,
+        page_size=options.page_size,
+        num_pages=pages,
+        driver="overlapped",
+    )
+
+
+def forced_step(models, params, state, slots, accepted):
+    """A whole speculative step that keeps so many drafts, right or wrong."""
+    state, drafts = draft_step(models, params, state, slots)
+    num_drafts = jnp.full_like(slots, drafts.shape[1])
+    state, verified = verify_step(models, params, state, slots, drafts, num_drafts)
+    return commit_step(models, params, state, slots, verified, accepted)
+
+
+FORCED = jax.jit(forced_step, static_argnums=0, donate_argnums=2)
+
+
+def measure(engine: Engine, concurrency: int, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures at one concurrency, each in a run of its own after a warm one."""
+    row: dict[str, Any] = {"concurrency": concurrency}
+    for method in ("plain", "dflash"):
+        for driver in ("overlapped", "lockstep"):
+            run_engine(engine, concurrency, options, method, driver, steps=6)
+            times = run_engine(engine, concurrency, options, method, driver, options.steps)
+            row[f"{method}_{driver}_ms"] = statistics.median(times)
+    row |= device_times(engine, concurrency, options)
+    return row
+
+
+def run_engine(
+    engine: Engine,
+    concurrency: int,
+    options: argparse.Namespace,
+    method: str,
+    driver: str,
+    steps: int,
+) -> list[float]:
+    """Milliseconds per step of the engine's loop, all slots decoding."""
+    loop = engine.loop
+    loop.driver = forced_driver(options.accepted) if method == "dflash" else DRIVERS[driver]
+    loop.plan = plan_of(loop, method, driver)
+    if method == "dflash" and driver == "lockstep":
+        loop.driver = forced_lockstep(options.accepted)
+    random = np.random.default_rng(0)
+    vocabulary = engine.loop.device.models.target.config.vocab_size
+    prompts = random.integers(0, vocabulary, (concurrency, options.prompt)).tolist()
+    budget = options.max_model_len - options.prompt
+    stream = engine.stream(prompts, SamplingParams(max_tokens=budget, ignore_eos=True))
+    for _ in range(concurrency):
+        next(stream)  # everybody's prompt has been read
+    while any(not request.token_ids for request in loop.running.values()):
+        loop.step()
+    for _ in range(3):
+        loop.step()
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        loop.step()
+        times.append((time.perf_counter() - begin) * 1e3)
+        if len(loop.running) < concurrency:
+            times.pop()
+            break
+    stream.close()
+    loop.land_all()
+    return times
+
+
+def plan_of(loop: Loop, method: str, driver: str):
+    from dataclasses import replace
+
+    width = 1 if method == "plain" else loop.plan.block_size
+    return replace(
+        loop.plan, method="none" if method == "plain" else "dflash", driver=driver, width=width
+    )
+
+
+def forced_driver(accepted: int):
+    """The overlapped driver with acceptance set by hand."""
+
+    def drive(loop: Loop) -> None:
+        loop.admit()
+        before = len(loop.flights)
+        loop.read_prompts()
+        if requests := loop.decoding():
+            slots, device = loop.slots(requests), loop.device
+            keep = filled((slots.size,), accepted)
+            device.state, result = FORCED(
+                device.models, device.params, device.state, slots, keep
+            )
+            loop.fly(requests, result)
+        loop.land_all(but=len(loop.flights) - before)
+
+    return drive
+
+
+def forced_lockstep(accepted: int):
+    """The lockstep driver with acceptance set by hand, after the host has seen the tokens."""
+
+    def drive(loop: Loop) -> None:
+        loop.admit()
+        loop.read_prompts()
+        loop.land_all()
+        if requests := loop.decoding():
+            slots, device = loop.slots(requests), loop.device
+            drafts = device.run("draft_step", slots)
+            num_drafts = filled((slots.size,), drafts.shape[1])
+            verified = device.run("verify_step", slots, drafts, num_drafts)
+            np.asarray(drafts), np.asarray(verified.tokens)
+            keep = filled((slots.size,), accepted)
+            loop.fly(requests, device.run("commit_step", slots, verified, keep))
+            loop.land_all()
+
+    return drive
+
+
+def device_times(engine: Engine, concurrency: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Programs by themselves, called in a row without reading anything back."""
+    device = engine.loop.device
+    seat_everybody(engine, concurrency, options)
+    slots = filled_slots(concurrency)
+    none, keep = filled((concurrency,), 0), filled((concurrency,), 0)
+    drafts = filled((concurrency, options.block_size - 1), 7)
+    num_drafts = filled((concurrency,), options.block_size - 1)
+
+    def forced():
+        device.state, result = FORCED(device.models, device.params, device.state, slots, keep)
+        return result
+
+    calls = {
+        "plain": lambda: device.run("plain_step", slots),
+        "draft": lambda: device.run("draft_step", slots),
+        "verify": lambda: device.run("verify_step", slots, drafts, num_drafts),
+        "dflash": forced,
+    }
+    figures = {}
+    for name, call in calls.items():
+        jax.block_until_ready(call())
+        jax.block_until_ready(call())
+        per_round = max(options.steps // 5, 1)
+        seat_everybody(engine, concurrency, options)
+        figures[f"{name}_device_ms"] = milliseconds_per_call(call, per_round)["median"]
+    del none
+    return figures
+
+
+def filled_slots(concurrency: int):
+    return jnp.asarray(np.arange(concurrency, dtype=np.int32))
+
+
+def seat_everybody(engine: Engine, concurrency: int, options: argparse.Namespace) -> None:
+    """Slots in the middle of a generation: the prompt counted, pages held, budget left."""
+    from dataclasses import replace
+
+    state, plan = engine.loop.device.state, engine.loop.plan
+    table = np.zeros(state.page_table.shape, np.int32)
+    table[:concurrency] = 1 + np.arange(concurrency * plan.max_pages).reshape(concurrency, -1)
+    lengths = np.zeros(state.lengths.shape, np.int32)
+    lengths[:concurrency] = options.prompt
+    limits = np.zeros(state.limits.shape, np.int32)
+    limits[:concurrency] = options.max_model_len - 1
+    engine.loop.device.state = replace(
+        state,
+        page_table=jnp.asarray(table),
+        lengths=jnp.asarray(lengths),
+        limits=jnp.asarray(limits),
+    )
+
+
+def peers(options: argparse.Namespace, concurrency: int) -> dict[str, float]:
+    """Step times of other systems at this concurrency, from a file in the anchors' layout."""
+    if not options.anchors:
+        return {}
+    rows = json.loads(Path(options.anchors).read_text())["rows"]
+    name = options.model.replace("qwen3", "Qwen3").replace("b", "B")
+    return {
+        f"{row['system']} {row['mode']}": row["step_ms_median"]
+        for row in rows
+        if row["model"] == name and row["concurrency"] == concurrency and "step_ms_median" in row
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    names = [name for name in rows[0] if name != "concurrency"]
+    width = max(len(name) for name in names)
+    head = f"{'ms':<{width}}" + "".join(f"{row['concurrency']:>9}" for row in rows)
+    lines = [
+        f"{name:<{width}}" + "".join(f"{row.get(name, float('nan')):>9.3f}" for row in rows)
+        for name in names
+    ]
+    return "\n".join((head, *lines))
+
+
+if __name__ == "__main__":
+    main()
