@@ -15,6 +15,7 @@ from jaxspec.engine.plan import EngineOptions
 from jaxspec.engine.request import Increment, Request
 from jaxspec.engine.steps import Models, Params
 from jaxspec.errors import UsageError
+from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -36,11 +37,18 @@ class StreamEvent:
 class Engine:
     """A target, perhaps a drafter, and the requests that they work on."""
 
-    def __init__(self, loop: Loop, tokenizer: Tokenizer | None, seed: int = 0):
+    def __init__(
+        self,
+        loop: Loop,
+        tokenizer: Tokenizer | None,
+        options: EngineOptions,
+        chat_template: ChatTemplate | None = None,
+    ):
         """Use `from_pretrained`, or `from_models` with models and parameters in hand."""
         self.loop = loop
         self.tokenizer = tokenizer
-        self.seed = seed
+        self.options = options
+        self.chat_template = chat_template
         self._submitted = 0
 
     @classmethod
@@ -57,20 +65,25 @@ class Engine:
         """Opens folders or hub ids. `options` are the fields of `EngineOptions`."""
         checked = _options(method=method, **options)
         opened = open_models(target, draft, method, choose_dtype(dtype), block_size, revision)
-        return cls._build(opened.models, opened.params, opened.tokenizer, checked)
+        loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
+        return cls(loop, opened.tokenizer, checked, opened.chat_template)
 
     @classmethod
     def from_models(
         cls, models: Models, params: Params, tokenizer: Tokenizer | None = None, **options: Any
     ) -> Self:
         """From modules and their parameters; without a tokenizer, prompts are token ids."""
-        return cls._build(models, params, tokenizer, _options(**options))
+        checked = _options(**options)
+        return cls(build_loop(models, params, tokenizer, checked), tokenizer, checked)
 
-    @classmethod
-    def _build(
-        cls, models: Models, params: Params, tokenizer: Tokenizer | None, options: EngineOptions
-    ) -> Self:
-        return cls(build_loop(models, params, tokenizer, options), tokenizer, options.seed)
+    def plain(self) -> Self:
+        """An engine over the same parameters that decodes without drafting."""
+        device = self.loop.device
+        options = dataclasses.replace(
+            self.options, method="none", num_pages=self.total_pages, driver=self.loop.plan.driver
+        )
+        loop = build_loop(device.models, device.params, self.tokenizer, options)
+        return type(self)(loop, self.tokenizer, options, self.chat_template)
 
     @property
     def max_model_len(self) -> int:
@@ -144,7 +157,9 @@ class Engine:
             prompt=self._token_ids(prompt),
             params=params,
             stop_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=(self.seed + self._submitted) % 2**32 if params.seed is None else params.seed,
+            seed=(self.options.seed + self._submitted) % 2**32
+            if params.seed is None
+            else params.seed,
             stream=TextStream(),
             scan=stop_scan(params.stop),
             submitted_at=time.perf_counter(),

@@ -64,12 +64,19 @@ def seat_of(request: Request, pages: tuple[int, ...], state: EngineState) -> Sea
     return jax.tree.map(jnp.asarray, seat)
 
 
-def logprobs_of(request: Request, found: TopLogprobs, row: int, count: int) -> list[TokenLogprobs]:
-    """Per emitted token the top ones asked for and its own; empty where nobody asked."""
+def logprobs_of(
+    request: Request, found: TopLogprobs, row: int, tokens: list[int]
+) -> list[TokenLogprobs]:
+    """Per emitted token its own and the top ones asked for; empty where nobody asked."""
     wanted = request.params.logprobs
-    return [] if wanted is None else [_token_logprobs(found, row, i, wanted) for i in range(count)]
+    if wanted is None:
+        return []
+    return [_token_logprobs(found, row, i, token, wanted) for i, token in enumerate(tokens)]
 
 
-def _token_logprobs(found: TopLogprobs, row: int, place: int, wanted: int) -> TokenLogprobs:
-    tokens = found.tokens[row, place, :wanted].tolist()
-    return dict(zip(tokens, found.values[row, place, :wanted].tolist()))
+def _token_logprobs(
+    found: TopLogprobs, row: int, place: int, token: int, wanted: int
+) -> TokenLogprobs:
+    tops = found.tokens[row, place, :wanted].tolist()
+    values = found.values[row, place, :wanted].tolist()
+    return {token: float(found.chosen[row, place])} | dict(zip(tops, values))

@@ -55,8 +55,11 @@ class Loop:
         self.finished: dict[int, Request] = {}
         self.stepping: tuple[int, ...] = ()
         """Requests of the program being launched or read."""
-        self.suspects: tuple[int, ...] = ()
-        """Requests of a failed step; each steps alone until it is clear whose fault it was."""
+        self.suspects: dict[int, int] = {}
+        """Requests of a failed step, with the tokens they had; each steps alone, until a token
+        more or another failure makes clear whose fault it was."""
+        self.torn = False
+        """Whether the device's state may be lost, or ahead of what the host has read of it."""
 
     @property
     def idle(self) -> bool:
@@ -69,12 +72,17 @@ class Loop:
         """One transaction: it counts whole, or not at all."""
         self.stepping = ()
         try:
+            if self.torn:
+                self._begin_anew()
             self.driver(self)
             if self.suspects:
                 self.land_all()
-                self.suspects = tuple(id for id in self.suspects[1:] if id in self.running)
+                self._clear_suspects()
         except Exception as error:
             self._undo(error)
+        except BaseException:  # Ctrl-C, at any line
+            self.torn = True
+            raise
 
     def take_increments(self, of: Iterable[int]) -> list[Increment]:
         """What was told of these requests since the last call; the others' is kept for them."""
@@ -102,7 +110,9 @@ class Loop:
             book = pages.admit(self.book, request.id, rows)
             request = replace(request, slot=free.pop(0))
             held = book.held[request.id].pages
+            self.stepping = (request.id,)
             self.device.run("seat_step", seat_of(request, held, self.device.state))
+            self.stepping = ()
             self.book = book
             self.waiting.popleft()
             self.running[request.id] = request
@@ -153,7 +163,7 @@ class Loop:
 
     def _candidates(self) -> list[Request]:
         if self.suspects:
-            return [self.running[self.suspects[0]]]
+            return [self.running[next(iter(self.suspects))]]
         return list(self.running.values())
 
     # Landing
@@ -173,7 +183,7 @@ class Loop:
         self, request: Request, result: StepResult, row: int, now: float
     ) -> tuple[Request, Increment]:
         tokens = result.tokens[row, : result.emitted[row]].tolist()
-        logprobs = logprobs_of(request, result.logprobs, row, len(tokens))
+        logprobs = logprobs_of(request, result.logprobs, row, tokens)
         drafts = int(result.num_drafts[row])
         try:
             return emit(request, tokens, drafts, logprobs, self.tokenizer, now)
@@ -183,7 +193,12 @@ class Loop:
     def land_all(self, but: int = 0) -> None:
         """Reads every step in flight but the newest few."""
         while len(self.flights) > but:
-            self.land(self.flights.popleft())
+            flight = self.flights.popleft()
+            try:
+                self.land(flight)
+            except BaseException:
+                self.torn = True
+                raise
 
     def _tell(self, request: Request, increment: Increment) -> None:
         self.increments.append(increment)
@@ -197,48 +212,59 @@ class Loop:
 
     def abort(self, ids: Iterable[int]) -> None:
         """Ends requests now. What they have in flight lands on nobody."""
-        ids = set(ids)
+        self._end(set(ids), "abort")
+
+    def _end(self, ids: set[int], reason: str, error: str | None = None) -> None:
         for request in [r for r in (*self.waiting, *self.running.values()) if r.id in ids]:
-            self._tell(*end(request, "abort"))
+            self._tell(*end(request, reason, error))
         self.waiting = deque(request for request in self.waiting if request.id not in ids)
-        self.suspects = tuple(id for id in self.suspects if id not in ids)
+        self._clear_suspects()
 
     # Faults
 
     def _undo(self, error: Exception) -> None:
         """After a step that raised: nothing of it counts; find out whose fault it was.
 
-        A step that several took part in is repeated with each alone; the one whose own step fails
-        is the one at fault. If a program died with the state in its hands, the pools are made
-        anew and every live request is read again from its tokens.
+        What was launched before is read. If a program died with the state in its hands, the next
+        step makes the pools anew and every live request is read again from its tokens.
         """
-        stepping, lost = self.stepping, self.device.lost_its_state()
+        stepping = self.stepping
+        self.torn |= self.device.lost_its_state()
         try:
             self.land_all()
         except Exception:  # what was in flight died with the program that failed
-            self.flights.clear()
-            lost = True
+            self.torn = True
         if not stepping:
             raise error
-        if len(stepping) == 1:
-            self._fail(stepping[0], error)
-        else:
-            self.suspects = tuple(id for id in stepping if id in self.running)
-        if lost:
-            self._begin_anew()
+        self._blame(stepping, error)
 
-    def _fail(self, id: int, error: Exception) -> None:
-        if id in self.running:
-            self._tell(*end(self.running[id], "error", _reason(error)))
-        self.suspects = tuple(other for other in self.suspects if other != id)
+    def _blame(self, stepping: tuple[int, ...], error: Exception) -> None:
+        """A step is repeated with each of its requests alone; one that fails again is at fault."""
+        live = [id for id in stepping if id in self.running]
+        if live and not self.suspects:
+            self.suspects = {id: len(self.running[id].token_ids) for id in live}
+        else:
+            self._end(set(stepping), "error", _reason(error))
+
+    def _clear_suspects(self) -> None:
+        """A request that has gone on by a token, or has ended, is not suspected any more."""
+        self.suspects = {
+            id: had
+            for id, had in self.suspects.items()
+            if id in self.running and len(self.running[id].token_ids) == had
+        }
 
     def _begin_anew(self) -> None:
+        """New pools for the live requests, each to be read again from its tokens."""
+        self.flights.clear()
+        self.device.state = None  # the old pools and the new need not fit side by side
         self.device.state = self.new_state()
         for id, request in self.running.items():
             request = replace(request, prefilled=0, resumed=len(request.token_ids))
             held = self.book.held[id].pages
             self.device.run("seat_step", seat_of(request, held, self.device.state))
             self.running[id] = request
+        self.torn = False
 
 
 def _reason(error: Exception) -> str:

@@ -15,6 +15,8 @@ from jaxspec.errors import UsageError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.text.chat import ChatTemplate, open_chat_template
+from jaxspec.text.files import read_text_config
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
@@ -27,8 +29,7 @@ class Opened:
     models: Models
     params: Params
     tokenizer: Tokenizer
-    folder: Path
-    """Of the target."""
+    chat_template: ChatTemplate | None
 
 
 def open_models(
@@ -52,7 +53,22 @@ def open_models(
     params = {"target": opened_target.load(dtype)}
     if opened_draft is not None:
         params["drafter"] = opened_draft.load(dtype)
-    return Opened(models, params, tokenizer, folder)
+    return Opened(models, params, tokenizer, _chat_template(folder))
+
+
+def named_target(draft: str | Path | None) -> str:
+    """The target to use where none is given: the one that the drafter was made for."""
+    if draft is None:
+        raise UsageError("no target; name a Qwen3 folder or hub id with --model")
+    target = open_drafter(local_folder(draft)).config.target_path
+    if target is None:
+        raise UsageError(f"no target, and {draft} names none; name one with --model")
+    return target
+
+
+def _chat_template(folder: Path) -> ChatTemplate | None:
+    has_one = "default" in read_text_config(folder).chat_templates
+    return open_chat_template(folder) if has_one else None
 
 
 def models_of(

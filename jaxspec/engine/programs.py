@@ -31,7 +31,7 @@ class Device:
     def __init__(self, models: Models, params: Params, state: EngineState):
         self.models = models
         self.params = params
-        self.state = state
+        self.state: EngineState | None = state
 
     def run(self, step: str, *inputs: Any) -> Any:
         """Runs a step on the state and returns what it gives besides the next state."""
@@ -48,4 +48,10 @@ class Device:
 
     def lost_its_state(self) -> bool:
         """Whether a program died after it had been given the state to overwrite."""
-        return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
+            return True
+        try:  # a program that was launched well may have died since
+            jax.block_until_ready(self.state)
+        except Exception:
+            return True
+        return False

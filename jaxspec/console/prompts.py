@@ -1,0 +1,87 @@
+"""Prompts from flags, files and standard input, as the token ids that the engine takes."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from jaxspec.errors import LoadError, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSources:
+    """Where the prompts of one command come from, in the order that they run in."""
+
+    texts: tuple[str, ...] = ()
+    """Given on the command line; `-` stands for all of standard input."""
+    file: str | None = None
+    """Lines of text, or of JSON with a "prompt" (text, or token ids); `-` for standard input."""
+    ids: tuple[str, ...] = ()
+    """Token ids, separated by commas or spaces."""
+
+
+Prompt = str | list[int]
+
+
+def read_prompts(sources: PromptSources, stdin: TextIO) -> list[Prompt]:
+    """All prompts; at least one."""
+    prompts: list[Prompt] = [stdin.read() if text == "-" else text for text in sources.texts]
+    if sources.file is not None:
+        prompts += _read_lines(sources.file, stdin)
+    prompts += [_ids(text) for text in sources.ids]
+    if not prompts:
+        raise UsageError("no prompt; give --prompt, --prompt-file or --prompt-ids")
+    return prompts
+
+
+def _read_lines(file: str, stdin: TextIO) -> list[Prompt]:
+    try:
+        text = stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"prompt file {file} cannot be read: {error}") from error
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    is_json = file.endswith((".jsonl", ".json")) or all(line[0] == "{" for _, line in lines)
+    if not lines:
+        raise UsageError(f"prompt file {file} is empty; expected a prompt per line")
+    return [_json_prompt(file, number, line) if is_json else line for number, line in lines]
+
+
+def _json_prompt(file: str, number: int, line: str) -> Prompt:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f'{file}, line {number}: expected a JSON object with a "prompt"; found {line[:60]!r}'
+        ) from error
+    if isinstance(prompt, str) or _is_ids(prompt):
+        return prompt
+    raise UsageError(f'{file}, line {number}: "prompt" is neither text nor a list of token ids')
+
+
+def _is_ids(prompt: object) -> bool:
+    return isinstance(prompt, list) and all(type(token) is int for token in prompt)
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(token) for token in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise UsageError(f"--prompt-ids {text!r}: expected integers, commas between") from error
+
+
+def encoded(
+    prompts: Sequence[Prompt], render: Callable[[str], str] | None, encode: Callable[..., list[int]]
+) -> list[list[int]]:
+    """Token ids of every prompt; texts go through the chat template first where there is one."""
+
+    def one(prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if not prompt:
+            raise UsageError("the prompt is empty; expected some text")
+        if render is None:
+            return encode(prompt, add_special_tokens=True)
+        return encode(render(prompt), add_special_tokens=False)
+
+    return [one(prompt) for prompt in prompts]

@@ -1,0 +1,261 @@
+"""`python -m jaxspec.generate`: text from prompts; the text to stdout, all else to stderr."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from jaxspec import cli
+
+if TYPE_CHECKING:
+    from jaxspec import Engine, RequestOutput, SamplingParams
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    return cli.run(lambda: _generate(arguments), arguments.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxspec generate",
+        description="Continues prompts with a Qwen3 target, and speculates with a DFlash drafter "
+        "where one is given. Text goes to stdout, everything else to stderr.",
+        allow_abbrev=False,
+    )
+    _add_models(parser.add_argument_group("models"))
+    _add_prompts(parser.add_argument_group("prompts"))
+    _add_sampling(parser.add_argument_group("sampling"))
+    _add_engine(parser.add_argument_group("engine"))
+    _add_output(parser.add_argument_group("output"))
+    return parser
+
+
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", help="folder or hub id of the target (default: the demo pair)")
+    group.add_argument("--draft-model", help="folder or hub id of the drafter")
+    group.add_argument("--revision", help="branch, tag or commit of the target's hub id")
+    group.add_argument("--method", default="auto", help="auto, dflash or none (default: auto)")
+    group.add_argument(
+        "--block-size", type=int, help="tokens per block: 1 current + drafts (default: as trained)"
+    )
+    group.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+
+
+def _add_prompts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--prompt", "-p", action="append", default=[], help="text, - for stdin; may be repeated"
+    )
+    group.add_argument("--prompt-file", help="lines of text or JSON lines; - for stdin")
+    group.add_argument(
+        "--prompt-ids", action="append", default=[], metavar="IDS", help="token ids: 1,2,3"
+    )
+    group.add_argument("--no-chat-template", action="store_true", help="take prompts as they are")
+    group.add_argument("--system-prompt", help="system message of the chat template")
+    group.add_argument(
+        "--enable-thinking",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let the chat template open a thinking block (drafters are trained without)",
+    )
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-tokens", "--max-new-tokens", type=int, default=128)
+    group.add_argument("--temperature", "--temp", type=float, default=0.0, help="0 is greedy")
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--top-k", type=int, default=0, help="0 keeps all")
+    group.add_argument("--min-p", type=float, default=0.0)
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--stop", action="append", default=[], help="text that ends the output")
+    group.add_argument("--ignore-eos", action="store_true")
+    group.add_argument("--logprobs", type=int, help="top log probabilities per token, into --json")
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-batch", type=int, help="prompts at once (default: all, up to 8)")
+    group.add_argument("--max-model-len", type=int, default=4096, help="prompt and output together")
+    group.add_argument("--page-size", type=int, default=64)
+    group.add_argument("--num-pages", type=int, help="default: what the memory allows")
+    group.add_argument("--memory-fraction", type=float, default=0.9)
+    group.add_argument(
+        "--exact", action="store_true", help="bits that do not depend on method or company"
+    )
+    group.add_argument("--driver", default="auto", help="auto, lockstep or overlapped")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--json", metavar="FILE", help="one object per prompt; - for stdout")
+    group.add_argument("--quiet", "-q", action="store_true", help="no statistics")
+    group.add_argument(
+        "--check", action="store_true", help="decode plainly too and report the first difference"
+    )
+    group.add_argument("--debug", action="store_true", help="show where an error came from")
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    from jaxspec.console.prompts import PromptSources, encoded, read_prompts
+
+    params = _sampling_params(arguments)
+    sources = PromptSources(
+        tuple(arguments.prompt), arguments.prompt_file, tuple(arguments.prompt_ids)
+    )
+    prompts = read_prompts(sources, sys.stdin)
+
+    from jaxspec.console.compile_clock import CompileClock
+    from jaxspec.console.report import summary
+
+    target, draft = _models(arguments)
+    clock = CompileClock()
+    engine = _engine(arguments, target, draft, len(prompts))
+    ids = encoded(prompts, _chat(arguments, engine), engine.tokenizer.encode)
+    compiled_before, begin = clock.seconds, time.perf_counter()
+    outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
+    seconds = time.perf_counter() - begin
+    if not arguments.quiet:
+        _say(*summary(outputs, seconds, clock.seconds - compiled_before))
+    if arguments.json:
+        _write_json(arguments.json, prompts, outputs)
+    _fail_if_any_failed(outputs)
+    if arguments.check:
+        _check(engine, ids, params, outputs)
+
+
+def _sampling_params(arguments: argparse.Namespace) -> "SamplingParams":
+    from jaxspec.engine.params import SamplingParams
+
+    return SamplingParams(
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        min_p=arguments.min_p,
+        seed=arguments.seed,
+        stop=arguments.stop,
+        ignore_eos=arguments.ignore_eos,
+        logprobs=arguments.logprobs,
+    )
+
+
+def _models(arguments: argparse.Namespace) -> tuple[str, str | None]:
+    """Target and drafter; the target that a drafter names stands in for one not given."""
+    from jaxspec.engine.opening import named_target
+
+    if arguments.model is not None:
+        return arguments.model, arguments.draft_model
+    return named_target(arguments.draft_model), arguments.draft_model
+
+
+def _engine(
+    arguments: argparse.Namespace, target: str, draft: str | None, prompts: int
+) -> "Engine":
+    from jaxspec.engine.engine import Engine
+
+    return Engine.from_pretrained(
+        target,
+        draft,
+        method=arguments.method,
+        dtype=arguments.dtype,
+        block_size=arguments.block_size,
+        revision=arguments.revision,
+        max_batch=arguments.max_batch or min(prompts, 8),
+        max_model_len=arguments.max_model_len,
+        page_size=arguments.page_size,
+        num_pages=arguments.num_pages,
+        memory_fraction=arguments.memory_fraction,
+        exact=arguments.exact,
+        seed=arguments.seed,
+        driver=arguments.driver,
+    )
+
+
+def _chat(arguments: argparse.Namespace, engine: "Engine") -> Any:
+    """Renders a prompt as a chat; None where the model has no template or none is wanted."""
+    if arguments.no_chat_template or engine.chat_template is None:
+        return None
+    from jaxspec.text.chat import render_chat
+
+    system = [{"role": "system", "content": arguments.system_prompt}]
+
+    def render(prompt: str) -> str:
+        messages = (system if arguments.system_prompt else []) + [
+            {"role": "user", "content": prompt}
+        ]
+        return render_chat(
+            engine.chat_template, messages, enable_thinking=arguments.enable_thinking
+        )
+
+    return render
+
+
+def _stream_text(
+    engine: "Engine", prompts: list[list[int]], params: "SamplingParams", silent: bool
+) -> "list[RequestOutput]":
+    """Prints the first prompt's text as it comes; the others' follow, each when its turn comes."""
+    outputs: dict[int, RequestOutput] = {}
+    waiting = {index: "" for index in range(len(prompts))}
+    turn = 0
+    for event in engine.stream(prompts, params):
+        waiting[event.index] += event.text
+        if event.output is not None:
+            outputs[event.index] = event.output
+        while not silent and turn in waiting:
+            sys.stdout.write(waiting[turn])
+            waiting[turn] = ""
+            if turn not in outputs:
+                break
+            sys.stdout.write("\n")
+            turn += 1
+        sys.stdout.flush()
+    return [outputs[index] for index in sorted(outputs)]
+
+
+def _write_json(file: str, prompts: list[Any], outputs: "list[RequestOutput]") -> None:
+    from jaxspec.console.report import output_object
+    from jaxspec.errors import LoadError
+
+    try:
+        with nullcontext(sys.stdout) if file == "-" else open(file, "w") as stream:
+            for prompt, output in zip(prompts, outputs, strict=True):
+                print(json.dumps(output_object(prompt, output)), file=stream)
+    except OSError as error:
+        raise LoadError(f"--json {file} cannot be written: {error}") from error
+
+
+def _fail_if_any_failed(outputs: "list[RequestOutput]") -> None:
+    from jaxspec.errors import LoadError
+
+    failed = [f"prompt {i}: {output.error}" for i, output in enumerate(outputs) if output.error]
+    if failed:
+        raise LoadError(f"{len(failed)} of {len(outputs)} prompts failed; {failed[0]}")
+
+
+def _check(
+    engine: "Engine",
+    prompts: list[list[int]],
+    params: "SamplingParams",
+    outputs: "list[RequestOutput]",
+) -> None:
+    """Raises where plain decoding gives other tokens; a bf16 tie is the usual reason."""
+    from dataclasses import replace
+
+    from jaxspec.console.check import first_differences, in_words
+    from jaxspec.errors import LoadError
+
+    plain = engine.plain().generate(prompts, replace(params, logprobs=2))
+    differences = first_differences(outputs, plain)
+    _say(*(in_words(difference, engine.tokenizer.decode) for difference in differences))
+    if differences:
+        raise LoadError(f"{len(differences)} of {len(prompts)} outputs differ from plain decoding")
+    _say(f"check: all {len(prompts)} outputs equal plain decoding")
+
+
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
