@@ -29,7 +29,7 @@ def is_orbax(folder: Path) -> bool:
 def orbax_arrays(folder: Path) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and dtype of every parameter by its path, without reading any."""
     try:
-        with _checkpointer({}) as checkpointer:
+        with _checkpointer([]) as checkpointer:
             tree = checkpointer.metadata(_absolute(folder)).item_metadata.tree
         return {
             path: jax.ShapeDtypeStruct(array.shape, array.dtype)
@@ -76,10 +76,12 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
     )
     how = ocp.checkpoint_utils.construct_restore_args(wanted)
     try:
-        with _checkpointer(arrays) as checkpointer:
+        with _checkpointer([*arrays.values(), *jax.tree.leaves(wanted)]) as checkpointer:
             return checkpointer.restore(
                 _absolute(folder), ocp.args.PyTreeRestore(item=wanted, restore_args=how)
             )
+    except jax.errors.JaxRuntimeError:  # the device's trouble, not the folder's
+        raise
     except Exception as error:  # the library raises nothing more precise
         raise _damaged(folder, error) from error
 
@@ -87,16 +89,16 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
 def save(folder: Path, params: Params) -> None:
     import orbax.checkpoint as ocp
 
-    with _checkpointer(flatten_dict(params, sep="/")) as checkpointer:
+    with _checkpointer(jax.tree.leaves(params)) as checkpointer:
         checkpointer.save(_absolute(folder), ocp.args.PyTreeSave(params))
 
 
-def _checkpointer(arrays: dict[str, Any]) -> Any:
+def _checkpointer(arrays: list[Any]) -> Any:
     """Orbax, holding few gigabytes on the host: its limit must exceed the largest array."""
     import orbax.checkpoint as ocp
 
-    largest = max((math.prod(array.shape) * 4 for array in arrays.values()), default=0)
-    limit = max(SMALLEST_LIMIT_GB, 1 + math.ceil(largest / 1e9))
+    largest = max((math.prod(array.shape) * array.dtype.itemsize for array in arrays), default=0)
+    limit = max(SMALLEST_LIMIT_GB, 1 + largest // 10**9)
     return ocp.Checkpointer(
         ocp.PyTreeCheckpointHandler(
             save_concurrent_gb=limit,

@@ -37,6 +37,10 @@ def stream_parameters(
     try:
         arrays = readers.map(lambda path: _parameter(sources[path], stored, dtype), largest_first)
         flat = dict(zip(largest_first, arrays))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise _too_large(sum(_num_bytes(source, stored) for source in sources.values())) from error
     finally:
         readers.shutdown(cancel_futures=True)
     return unflatten_dict(flat, sep="/")
@@ -45,6 +49,13 @@ def stream_parameters(
 def read_tensor(tensor: StoredTensor) -> Shaped[np.ndarray, "..."]:
     """A whole tensor in host memory; for the small ones."""
     return _read(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+
+
+def _too_large(num_bytes: int) -> LoadError:
+    return LoadError(
+        f"{num_bytes / 1e9:.1f} GB of stored weights do not fit the device's free memory; load a "
+        "smaller model, use a narrower dtype or free the device"
+    )
 
 
 def _num_bytes(source: Source, stored: dict[str, StoredTensor]) -> int:
@@ -60,7 +71,7 @@ def _parameter(
             pieces.append(jax.device_put(piece))
             # Until it has arrived the host keeps its copy.
             pieces[-1].block_until_ready()
-    return _assemble(pieces, source.transposed, jnp.dtype(dtype))
+    return _assemble(pieces, source.transposed, jnp.dtype(dtype)).block_until_ready()
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -24,6 +25,7 @@ from tiny_checkpoints import (
 from jaxspec.checkpoint import stream
 from jaxspec.checkpoint.load import load_drafter, load_pair, load_target, open_drafter, open_target
 from jaxspec.checkpoint.names import drafter_sources, target_sources
+from jaxspec.errors import LoadError
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import parameter_shapes
 from jaxspec.models.qwen3 import Qwen3
@@ -237,6 +239,22 @@ def test_rounding_is_to_nearest_even(tmp_path):
     _, params = load_target(write(tmp_path, TARGET, tensors), jnp.bfloat16)
     expected = np.resize(np.array([1.0, 1 + 2**-6], ml_dtypes.bfloat16), 16)
     np.testing.assert_array_equal(params["norm"]["scale"], expected)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "named"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory", LoadError, "do not fit the device"),
+        ("INTERNAL: other trouble", jax.errors.JaxRuntimeError, "other trouble"),
+    ],
+)
+def test_a_device_without_room(tmp_path, monkeypatch, message, kind, named):
+    def assemble(*_):
+        raise jax.errors.JaxRuntimeError(message)
+
+    monkeypatch.setattr(stream, "_assemble", assemble)
+    with pytest.raises(kind, match=named):
+        load_target(write(tmp_path, TARGET, target_tensors()), jnp.float32)
 
 
 def test_nothing_is_read_of_the_weights_when_opening(tmp_path):
