@@ -1,0 +1,185 @@
+"""A whole training run: target folder and text in, drafter folders out."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.checkpoint.load import open_target
+from jaxspec.errors import UsageError
+from jaxspec.models.config import Qwen3Config
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import Params
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
+from jaxspec.training.data import Rows, load_rows, read_document, rows_of_documents, text_files
+from jaxspec.training.export import export_speculators, export_zlab
+from jaxspec.training.loop import check_division, train
+from jaxspec.training.objective import DrafterObjective, split_frozen
+from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
+from jaxspec.training.rollout import continued_rows
+from jaxspec.training.shape import (
+    DrafterShape,
+    drafter_config,
+    first_drafter_params,
+    frequent_tokens,
+)
+
+DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a run reads."""
+
+    target: Path
+    data: tuple[Path, ...]
+    """Text files, or folders of them."""
+    length: int = 2048
+    """Tokens of a row."""
+    on_policy: bool = False
+    """Whether the target replaces the later part of every row by what it would say."""
+    shortest_prompt: int = 32
+    """With on_policy: least tokens of a row that are kept; half of the row is the most."""
+    slots: int = 64
+    """With on_policy: rows continued at a time."""
+    mask_token_id: int | None = None
+    """None takes the tokenizer's mask token, else the first id that no token uses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training run; all but the cadence must be the same to resume it."""
+
+    source: Source
+    shape: DrafterShape
+    recipe: Recipe
+    optimization: Optimization
+    cadence: Cadence
+    epochs: float | None = None
+    """Passes over the rows, instead of optimization.steps."""
+
+
+def run(plan: Run, out: Path) -> Path:
+    """Trains, or goes on training, and returns the folder of the z-lab drafter."""
+    check_division(plan.optimization)
+    checkpoint = open_target(plan.source.target)
+    tokenizer = open_tokenizer(plan.source.target)
+    config = checkpoint.config
+    mask = mask_token(plan.source, tokenizer, config)
+    shape = drafter_config(config, plan.shape, mask)
+    _check_length(plan)
+    text = text_rows(plan, tokenizer, config)
+    echo_config(out, config_of(plan))
+
+    dtype = DTYPES[plan.optimization.compute]
+    target_params = checkpoint.load(dtype)
+    rows = learned_rows(plan, config, target_params, text, out)
+    optimization = with_epochs(plan, rows)
+    kept = None
+    if shape.draft_vocab_size is not None:
+        kept = frequent_tokens(
+            rows.tokens, config.vocab_size, shape.draft_vocab_size, config.eos_token_ids
+        )
+    drafter = DFlash(shape)
+    start = first_drafter_params(
+        drafter, config, target_params, kept, jax.random.key(optimization.seed)
+    )
+    learns, stays = split_frozen(start)
+    target = Qwen3(config, shape.target_layer_ids)
+    learned = train(
+        DrafterObjective(target, drafter, plan.recipe, dtype),
+        learns,
+        {"target": target_params, "drafter": stays},
+        rows,
+        optimization,
+        plan.cadence,
+        out,
+    )
+    whole = {**stays, **learned}
+    export_zlab(out / "zlab", shape, whole)
+    export_speculators(
+        out / "speculators", shape, whole, config, target_params, str(plan.source.target)
+    )
+    return out / "zlab"
+
+
+def mask_token(source: Source, tokenizer: Tokenizer, config: Qwen3Config) -> int:
+    if source.mask_token_id is not None:
+        return source.mask_token_id
+    if "mask_token" in tokenizer.special_tokens:
+        return tokenizer.special_tokens["mask_token"]
+    if tokenizer.vocabulary_size >= config.vocab_size:
+        raise UsageError(
+            f"all {config.vocab_size} rows of the target's embedding have a token, and none of "
+            "them is a mask; name one that the data never uses with --mask-token-id"
+        )
+    return tokenizer.vocabulary_size
+
+
+def text_rows(plan: Run, tokenizer: Tokenizer, config: Qwen3Config) -> Rows:
+    documents = [(path, read_document(path)) for path in text_files(plan.source.data)]
+    ends = config.eos_token_ids
+    return rows_of_documents(
+        documents,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        ends[0] if ends else None,
+        plan.source.length,
+        plan.shape.block_size,
+    )
+
+
+def learned_rows(
+    plan: Run, config: Qwen3Config, target_params: Params, text: Rows, out: Path
+) -> Rows:
+    """The text itself, or the target's continuations of it, made once and kept."""
+    if not plan.source.on_policy:
+        return text
+    path = out / "on_policy.npz"
+    if not path.exists():
+        speaker = Qwen3(config, (), DTYPES[plan.optimization.compute])
+        made = continued_rows(
+            speaker,
+            target_params,
+            text,
+            plan.source.shortest_prompt,
+            plan.source.length // 2,
+            plan.source.slots,
+            plan.optimization.seed,
+        )
+        unfinished = out / "on_policy.partial.npz"
+        made.save(unfinished)
+        unfinished.rename(path)
+    return load_rows(path)
+
+
+def with_epochs(plan: Run, rows: Rows) -> Optimization:
+    if plan.epochs is None:
+        return plan.optimization
+    steps = round(plan.epochs * len(rows.tokens) / plan.optimization.batch_size)
+    return dataclasses.replace(plan.optimization, steps=max(steps, 1))
+
+
+def config_of(plan: Run) -> dict[str, Any]:
+    """All that decides what is learned, flat; the file that is echoed into the output."""
+    entries: dict[str, Any] = {"epochs": plan.epochs}
+    for part in plan.source, plan.shape, plan.recipe, plan.optimization:
+        entries |= dataclasses.asdict(part)
+    entries["target"] = str(plan.source.target.resolve())
+    entries["data"] = [str(path.resolve()) for path in plan.source.data]
+    if entries["layer_ids"] is not None:
+        entries["layer_ids"] = list(entries["layer_ids"])
+    return entries
+
+
+def _check_length(plan: Run) -> None:
+    length, block = plan.source.length, plan.shape.block_size
+    if length <= block:
+        raise UsageError(f"length {length}, expected more than a block ({block})")
+    if plan.source.on_policy and plan.source.shortest_prompt > length // 2:
+        raise UsageError(
+            f"shortest prompt of {plan.source.shortest_prompt} tokens, expected at most half of "
+            f"the length ({length // 2})"
+        )
