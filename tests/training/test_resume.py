@@ -1,0 +1,99 @@
+"""A run that is killed goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from training_toys import counting_rows, toy_objective, toy_params
+
+from jaxspec.errors import LoadError, UsageError
+from jaxspec.training.loop import train
+from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
+from jaxspec.training.snapshots import Snapshots
+from jaxspec.training.step import first_state
+
+STEPS = 12
+OPTIONS = Optimization(steps=STEPS, batch_size=4, learning_rate=1e-2, compute="float32")
+EVERY_STEP = Cadence(log_every=1, checkpoint_minutes=0.0)
+
+
+def run_toy(folder: Path) -> None:
+    objective = toy_objective(Recipe(anchors=4, feature_noise=0.1))
+    params, frozen = toy_params(objective)
+    train(objective, params, frozen, counting_rows(), OPTIONS, EVERY_STEP, folder)
+
+
+def losses(folder: Path) -> list[tuple[int, float, float]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"], line["gradient_norm"]) for line in lines]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_the_same_run(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder in whole, broken:
+        folder.mkdir()
+    run_toy(whole)
+    kill_in_the_middle(broken)
+    assert 0 < Snapshots(broken / "states").latest < STEPS
+    run_toy(broken)
+    assert losses(broken) == losses(whole)
+    assert len(losses(whole)) == STEPS
+
+
+def kill_in_the_middle(folder: Path) -> None:
+    """Runs the same in a process of its own and sends SIGKILL once some steps were logged."""
+    here = Path(__file__)
+    command = f"import pathlib, test_resume as t; t.run_toy(pathlib.Path({str(folder)!r}))"
+    path = os.pathsep.join([str(here.parent), str(here.parents[2])])
+    log = folder / "log.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command],
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 3, process)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
+
+
+def wait_until(happened, process: subprocess.Popen, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None and time.monotonic() < end, "the run did not get so far"
+        time.sleep(0.002)
+
+
+def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
+    params, _ = toy_params(toy_objective(Recipe()))
+    first = first_state(params, OPTIONS)
+    kept = Snapshots(tmp_path / "states")
+    kept.save(first)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    second = jax.tree.map(lambda x: x + 1, first)
+    monkeypatch.setattr(kept._manager, "save", full)
+    with pytest.raises(LoadError, match="No space left on device.*step 0 is kept"):
+        kept.save(second)
+    again = Snapshots(tmp_path / "states")
+    assert again.latest == 0
+    jax.tree.map(np.testing.assert_array_equal, again.restore(first).params, params)
+
+
+def test_another_config_is_refused_and_the_difference_shown(tmp_path):
+    echo_config(tmp_path, {"batch_size": 8, "seed": 0})
+    echo_config(tmp_path, {"batch_size": 8, "seed": 0})
+    with pytest.raises(UsageError, match="batch_size: 8 -> 16.*another --out"):
+        echo_config(tmp_path, {"batch_size": 16, "seed": 0})
