@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxspec.errors import LoadError, UsageError
+from jaxspec.text.tokenizer import open_tokenizer
+from jaxspec.training.bpe import END, MASK, save_tokenizer, train_tokenizer
+from jaxspec.training.corpus import Selection, collect, divide, rows_of_corpus
+from jaxspec.training.data import Rows, read_document, rows_of_documents, text_files
+from jaxspec.training.recipe import differences
+from jaxspec.training.shape import spread_layer_ids
+
+
+def characters(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+def test_every_epoch_sees_every_row_once_in_its_own_order():
+    rows = Rows(np.arange(10)[:, None], np.arange(10))
+    epochs = [
+        np.concatenate([rows.batch_of_step(s, 5, 0).first for s in (2 * e, 2 * e + 1)])
+        for e in range(2)
+    ]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert list(epochs[0]) != list(epochs[1])
+    np.testing.assert_array_equal(rows.batch_of_step(1, 5, 0).first, epochs[0][5:])
+    straddling = rows.batch_of_step(1, 7, 0).first
+    assert list(straddling) == [*epochs[0][7:], *epochs[1][:4]]
+
+
+def test_documents_become_rows(tmp_path):
+    documents = [(tmp_path / "a", "abcd"), (tmp_path / "b", "efgh")]
+    rows = rows_of_documents(documents, characters, 0, length=5, block_size=2)
+    assert rows.tokens.tolist() == [[97, 98, 99, 100, 0], [101, 102, 103, 104, 0]]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "no file or folder .*lost.txt"),
+        (b"", "lost.txt is empty"),
+        (b" \n", "lost.txt is empty"),
+        (b"caf\xe9", r"lost.txt is not UTF-8 \(byte 3 is 0xe9\)"),
+        (b"ab", r"lost.txt has 2 tokens, expected more than a block \(2\)"),
+        (b"abc", "3 tokens, expected at least one sequence of 5"),
+    ],
+    ids=["missing", "empty", "blank", "latin-1", "short", "too little"],
+)
+def test_bad_files_are_named(tmp_path, content, message):
+    path = tmp_path / "lost.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(LoadError, match=message) as caught:
+        documents = [(path, read_document(path)) for path in text_files([path])]
+        rows_of_documents(documents, characters, None, length=5, block_size=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_corpus_leaves_out_what_repeats_held_out_files(tmp_path):
+    lines = [f"def a_function_with_a_telling_name_{i}(argument):" for i in range(20)]
+    for folder, name, text in [
+        ("new", "kept.py", "\n".join(lines[10:])),
+        ("new", "held.py", "\n".join(lines[:10])),
+        ("old", "held_elsewhere.py", "\n".join(lines[:8])),
+        ("old", "kept.py", "\n".join(lines[10:])),
+    ]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text(text)
+    documents = collect([tmp_path / "new", tmp_path / "old"], Selection())
+    assert [path.as_posix() for path, _ in documents] == ["held.py", "kept.py", "held_elsewhere.py"]
+    kept, unseen = divide(documents, {"held.py"})
+    assert [[p.name for p, _ in part] for part in (kept, unseen)] == [["kept.py"], ["held.py"]]
+
+
+def test_tokenizer_round_trip(tmp_path):
+    text = Path(__file__).read_text()
+    made = train_tokenizer([text], 400)
+    save_tokenizer(made, tmp_path, 2048)
+    read = open_tokenizer(tmp_path)
+    assert read.vocabulary_size == 400
+    assert read.special_tokens["eos_token"] == made.token_to_id(END)
+    assert read.special_tokens["mask_token"] == made.token_to_id(MASK)
+    for sample in (text, "\tx = 'Grüße 你好'\r\n\n    pass  # 12345"):
+        ids = read.encode(sample, add_special_tokens=False)
+        assert read.decode(ids) == sample and len(ids) < len(sample.encode())
+    rows = rows_of_corpus([(Path("x"), text)], made, 0, 16, seed=0)
+    assert read.decode(rows.tokens.ravel().tolist()) in text
+
+
+def test_published_layers():
+    assert spread_layer_ids(36, 5) == (1, 9, 17, 25, 33)
+    assert spread_layer_ids(28, 5) == (1, 7, 13, 19, 25)
+    assert spread_layer_ids(24, 1) == (12,)
+    with pytest.raises(UsageError, match="has 7 layers, expected at least 8 for 5 features"):
+        spread_layer_ids(7, 5)
+
+
+def test_differences():
+    assert differences({"a": 1, "b": 2}, {"b": 3, "c": 4}) == [
+        "a: 1 -> absent",
+        "b: 2 -> 3",
+        "c: absent -> 4",
+    ]
