@@ -26,4 +26,6 @@ def accept(
     count = drafts.shape[1]
     drafted = xp.arange(count, dtype=num_drafts.dtype)[None, :] < num_drafts[:, None]
     matches = drafted & (drafts == target_tokens[:, :count])
-    return xp.cumulative_prod(xp.astype(matches, num_drafts.dtype), axis=1).sum(axis=1)
+    return xp.cumulative_prod(xp.astype(matches, num_drafts.dtype), axis=1).sum(
+        axis=1, dtype=num_drafts.dtype
+    )

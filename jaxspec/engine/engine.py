@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from jaxspec.engine.building import build_loop
 from jaxspec.engine.loop import Loop
@@ -61,7 +61,7 @@ class Engine:
         block_size: int | None = None,
         revision: str | None = None,
         **options: Any,
-    ) -> Self:
+    ) -> "Engine":
         """Opens folders or hub ids. `options` are the fields of `EngineOptions`."""
         checked = _options(method=method, **options)
         opened = open_models(target, draft, method, choose_dtype(dtype), block_size, revision)
@@ -71,12 +71,12 @@ class Engine:
     @classmethod
     def from_models(
         cls, models: Models, params: Params, tokenizer: Tokenizer | None = None, **options: Any
-    ) -> Self:
+    ) -> "Engine":
         """From modules and their parameters; without a tokenizer, prompts are token ids."""
         checked = _options(**options)
         return cls(build_loop(models, params, tokenizer, checked), tokenizer, checked)
 
-    def plain(self) -> Self:
+    def plain(self) -> "Engine":
         """An engine over the same parameters that decodes without drafting."""
         device = self.loop.device
         options = dataclasses.replace(
@@ -145,14 +145,17 @@ class Engine:
     def _submit(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[int]:
         requests = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
         for request in requests:
-            self.loop.submit(request)
+            if refusal := self._never_fits(request):
+                self.loop.refuse(request, refusal)
+            else:
+                self.loop.submit(request)
         return [request.id for request in requests]
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         self._submitted += 1
         config = self.loop.device.models.target.config
         eos = () if params.ignore_eos else config.eos_token_ids
-        request = Request(
+        return Request(
             id=self._submitted,
             prompt=self._token_ids(prompt),
             params=params,
@@ -164,8 +167,6 @@ class Engine:
             scan=stop_scan(params.stop),
             submitted_at=time.perf_counter(),
         )
-        self._refuse_what_never_fits(request)
-        return request
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -179,21 +180,23 @@ class Engine:
             raise UsageError(f"the prompt has ids outside the vocabulary of {vocab_size} tokens")
         return tuple(int(token) for token in prompt)
 
-    def _refuse_what_never_fits(self, request: Request) -> None:
+    def _never_fits(self, request: Request) -> str | None:
+        """Why no wait would help this request; its neighbours go on without it."""
         plan, book = self.loop.plan, self.loop.book
         tokens = len(request.prompt) + request.params.max_tokens
         if tokens > plan.max_model_len:
-            raise UsageError(
+            return (
                 f"prompt of {len(request.prompt)} and max_tokens {request.params.max_tokens} make "
                 f"{tokens} tokens, the context holds {plan.max_model_len}; shorten one of them or "
                 "raise max_model_len"
             )
         needed = book.pages_for(plan.rows_of(request))
         if needed > book.total:
-            raise UsageError(
+            return (
                 f"the request needs {needed} pages of {plan.page_size} positions, the pool has "
                 f"{book.total}; shorten it or raise num_pages or memory_fraction"
             )
+        return None
 
 
 def _options(**options: Any) -> EngineOptions:

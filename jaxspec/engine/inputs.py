@@ -27,19 +27,15 @@ def filled(shape: tuple[int, ...], value: int) -> jax.Array:
 
 def prompt_chunk(requests: list[Request], rows: int, width: int, padding_slot: int) -> PromptChunk:
     """The next `width` unread tokens of every request."""
-    chunk = PromptChunk(
-        slots=np.full(rows, padding_slot, np.int32),
-        tokens=np.zeros((rows, width), np.int32),
-        starts=np.zeros(rows, np.int32),
-        counts=np.zeros(rows, np.int32),
-    )
+    slots, padded = np.full(rows, padding_slot, np.int32), np.zeros((rows, width), np.int32)
+    starts, counts = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
     for row, request in enumerate(requests):
         tokens = request.context[request.prefilled : request.prefilled + width]
-        chunk.slots[row] = request.slot
-        chunk.tokens[row, : len(tokens)] = tokens
-        chunk.starts[row] = request.prefilled
-        chunk.counts[row] = len(tokens)
-    return jax.tree.map(jnp.asarray, chunk)
+        slots[row] = request.slot
+        padded[row, : len(tokens)] = tokens
+        starts[row] = request.prefilled
+        counts[row] = len(tokens)
+    return PromptChunk(*map(jnp.asarray, (slots, padded, starts, counts)))
 
 
 def seat_of(request: Request, pages: tuple[int, ...], state: EngineState) -> Seat:
@@ -48,20 +44,19 @@ def seat_of(request: Request, pages: tuple[int, ...], state: EngineState) -> Sea
     table = np.zeros(state.page_table.shape[1], np.int32)
     table[: len(pages)] = pages
     sampling = SlotSampling(
-        temperature=np.float32(params.temperature),
-        top_k=np.int32(params.top_k),
-        top_p=np.float32(params.top_p),
-        min_p=np.float32(params.min_p),
-        seed=np.uint32(request.seed),
+        temperature=jnp.asarray(np.float32(params.temperature)),
+        top_k=jnp.asarray(np.int32(params.top_k)),
+        top_p=jnp.asarray(np.float32(params.top_p)),
+        min_p=jnp.asarray(np.float32(params.min_p)),
+        seed=jnp.asarray(np.uint32(request.seed)),
     )
-    seat = Seat(
-        slot=np.int32(request.slot),
-        pages=table,
-        limit=np.int32(request.length_limit),
+    return Seat(
+        slot=jnp.asarray(np.int32(request.slot)),
+        pages=jnp.asarray(table),
+        limit=jnp.asarray(np.int32(request.length_limit)),
         sampling=sampling,
-        logprobs=np.int32(params.logprobs or 0),
+        logprobs=jnp.asarray(np.int32(params.logprobs or 0)),
     )
-    return jax.tree.map(jnp.asarray, seat)
 
 
 def logprobs_of(

@@ -68,6 +68,10 @@ class Loop:
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
 
+    def refuse(self, request: Request, reason: str) -> None:
+        """Ends a request that was never let in."""
+        self._tell(*end(request, "error", reason))
+
     def step(self) -> None:
         """One transaction: it counts whole, or not at all."""
         self.stepping = ()

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import ShapeDtypeStruct as Shape
 
+from jaxspec.engine.inputs import prompt_chunk
 from jaxspec.engine.plan import Plan
 from jaxspec.engine.programs import Device
 from jaxspec.engine.steps import PromptChunk, Seat
@@ -51,24 +54,24 @@ def _decode_programs(
 
 
 def _seat(plan: Plan) -> Seat:
-    integer, number = Shape((), np.int32), Shape((), np.float32)
-    return Seat(
-        slot=integer,
-        pages=Shape((plan.max_pages,), np.int32),
-        limit=integer,
-        sampling=SlotSampling(
-            temperature=number,
-            top_k=integer,
-            top_p=number,
-            min_p=number,
-            seed=Shape((), np.uint32),
-        ),
-        logprobs=integer,
-    )
+    def seat() -> Seat:
+        integer, number = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+        return Seat(
+            slot=integer,
+            pages=jnp.zeros(plan.max_pages, jnp.int32),
+            limit=integer,
+            sampling=SlotSampling(
+                temperature=number,
+                top_k=integer,
+                top_p=number,
+                min_p=number,
+                seed=jnp.zeros((), jnp.uint32),
+            ),
+            logprobs=integer,
+        )
+
+    return jax.eval_shape(seat)
 
 
 def _chunk(rows: int, width: int) -> PromptChunk:
-    per_row = Shape((rows,), np.int32)
-    return PromptChunk(
-        slots=per_row, tokens=Shape((rows, width), np.int32), starts=per_row, counts=per_row
-    )
+    return jax.eval_shape(lambda: prompt_chunk([], rows, width, padding_slot=0))

@@ -10,17 +10,17 @@ from jaxtyping import Array, Float, Int, UInt32
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlotSampling:
-    """One entry per slot."""
+    """One entry per slot; scalars for one slot alone."""
 
-    temperature: Float[Array, " slots"]
+    temperature: Float[Array, "*slots"]
     """0 takes the most likely token."""
-    top_k: Int[Array, " slots"]
+    top_k: Int[Array, "*slots"]
     """Tokens kept by rank; 0 keeps all."""
-    top_p: Float[Array, " slots"]
+    top_p: Float[Array, "*slots"]
     """Mass kept, most likely first, after top_k; 1 keeps all."""
-    min_p: Float[Array, " slots"]
+    min_p: Float[Array, "*slots"]
     """Tokens less likely than this share of the most likely one are dropped; 0 keeps all."""
-    seed: UInt32[Array, " slots"]
+    seed: UInt32[Array, "*slots"]
     """With the token's position it makes the key, so a draw depends on nothing else."""
 
     def of(self, slots: Int[Array, " rows"]) -> "SlotSampling":

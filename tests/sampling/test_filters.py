@@ -1,0 +1,119 @@
+"""top_k, top_p and min_p against an oracle in numpy, and what a draw depends on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.sampling import SlotSampling, sample, top_logprobs
+from jaxspec.sampling.tokens import filtered
+
+
+def rows_of(*rows: dict) -> SlotSampling:
+    full = [
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0} | r for r in rows
+    ]
+    column = lambda name, dtype: jnp.asarray([row[name] for row in full], dtype)
+    return SlotSampling(
+        temperature=column("temperature", jnp.float32),
+        top_k=column("top_k", jnp.int32),
+        top_p=column("top_p", jnp.float32),
+        min_p=column("min_p", jnp.float32),
+        seed=column("seed", jnp.uint32),
+    )
+
+
+def kept_by_hand(logits: np.ndarray, temperature, top_k=0, top_p=1.0, min_p=0.0) -> set[int]:
+    """Ids that survive, by sorting and counting; the logits hold no ties."""
+    scaled = logits.astype(np.float64) / temperature
+    order = list(np.argsort(-scaled))
+    if top_k:
+        order = order[:top_k]
+    likelihood = np.exp(scaled - scaled.max())
+    within_top_k = likelihood / likelihood[order].sum()
+    kept, mass = set(), 0.0
+    for token in order:
+        if mass < top_p:
+            kept.add(int(token))
+        mass += within_top_k[token]
+    return {token for token in kept if likelihood[token] >= min_p}
+
+
+FILTERS = [
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 1},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.6},
+    {"temperature": 1.0, "top_p": 1e-6},
+    {"temperature": 0.5, "min_p": 0.2},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.3},
+    {"temperature": 0.9, "top_k": 500, "top_p": 0.95},
+]
+VOCAB = 31
+
+
+@pytest.mark.parametrize("case", range(len(FILTERS)))
+def test_filters_keep_what_the_oracle_keeps(case):
+    params = FILTERS[case]
+    row = jax.tree.map(lambda entries: entries[0], rows_of(params))
+    kept_somewhere = set()
+    for seed in range(20):
+        logits = np.random.default_rng([case, seed]).normal(size=VOCAB, scale=2).astype(np.float32)
+        found = np.asarray(filtered(jnp.asarray(logits), row))
+        kept = set(np.flatnonzero(np.isfinite(found)).tolist())
+        assert kept == kept_by_hand(logits, **params)
+        np.testing.assert_allclose(
+            found[list(kept)], logits[list(kept)] / params["temperature"], 1e-6
+        )
+        kept_somewhere |= {len(kept)}
+    assert kept_somewhere != {VOCAB} or params == {"temperature": 1.0}
+
+
+def test_rows_do_not_see_each_other_s_parameters():
+    """A batch of all the filters at once, and greedy rows among them, draws what each would alone."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(10, 4, VOCAB)), jnp.float32)
+    requests = [{"temperature": 0.0}, *({**f, "seed": 7 * i} for i, f in enumerate(FILTERS))]
+    positions = jnp.arange(40, dtype=jnp.int32).reshape(10, 4)
+    together = sample(logits, rows_of(*requests), positions)
+    for i, request in enumerate(requests):
+        alone = sample(logits[i : i + 1], rows_of(request), positions[i : i + 1])
+        assert together[i].tolist() == alone[0].tolist()
+    assert together[0].tolist() == jnp.argmax(logits[0], axis=-1).tolist()
+
+
+def test_a_draw_depends_on_seed_and_position_alone():
+    logits = jnp.broadcast_to(jnp.zeros(1000), (1, 3, 1000))
+    draw = lambda seed, *at: sample(logits, rows_of({"seed": seed}), jnp.asarray([at], jnp.int32))[
+        0
+    ].tolist()
+    first = draw(1, 10, 11, 12)
+    assert len(set(first)) == 3
+    assert draw(1, 12, 10, 11) == [first[2], first[0], first[1]]
+    assert not set(draw(2, 10, 11, 12)) & set(first)
+
+
+def test_draws_follow_the_filtered_distribution():
+    """Chi-squared over 20,000 draws; the limit is the 1 - 1e-6 quantile for 6 degrees."""
+    logits = np.array([0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 1.5, -4.0], np.float32)
+    rows = rows_of({"temperature": 1.5, "top_k": 7, "seed": 3})
+    count = 20_000
+    stacked = jnp.broadcast_to(logits, (1, count, 8))
+    drawn = sample(stacked, rows, jnp.arange(count, dtype=jnp.int32)[None])
+    seen = np.bincount(np.asarray(drawn)[0], minlength=8)
+    expected = count * np.exp(logits[:7] / 1.5) / np.exp(logits[:7] / 1.5).sum()
+    assert seen[7] == 0
+    assert ((seen[:7] - expected) ** 2 / expected).sum() < 38.3
+
+
+def test_logprobs_are_the_model_s_own_and_free_when_nobody_asks():
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, VOCAB)), jnp.float32)
+    chosen = jnp.asarray([[0, 1, 2], [3, 4, 5]], jnp.int32)
+    found = top_logprobs(logits, chosen, jnp.asarray([0, 2], jnp.int32))
+    expected = np.asarray(jax.nn.log_softmax(logits, axis=-1))
+    own = np.take_along_axis(expected, np.asarray(chosen)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(found.chosen, own, rtol=1e-6)
+    np.testing.assert_allclose(found.values, -np.sort(-expected, -1)[..., :20], rtol=1e-6)
+    np.testing.assert_array_equal(found.tokens, np.argsort(-expected, -1)[..., :20])
+    nobody = top_logprobs(logits, chosen, jnp.zeros(2, jnp.int32))
+    assert not np.any(nobody.chosen) and not np.any(nobody.values)
