@@ -1,0 +1,114 @@
+"""`python -m jaxspec.train` from a target folder and text to folders that load."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.checkpoint.load import load_pair
+from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.rope import Rope
+from jaxspec.models.config import Qwen3Config
+from jaxspec.models.parameters import random_params
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.train import main
+from jaxspec.training.bpe import save_tokenizer, train_tokenizer
+from jaxspec.training.export import export_target
+
+ROOT = Path(__file__).parents[2]
+TEXT = Path(__file__).read_text()
+FLAGS = {
+    "--length": "32",
+    "--block-size": "4",
+    "--layers": "1",
+    "--features": "2",
+    "--anchors": "4",
+    "--batch-size": "2",
+    "--steps": "2",
+    "--log-every": "1",
+    "--compute": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target of five layers, and text."""
+    folder = tmp_path_factory.mktemp("train")
+    decoder = Decoder(32, 48, 5, 2, 1, 16, 1e-6, Rope(1e4), 512)
+    config = Qwen3Config(decoder, 300, True, (0,))
+    params = random_params(Qwen3(config), jax.random.key(0))
+    export_target(folder / "target", config, params)
+    save_tokenizer(train_tokenizer([TEXT], 300), folder / "target", 512)
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+def command(folder: Path, out: Path, data: str = "text.txt", **changes: str) -> list[str]:
+    flags = FLAGS | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    paths = ["--target", folder / "target", "--data", folder / data, "--out", out]
+    return [*map(str, paths), *(word for flag in flags.items() for word in flag if word)]
+
+
+def test_trains_exports_and_echoes_its_config(folder, tmp_path, capsys):
+    arguments = command(folder, tmp_path, draft_vocab_size="60", on_policy="", shortest_prompt="4")
+    assert main(arguments) == 0
+    for layout, draft_vocab in ("zlab", None), ("speculators", 60):
+        target, _, drafter, _ = load_pair(folder / "target", tmp_path / layout, jnp.float32)
+        assert drafter.draft_vocab_size == draft_vocab
+        assert (drafter.block_size, drafter.target_layer_ids) == (4, (1, 2))
+        assert drafter.mask_token_id == 1
+    config = json.loads((tmp_path / "train_config.json").read_text())
+    assert config["on_policy"] and config["steps"] == 2 and config["learning_rate"] == 6e-4
+    steps = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert {"loss", "acceptance_length", "tokens_per_second"} <= steps[0].keys()
+    assert (tmp_path / "training.png").stat().st_size > 1000
+
+    assert main(command(folder, tmp_path, draft_vocab_size="60", steps="3")) == 2
+    refused = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "on_policy: True -> False" in refused and "steps: 2 -> 3" in refused
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"data": "lost.txt"}, "no file or folder"),
+        ({"features": "3"}, "target has 5 layers, expected at least 6 for 3 features"),
+        ({"layer_ids": "4"}, "expected rising ones from 0 to 3"),
+        ({"mask_token_id": "300"}, "mask token 300 is no row"),
+        ({"batch_size": "3", "accumulation": "2"}, "batch size 3 does not divide into 2 parts"),
+        ({"length": "4"}, "length 4, expected more than a block"),
+        ({"draft_vocab_size": "300"}, "draft vocabulary of 300, expected 1 to 299"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_mistakes_are_one_line(folder, tmp_path, capsys, changes, message):
+    assert main(command(folder, tmp_path / "out", **changes)) in (1, 2)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+@pytest.mark.slow
+def test_two_devices_learn_what_one_learns(folder, tmp_path):
+    losses = []
+    for count in 1, 2:
+        out = tmp_path / str(count)
+        subprocess.run(
+            [sys.executable, "-m", "jaxspec.train", *command(folder, out)],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+            },
+            check=True,
+            capture_output=True,
+        )
+        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        losses.append([value for line in lines for value in (line["loss"], line["gradient_norm"])])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
