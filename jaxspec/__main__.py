@@ -8,6 +8,7 @@ from jaxspec import __version__
 
 COMMANDS = {
     "generate": "text from a prompt, with or without a drafter",
+    "train": "a DFlash drafter for a Qwen3 target",
     "convert": "a Hugging Face checkpoint to an Orbax one",
 }
 USAGE = "usage: jaxspec COMMAND [ARGUMENTS]    (jaxspec COMMAND --help says which)"

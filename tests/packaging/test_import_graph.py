@@ -11,6 +11,7 @@ PACKAGES = ("jaxspec", "pallas_kernels")
 
 # A room imports only rooms of the lines below its own.
 FLOORS = (
+    ("console",),
     ("engine",),
     ("training",),
     ("proposers",),
