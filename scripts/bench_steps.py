@@ -116,7 +116,7 @@ def forced_step(models, params, state, slots, accepted):
     """A whole speculative step that keeps so many drafts, right or wrong."""
     state, drafts = draft_step(models, params, state, slots)
     num_drafts = jnp.full_like(slots, drafts.shape[1])
-    state, verified = verify_step(models, params, state, slots, drafts, num_drafts)
+    state, verified = verify_step(models, params, state, slots, drafts, num_drafts, draws=False)
     return commit_step(models, params, state, slots, verified, accepted)
 
 
@@ -192,9 +192,7 @@ def forced_driver(accepted: int):
         if requests := loop.decoding():
             slots, device = loop.slots(requests), loop.device
             keep = filled((slots.size,), accepted)
-            device.state, result = FORCED(
-                device.models, device.params, device.state, slots, keep
-            )
+            device.state, result = FORCED(device.models, device.params, device.state, slots, keep)
             loop.fly(requests, result)
         loop.land_all(but=len(loop.flights) - before)
 
@@ -212,7 +210,7 @@ def forced_lockstep(accepted: int):
             slots, device = loop.slots(requests), loop.device
             drafts = device.run("draft_step", slots)
             num_drafts = filled((slots.size,), drafts.shape[1])
-            verified = device.run("verify_step", slots, drafts, num_drafts)
+            verified = device.run("verify_step", slots, drafts, num_drafts, draws=False)
             np.asarray(drafts), np.asarray(verified.tokens)
             keep = filled((slots.size,), accepted)
             loop.fly(requests, device.run("commit_step", slots, verified, keep))
@@ -235,9 +233,9 @@ def device_times(engine: Engine, concurrency: int, options: argparse.Namespace) 
         return result
 
     calls = {
-        "plain": lambda: device.run("plain_step", slots),
+        "plain": lambda: device.run("plain_step", slots, draws=False),
         "draft": lambda: device.run("draft_step", slots),
-        "verify": lambda: device.run("verify_step", slots, drafts, num_drafts),
+        "verify": lambda: device.run("verify_step", slots, drafts, num_drafts, draws=False),
         "dflash": forced,
     }
     figures = {}

@@ -185,7 +185,7 @@ def replay(known: dict[tuple[int, ...], tuple[int, ...]], random: np.random.Gene
         spoiled = random.random(drafts.shape) < 0.2
         drafts = jnp.asarray(np.where(spoiled, 1, drafts))
         num_drafts = jnp.asarray(np.full(slots.size, drafts.shape[1], np.int32))
-        verified = loop.device.run("verify_step", slots, drafts, num_drafts)
+        verified = loop.device.run("verify_step", slots, drafts, num_drafts, draws=True)
         loop.fly(requests, loop.device.run("accept_step", slots, drafts, verified))
         loop.land_all()
 

@@ -25,7 +25,8 @@ def lockstep(loop: Loop) -> None:
         return
     slots = loop.slots(requests)
     drafts, num_drafts = draft(loop, slots)
-    verified = device.run("verify_step", slots, drafts, num_drafts)
+    draws = loop.draws(requests)
+    verified = device.run("verify_step", slots, drafts, num_drafts, draws=draws)
     accepted = accept(
         np.asarray(drafts), np.asarray(verified.tokens), np.asarray(verified.num_drafts)
     )
@@ -39,7 +40,7 @@ def overlapped(loop: Loop) -> None:
     before = len(loop.flights)
     loop.read_prompts()
     if requests := loop.decoding():
-        loop.fly(requests, _decode(loop, loop.slots(requests)))
+        loop.fly(requests, _decode(loop, loop.slots(requests), loop.draws(requests)))
     loop.land_all(but=len(loop.flights) - before)
 
 
@@ -56,10 +57,10 @@ def draft(
     return filled((slots.size, num_drafts), 0), filled((slots.size,), 0)
 
 
-def _decode(loop: Loop, slots: Int[Array, " rows"]) -> StepResult:
+def _decode(loop: Loop, slots: Int[Array, " rows"], draws: bool) -> StepResult:
     """One program; with `exact` one per phase, the same ones whatever the method."""
     if loop.plan.fused:
-        return loop.device.run(loop.plan.fused_step, slots)
+        return loop.device.run(loop.plan.fused_step, slots, draws=draws)
     drafts, num_drafts = draft(loop, slots)
-    verified = loop.device.run("verify_step", slots, drafts, num_drafts)
+    verified = loop.device.run("verify_step", slots, drafts, num_drafts, draws=draws)
     return loop.device.run("accept_step", slots, drafts, verified)

@@ -55,12 +55,11 @@ def seat_of(request: Request, pages: tuple[int, ...], state: EngineState) -> Sea
         pages=jnp.asarray(table),
         limit=jnp.asarray(np.int32(request.length_limit)),
         sampling=sampling,
-        logprobs=jnp.asarray(np.int32(params.logprobs or 0)),
     )
 
 
 def logprobs_of(
-    request: Request, found: TopLogprobs, row: int, tokens: list[int]
+    request: Request, found: TopLogprobs | None, row: int, tokens: list[int]
 ) -> list[TokenLogprobs]:
     """Per emitted token its own and the top ones asked for; empty where nobody asked."""
     wanted = request.params.logprobs

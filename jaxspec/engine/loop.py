@@ -133,7 +133,7 @@ class Loop:
         chosen = unread[:rows]
         self.stepping = tuple(request.id for request in chosen)
         chunk = prompt_chunk(chosen, rows, width, self.plan.num_slots)
-        result = self.device.run("prefill_step", chunk)
+        result = self.device.run("prefill_step", chunk, draws=self.draws(chosen))
         read = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
         self.running.update({request.id: request for request in read})
         going_on = frozenset(request.id for request in read if not request.is_prefilled)
@@ -155,6 +155,10 @@ class Loop:
         """Their slots as a step takes them, padded to a compiled number of rows."""
         slots = tuple(request.slot for request in requests)
         return slots_of(slots, self.plan.shapes.rows_for(len(slots)), self.plan.num_slots)
+
+    def draws(self, requests: list[Request]) -> bool:
+        """Whether their step must draw; with `exact` every step is made as if it had to."""
+        return self.plan.exact or any(request.params.draws for request in requests)
 
     def fly(self, requests: list[Request], result: StepResult) -> None:
         """Notes a launched step whose result is still to be read."""

@@ -39,6 +39,11 @@ class SamplingParams:
             if wrong:
                 raise UsageError(f"{found}; expected {expected}")
 
+    @property
+    def draws(self) -> bool:
+        """Whether the likeliest token alone is not enough."""
+        return self.temperature > 0 or self.logprobs is not None
+
     def _rules(self) -> list[tuple[bool, str, str]]:
         return [
             (self.max_tokens < 1, f"max_tokens is {self.max_tokens}", "at least 1"),

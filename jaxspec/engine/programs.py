@@ -8,20 +8,17 @@ from jaxspec.engine import steps
 from jaxspec.engine.state import EngineState
 from jaxspec.engine.steps import Models, Params
 
+DRAWING = (steps.prefill_step, steps.verify_step, steps.plain_step, steps.spec_step)
+OTHERS = (steps.seat_step, steps.draft_step, steps.commit_step, steps.accept_step)
+
 # Compiled once per shape for all engines of a process: the models are static and hashable. The
 # state is donated; whoever holds it must take the returned one in its place.
 COMPILED = {
-    step.__name__: jax.jit(step, static_argnums=0, donate_argnums=2)
-    for step in (
-        steps.seat_step,
-        steps.prefill_step,
-        steps.draft_step,
-        steps.verify_step,
-        steps.commit_step,
-        steps.accept_step,
-        steps.plain_step,
-        steps.spec_step,
-    )
+    **{s.__name__: jax.jit(s, static_argnums=0, donate_argnums=2) for s in OTHERS},
+    **{
+        s.__name__: jax.jit(s, static_argnums=0, static_argnames="draws", donate_argnums=2)
+        for s in DRAWING
+    },
 }
 
 
@@ -33,18 +30,18 @@ class Device:
         self.params = params
         self.state: EngineState | None = state
 
-    def run(self, step: str, *inputs: Any) -> Any:
+    def run(self, step: str, *inputs: Any, **static: bool) -> Any:
         """Runs a step on the state and returns what it gives besides the next state."""
-        result = COMPILED[step](self.models, self.params, self.state, *inputs)
+        result = COMPILED[step](self.models, self.params, self.state, *inputs, **static)
         if isinstance(result, EngineState):
             self.state = result
             return None
         self.state, output = result
         return output
 
-    def lower(self, step: str, *inputs: Any) -> jax.stages.Lowered:
+    def lower(self, step: str, *inputs: Any, **static: bool) -> jax.stages.Lowered:
         """The program of a step, not run; compiling it is what the next run would do."""
-        return COMPILED[step].lower(self.models, self.params, self.state, *inputs)
+        return COMPILED[step].lower(self.models, self.params, self.state, *inputs, **static)
 
     def lost_its_state(self) -> bool:
         """Whether a program died after it had been given the state to overwrite."""

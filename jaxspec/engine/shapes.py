@@ -12,6 +12,11 @@ class Shapes:
     prefill_shapes: tuple[tuple[int, int], ...]
     """(rows, width) of a prefill step, by rising number of tokens."""
 
+    @property
+    def largest(self) -> "Shapes":
+        """Only the largest of each."""
+        return Shapes(self.row_buckets[-1:], self.prefill_shapes[-1:])
+
     def rows_for(self, count: int) -> int:
         """The smallest bucket that holds so many rows."""
         return next(rows for rows in self.row_buckets if rows >= count)

@@ -49,8 +49,6 @@ class EngineState:
     """The newest token of every slot, emitted but not yet in the pools."""
     sampling: SlotSampling
     """How every slot's tokens are drawn."""
-    logprobs: Int[Array, " slots"]
-    """How many top log probabilities every slot asked for."""
 
     @property
     def page_size(self) -> int:
@@ -77,5 +75,4 @@ def empty_state(
             min_p=floats(),
             seed=jnp.zeros(num_slots + 1, jnp.uint32),
         ),
-        logprobs=integers(),
     )

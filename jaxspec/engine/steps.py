@@ -8,7 +8,8 @@
     spec_step                 draft, verify, accept and commit in one program
 
 Plain decoding is a verify without drafts. True lengths are data, never shapes: a step is compiled
-once for a number of rows and a width.
+once for a number of rows and a width, and once more with `draws`, for batches in which somebody
+samples or wants log probabilities.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from jaxspec.engine.state import EngineState
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers import dflash
-from jaxspec.sampling import SlotSampling, TopLogprobs, sample, top_logprobs
+from jaxspec.sampling import SlotSampling, TopLogprobs, greedy, sample, top_logprobs
 
 Params = dict[str, Any]
 
@@ -65,8 +66,8 @@ class Verified:
     """1 for slots that took part, 0 for those whose budget was spent."""
     features: Float[Array, "rows width features"]
     """The target's features of every row of the block, for the drafter."""
-    logprobs: TopLogprobs
-    """Of `tokens`; zeros where nobody asked."""
+    logprobs: TopLogprobs | None
+    """Of `tokens`; None in a program that draws nothing."""
 
 
 @jax.tree_util.register_dataclass
@@ -79,11 +80,11 @@ class StepResult:
     """accepted + 1; 0 for a slot that took no part."""
     num_drafts: Int[Array, " rows"]
     """Drafts verified."""
-    logprobs: TopLogprobs
+    logprobs: TopLogprobs | None
 
 
 def prefill_step(
-    models: Models, params: Params, state: EngineState, chunk: PromptChunk
+    models: Models, params: Params, state: EngineState, chunk: PromptChunk, *, draws: bool
 ) -> tuple[EngineState, StepResult]:
     """Reads a chunk of every row's prompt; the token after it counts where the prompt ends."""
     with jax.named_scope("prefill"):
@@ -95,13 +96,9 @@ def prefill_step(
         )
         ends = chunk.starts + chunk.counts
         last_rows = jnp.maximum(chunk.counts - 1, 0)[:, None, None]
+        last = jnp.take_along_axis(hidden, last_rows, axis=1)
         tokens, logprobs = _read_tokens(
-            models,
-            params,
-            state,
-            chunk.slots,
-            jnp.take_along_axis(hidden, last_rows, 1),
-            ends[:, None],
+            models, params, state, chunk.slots, last, ends[:, None], draws
         )
         state = dataclasses.replace(
             state,
@@ -134,6 +131,8 @@ def verify_step(
     slots: Int[Array, " rows"],
     drafts: Int[Array, "rows drafts"],
     num_drafts: Int[Array, " rows"],
+    *,
+    draws: bool,
 ) -> tuple[EngineState, Verified]:
     """One target forward over [current, drafts...]; writes their rows, counts none of them."""
     with jax.named_scope("verify"):
@@ -143,7 +142,9 @@ def verify_step(
         hidden, features, pool = models.target.apply(
             {"params": params["target"]}, tokens, block, state.target_pool
         )
-        said, logprobs = _read_tokens(models, params, state, slots, hidden, block.positions + 1)
+        said, logprobs = _read_tokens(
+            models, params, state, slots, hidden, block.positions + 1, draws
+        )
         verified = Verified(said, active * num_drafts, active, features, logprobs)
         return dataclasses.replace(state, target_pool=pool), verified
 
@@ -188,21 +189,23 @@ def accept_step(
 
 
 def plain_step(
-    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"], *, draws: bool
 ) -> tuple[EngineState, StepResult]:
     """One token for every row: a verify without drafts, committed."""
     none = jnp.zeros((slots.shape[0], 0), jnp.int32)
-    state, verified = verify_step(models, params, state, slots, none, jnp.zeros_like(slots))
+    state, verified = verify_step(
+        models, params, state, slots, none, jnp.zeros_like(slots), draws=draws
+    )
     return accept_step(models, params, state, slots, none, verified)
 
 
 def spec_step(
-    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"], *, draws: bool
 ) -> tuple[EngineState, StepResult]:
     """Draft, verify, accept and commit; nothing goes through the host."""
     state, drafts = draft_step(models, params, state, slots)
     num_drafts = jnp.full_like(slots, drafts.shape[1])
-    state, verified = verify_step(models, params, state, slots, drafts, num_drafts)
+    state, verified = verify_step(models, params, state, slots, drafts, num_drafts, draws=draws)
     return accept_step(models, params, state, slots, drafts, verified)
 
 
@@ -223,11 +226,14 @@ def _read_tokens(
     slots: Int[Array, " rows"],
     hidden: Float[Array, "rows width hidden"],
     positions: Int[Array, "rows width"],
-) -> tuple[Int[Array, "rows width"], TopLogprobs]:
+    draws: bool,
+) -> tuple[Int[Array, "rows width"], TopLogprobs | None]:
     """The target's tokens at `positions`, from the hidden states one place before them."""
     logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
+    if not draws:
+        return greedy(logits), None
     tokens = sample(logits, state.sampling.of(slots), positions)
-    return tokens, top_logprobs(logits, tokens, state.logprobs[slots])
+    return tokens, top_logprobs(logits, tokens)
 
 
 def _absorb(
@@ -253,7 +259,6 @@ class Seat:
     limit: Int[Array, ""]
     sampling: SlotSampling
     """Scalars."""
-    logprobs: Int[Array, ""]
 
 
 def seat_step(models: Models, params: Params, state: EngineState, seat: Seat) -> EngineState:
@@ -265,5 +270,4 @@ def seat_step(models: Models, params: Params, state: EngineState, seat: Seat) ->
         lengths=put(state.lengths, 0),
         limits=put(state.limits, seat.limit),
         sampling=jax.tree.map(put, state.sampling, seat.sampling),
-        logprobs=put(state.logprobs, seat.logprobs),
     )

@@ -1,5 +1,6 @@
 """Every program an engine can need, compiled before it is needed."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,43 +15,54 @@ from jaxspec.engine.programs import Device
 from jaxspec.engine.steps import PromptChunk, Seat
 from jaxspec.sampling import SlotSampling
 
+Program = tuple[str, tuple[Any, ...], dict[str, bool]]
+"""Name of a step, shapes of its inputs, static choices."""
+
 
 def temporaries(device: Device, plan: Plan) -> int:
-    """Compiles every program and says how many bytes the greediest needs beside its arguments."""
-    most = 0
-    for step, inputs in every_program(device, plan):
-        needed = device.lower(step, *inputs).compile().memory_analysis()
-        fresh = needed.output_size_in_bytes - needed.alias_size_in_bytes
-        most = max(most, needed.temp_size_in_bytes + fresh)
-    return most
+    """Compiles the programs and says how many bytes the greediest needs beside its arguments.
+
+    Of those that draw only the largest are compiled: they are many and seldom all needed.
+    """
+    largest = dataclasses.replace(plan, shapes=plan.shapes.largest)
+    programs = [
+        *every_program(device, plan, draws=False),
+        *every_program(device, largest, draws=True),
+    ]
+    return max(_needed(device, *program) for program in programs)
 
 
-def every_program(device: Device, plan: Plan) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Name and input shapes of every step at every size."""
-    yield "seat_step", (_seat(plan),)
+def _needed(device: Device, step: str, inputs: tuple[Any, ...], static: dict[str, bool]) -> int:
+    analysis = device.lower(step, *inputs, **static).compile().memory_analysis()
+    fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return analysis.temp_size_in_bytes + fresh
+
+
+def every_program(device: Device, plan: Plan, draws: bool) -> Iterator[Program]:
+    """Every step at every size; compiling their lowerings is what running them would do."""
+    yield "seat_step", (_seat(plan),), {}
     for rows, width in plan.shapes.prefill_shapes:
-        yield "prefill_step", (_chunk(rows, width),)
+        yield "prefill_step", (_chunk(rows, width),), {"draws": draws or plan.exact}
     for rows in plan.shapes.row_buckets:
-        yield from _decode_programs(device, plan, Shape((rows,), np.int32))
+        yield from _decode_programs(device, plan, Shape((rows,), np.int32), draws or plan.exact)
 
 
-def _decode_programs(
-    device: Device, plan: Plan, slots: Shape
-) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> Iterator[Program]:
     """What one decode step runs, in its order."""
+    static = {"draws": draws}
     if plan.fused:
-        yield plan.fused_step, (slots,)
+        yield plan.fused_step, (slots,), static
         return
     drafts = Shape((*slots.shape, plan.width - 1), np.int32)
     if plan.method == "dflash":
-        yield "draft_step", (slots,)
+        yield "draft_step", (slots,), {}
     verify = (slots, drafts, slots)
-    yield "verify_step", verify
-    _, verified = device.lower("verify_step", *verify).out_info
+    yield "verify_step", verify, static
+    _, verified = device.lower("verify_step", *verify, **static).out_info
     if plan.driver == "lockstep":
-        yield "commit_step", (slots, verified, slots)
+        yield "commit_step", (slots, verified, slots), {}
     else:
-        yield "accept_step", (slots, drafts, verified)
+        yield "accept_step", (slots, drafts, verified), {}
 
 
 def _seat(plan: Plan) -> Seat:
@@ -67,7 +79,6 @@ def _seat(plan: Plan) -> Seat:
                 min_p=number,
                 seed=jnp.zeros((), jnp.uint32),
             ),
-            logprobs=integer,
         )
 
     return jax.eval_shape(seat)

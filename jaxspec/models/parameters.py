@@ -1,12 +1,13 @@
 """The parameter trees of both models: their shapes, and random ones."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from jaxspec.cache.block import block_after
 from jaxspec.cache.pool import KVPool, empty_pool
@@ -25,8 +26,30 @@ def pool_for(decoder: Decoder, num_pages: int, page_size: int, dtype: DTypeLike)
 
 
 def random_params(model: Qwen3 | DFlash, key: Key[Array, ""]) -> Params:
-    """Freshly initialised parameters, made on the device in one program."""
-    return jax.jit(lambda key: _initialized(model, key))(key)
+    """Fresh parameters on the device: norms of one, matrices that keep the scale of their input.
+
+    Leaf by leaf, one small program per shape: a single program for all would compile for minutes.
+    """
+    shapes = parameter_shapes(model)
+    keys = dict(zip(shapes, jax.random.split(key, len(shapes))))
+    leaves = {path: _fresh(path, shape, keys[path]) for path, shape in shapes.items()}
+    return unflatten_dict(leaves, sep="/")
+
+
+def _fresh(path: str, shape: jax.ShapeDtypeStruct, key: Key[Array, ""]) -> Array:
+    if path.endswith("scale"):
+        return jnp.ones(shape.shape, shape.dtype)
+    if path.endswith("target_ids"):
+        return jnp.arange(*shape.shape, dtype=shape.dtype)
+    spread = 0.02 if path.endswith("embedding") else shape.shape[0] ** -0.5
+    return _normal(key, shape.shape, jnp.dtype(shape.dtype), spread)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _normal(
+    key: Key[Array, ""], shape: tuple[int, ...], dtype: jnp.dtype, spread: float
+) -> Float[Array, "rows columns"]:
+    return jax.random.normal(key, shape, dtype) * jnp.asarray(spread, dtype)
 
 
 def parameter_shapes(model: Qwen3 | DFlash) -> dict[str, jax.ShapeDtypeStruct]:

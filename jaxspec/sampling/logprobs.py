@@ -23,21 +23,10 @@ class TopLogprobs:
 
 
 def top_logprobs(
-    logits: Float[Array, "slots width vocab"],
-    chosen: Int[Array, "slots width"],
-    wanted: Int[Array, " slots"],
+    logits: Float[Array, "slots width vocab"], chosen: Int[Array, "slots width"]
 ) -> TopLogprobs:
-    """Zeros unless some slot wants them: a step in which nobody asks pays nothing."""
-    count = min(MAX_LOGPROBS, logits.shape[-1])
-
-    def compute() -> TopLogprobs:
-        logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-        values, tokens = jax.lax.top_k(logprobs, count)
-        own = jnp.take_along_axis(logprobs, chosen[..., None], axis=-1)[..., 0]
-        return TopLogprobs(own, values, tokens.astype(jnp.int32))
-
-    def skip() -> TopLogprobs:
-        zeros = jnp.zeros((*chosen.shape, count), jnp.float32)
-        return TopLogprobs(zeros[..., 0], zeros, zeros.astype(jnp.int32))
-
-    return jax.lax.cond(jnp.any(wanted > 0), compute, skip)
+    """Of the chosen tokens and of the likeliest ones."""
+    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    values, tokens = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
+    own = jnp.take_along_axis(logprobs, chosen[..., None], axis=-1)[..., 0]
+    return TopLogprobs(own, values, tokens.astype(jnp.int32))

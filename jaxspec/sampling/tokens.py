@@ -32,13 +32,13 @@ def sample(
     rows: SlotSampling,
     positions: Int[Array, "slots width"],
 ) -> Int[Array, "slots width"]:
-    """The token at each of `positions`. A batch without a sampled row pays for an argmax only."""
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return jax.lax.cond(
-        jnp.any(rows.temperature > 0),
-        lambda: jnp.where(rows.temperature[:, None] > 0, _draw(logits, rows, positions), greedy),
-        lambda: greedy,
-    )
+    """The token at each of `positions`, drawn for rows with a temperature."""
+    return jnp.where(rows.temperature[:, None] > 0, _draw(logits, rows, positions), greedy(logits))
+
+
+def greedy(logits: Float[Array, "slots width vocab"]) -> Int[Array, "slots width"]:
+    """The likeliest token of every row; the first of several."""
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 def _draw(

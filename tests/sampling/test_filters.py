@@ -71,7 +71,7 @@ def test_filters_keep_what_the_oracle_keeps(case):
 
 
 def test_rows_do_not_see_each_other_s_parameters():
-    """A batch of all the filters at once, and greedy rows among them, draws what each would alone."""
+    """A batch of all the filters at once, a greedy row among them, draws what each would alone."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(10, 4, VOCAB)), jnp.float32)
     requests = [{"temperature": 0.0}, *({**f, "seed": 7 * i} for i, f in enumerate(FILTERS))]
     positions = jnp.arange(40, dtype=jnp.int32).reshape(10, 4)
@@ -106,14 +106,12 @@ def test_draws_follow_the_filtered_distribution():
     assert ((seen[:7] - expected) ** 2 / expected).sum() < 38.3
 
 
-def test_logprobs_are_the_model_s_own_and_free_when_nobody_asks():
+def test_logprobs_are_the_model_s_own():
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, VOCAB)), jnp.float32)
     chosen = jnp.asarray([[0, 1, 2], [3, 4, 5]], jnp.int32)
-    found = top_logprobs(logits, chosen, jnp.asarray([0, 2], jnp.int32))
+    found = top_logprobs(logits, chosen)
     expected = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     own = np.take_along_axis(expected, np.asarray(chosen)[..., None], -1)[..., 0]
     np.testing.assert_allclose(found.chosen, own, rtol=1e-6)
     np.testing.assert_allclose(found.values, -np.sort(-expected, -1)[..., :20], rtol=1e-6)
     np.testing.assert_array_equal(found.tokens, np.argsort(-expected, -1)[..., :20])
-    nobody = top_logprobs(logits, chosen, jnp.zeros(2, jnp.int32))
-    assert not np.any(nobody.chosen) and not np.any(nobody.values)
