@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.inputs import filled
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.plan import Plan
 from jaxspec.engine.steps import Models, commit_step, draft_step, verify_step
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
@@ -59,6 +61,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="qwen3-8b", choices=(*NAMES, "tiny"))
     parser.add_argument("--draft", default="dflash-b16", help="dflash-bN: a block of N tokens")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument(
+        "--apart", type=int, nargs="*", default=[], help="concurrencies with draft and verify apart"
+    )
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--page-size", type=int, default=64)
@@ -89,8 +94,6 @@ def build(options: argparse.Namespace) -> tuple[Models, dict[str, Any]]:
 
 def shrunk(config):
     """Small enough to try this script on a CPU."""
-    from dataclasses import replace
-
     decoder = replace(
         config.decoder, num_layers=5, hidden_size=64, intermediate_size=128, num_heads=4,
         num_kv_heads=2, head_dim=64,
@@ -124,62 +127,58 @@ FORCED = jax.jit(forced_step, static_argnums=0, donate_argnums=2)
 
 
 def measure(engine: Engine, concurrency: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures at one concurrency, each in a run of its own after a warm one."""
+    """All figures at one concurrency."""
     row: dict[str, Any] = {"concurrency": concurrency}
     for method in ("plain", "dflash"):
-        for driver in ("overlapped", "lockstep"):
-            run_engine(engine, concurrency, options, method, driver, steps=6)
-            times = run_engine(engine, concurrency, options, method, driver, options.steps)
-            row[f"{method}_{driver}_ms"] = statistics.median(times)
-    row |= device_times(engine, concurrency, options)
+        row[f"{method}_device_ms"] = device_time(engine, concurrency, options, method)
+        times = run_engine(engine, concurrency, options, method)
+        row[f"{method}_engine_ms"] = statistics.median(times)
+        row[f"{method}_steps"] = len(times)
+    if concurrency in options.apart:
+        for part in ("draft", "verify"):
+            row[f"{part}_device_ms"] = device_time(engine, concurrency, options, part)
+        times = run_engine(engine, concurrency, options, "lockstep")
+        row["dflash_lockstep_ms"] = statistics.median(times)
+    print(json.dumps(row), file=sys.stderr, flush=True)
     return row
 
 
 def run_engine(
-    engine: Engine,
-    concurrency: int,
-    options: argparse.Namespace,
-    method: str,
-    driver: str,
-    steps: int,
+    engine: Engine, concurrency: int, options: argparse.Namespace, method: str
 ) -> list[float]:
-    """Milliseconds per step of the engine's loop, all slots decoding."""
+    """Milliseconds per step of the engine's loop while all slots decode."""
     loop = engine.loop
-    loop.driver = forced_driver(options.accepted) if method == "dflash" else DRIVERS[driver]
-    loop.plan = plan_of(loop, method, driver)
-    if method == "dflash" and driver == "lockstep":
-        loop.driver = forced_lockstep(options.accepted)
+    loop.driver = driver_of(method, options.accepted)
+    loop.plan = plan_of(loop, method)
     random = np.random.default_rng(0)
-    vocabulary = engine.loop.device.models.target.config.vocab_size
+    vocabulary = loop.device.models.target.config.vocab_size
     prompts = random.integers(0, vocabulary, (concurrency, options.prompt)).tolist()
     budget = options.max_model_len - options.prompt
     stream = engine.stream(prompts, SamplingParams(max_tokens=budget, ignore_eos=True))
-    for _ in range(concurrency):
-        next(stream)  # everybody's prompt has been read
-    while any(not request.token_ids for request in loop.running.values()):
+    next(stream)
+    while loop.waiting or any(not request.token_ids for request in loop.running.values()):
         loop.step()
-    for _ in range(3):
+    for _ in range(5):
         loop.step()
     times = []
-    for _ in range(steps):
+    while len(times) < options.steps and len(loop.running) == concurrency:
         begin = time.perf_counter()
         loop.step()
         times.append((time.perf_counter() - begin) * 1e3)
-        if len(loop.running) < concurrency:
-            times.pop()
-            break
     stream.close()
     loop.land_all()
     return times
 
 
-def plan_of(loop: Loop, method: str, driver: str):
-    from dataclasses import replace
+def driver_of(method: str, accepted: int):
+    if method == "plain":
+        return DRIVERS["overlapped"]
+    return (forced_lockstep if method == "lockstep" else forced_driver)(accepted)
 
-    width = 1 if method == "plain" else loop.plan.block_size
-    return replace(
-        loop.plan, method="none" if method == "plain" else "dflash", driver=driver, width=width
-    )
+
+def plan_of(loop: Loop, method: str) -> Plan:
+    name = "none" if method == "plain" else "dflash"
+    return replace(loop.plan, method=name, width=1 if method == "plain" else loop.plan.block_size)
 
 
 def forced_driver(accepted: int):
@@ -219,12 +218,11 @@ def forced_lockstep(accepted: int):
     return drive
 
 
-def device_times(engine: Engine, concurrency: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Programs by themselves, called in a row without reading anything back."""
+def device_time(engine: Engine, concurrency: int, options: argparse.Namespace, step: str) -> float:
+    """Milliseconds of one program, called in a row without reading anything back."""
     device = engine.loop.device
-    seat_everybody(engine, concurrency, options)
     slots = filled_slots(concurrency)
-    none, keep = filled((concurrency,), 0), filled((concurrency,), 0)
+    keep = filled((concurrency,), 0)
     drafts = filled((concurrency, options.block_size - 1), 7)
     num_drafts = filled((concurrency,), options.block_size - 1)
 
@@ -238,15 +236,10 @@ def device_times(engine: Engine, concurrency: int, options: argparse.Namespace) 
         "verify": lambda: device.run("verify_step", slots, drafts, num_drafts, draws=False),
         "dflash": forced,
     }
-    figures = {}
-    for name, call in calls.items():
-        jax.block_until_ready(call())
-        jax.block_until_ready(call())
-        per_round = max(options.steps // 5, 1)
-        seat_everybody(engine, concurrency, options)
-        figures[f"{name}_device_ms"] = milliseconds_per_call(call, per_round)["median"]
-    del none
-    return figures
+    for _ in range(3):
+        jax.block_until_ready(calls[step]())
+    seat_everybody(engine, concurrency, options)
+    return milliseconds_per_call(calls[step], options.steps // 5 or 1)["median"]
 
 
 def filled_slots(concurrency: int):
@@ -255,8 +248,6 @@ def filled_slots(concurrency: int):
 
 def seat_everybody(engine: Engine, concurrency: int, options: argparse.Namespace) -> None:
     """Slots in the middle of a generation: the prompt counted, pages held, budget left."""
-    from dataclasses import replace
-
     state, plan = engine.loop.device.state, engine.loop.plan
     table = np.zeros(state.page_table.shape, np.int32)
     table[:concurrency] = 1 + np.arange(concurrency * plan.max_pages).reshape(concurrency, -1)

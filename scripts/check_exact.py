@@ -65,8 +65,11 @@ def main() -> None:
     loose = Fleet(options, models, params, exact=False)
     report["buckets"] = {
         f"{method}, {company}": regrets(models, params, run(method, prompts, plain), plain)
-        for method in ("none", "dflash")
-        for company, run in (("alone", loose.alone), ("in company", loose.together))
+        for method, company, run in (
+            ("none", "in company", loose.together),
+            ("dflash", "alone", loose.alone),
+            ("replay", "in company", loose.together),
+        )
     }
     report["bucket_ms_per_step"] = loose.milliseconds
     write_json(options.json, report)
@@ -109,7 +112,9 @@ class Fleet:
     """One engine per method, all over the same parameters."""
 
     def __init__(self, options: argparse.Namespace, models: Models, params: Any, exact: bool):
-        self.params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, logprobs=20)
+        self.params = SamplingParams(
+            max_tokens=options.tokens, ignore_eos=True, logprobs=20 if exact else None
+        )
         self.engine = Engine.from_models(
             models,
             params,
@@ -131,6 +136,7 @@ class Fleet:
         for prompt in prompts:
             begin = time.perf_counter()
             outputs.append(self.engine.generate(prompt, self.params))
+            print(method, len(outputs), file=sys.stderr, flush=True)
             seconds = time.perf_counter() - begin
         steps = max(len(outputs[-1].stats.acceptance_lengths), 1)
         steps = steps if method != "none" else self.params.max_tokens
@@ -159,7 +165,7 @@ class Fleet:
         loop = self.engine.loop
         exact = loop.plan.exact
         name = "none" if method == "replay" else method
-        width = loop.plan.block_size if exact or name == "dflash" else 1
+        width = loop.plan.block_size if exact or method != "none" else 1
         loop.plan = replace(loop.plan, method=name, width=width)
         loop.driver = DRIVERS["overlapped"]
         if method == "replay":
@@ -185,7 +191,7 @@ def replay(known: dict[tuple[int, ...], tuple[int, ...]], random: np.random.Gene
         spoiled = random.random(drafts.shape) < 0.2
         drafts = jnp.asarray(np.where(spoiled, 1, drafts))
         num_drafts = jnp.asarray(np.full(slots.size, drafts.shape[1], np.int32))
-        verified = loop.device.run("verify_step", slots, drafts, num_drafts, draws=True)
+        verified = loop.device.run("verify_step", slots, drafts, num_drafts, draws=loop.plan.exact)
         loop.fly(requests, loop.device.run("accept_step", slots, drafts, verified))
         loop.land_all()
 
