@@ -113,13 +113,19 @@ class Loop:
                 return
             book = pages.admit(self.book, request.id, rows)
             request = replace(request, slot=free.pop(0))
-            held = book.held[request.id].pages
-            self.stepping = (request.id,)
-            self.device.run("seat_step", seat_of(request, held, self.device.state))
-            self.stepping = ()
             self.book = book
             self.waiting.popleft()
             self.running[request.id] = request
+            self.stepping = (request.id,)
+            try:
+                self._seat(request)
+            except Exception:
+                self.torn = True
+                raise
+
+    def _seat(self, request: Request) -> None:
+        held = self.book.held[request.id].pages
+        self.device.run("seat_step", seat_of(request, held, self.device.state))
 
     # Launching
 
@@ -248,11 +254,11 @@ class Loop:
 
     def _blame(self, stepping: tuple[int, ...], error: Exception) -> None:
         """A step is repeated with each of its requests alone; one that fails again is at fault."""
-        live = [id for id in stepping if id in self.running]
-        if live and not self.suspects:
-            self.suspects = {id: len(self.running[id].token_ids) for id in live}
-        else:
+        if self.suspects:
             self._end(set(stepping), "error", _reason(error))
+        else:
+            live = [id for id in stepping if id in self.running]
+            self.suspects = {id: len(self.running[id].token_ids) for id in live}
 
     def _clear_suspects(self) -> None:
         """A request that has gone on by a token, or has ended, is not suspected any more."""
@@ -268,10 +274,8 @@ class Loop:
         self.device.state = None  # the old pools and the new need not fit side by side
         self.device.state = self.new_state()
         for id, request in self.running.items():
-            request = replace(request, prefilled=0, resumed=len(request.token_ids))
-            held = self.book.held[id].pages
-            self.device.run("seat_step", seat_of(request, held, self.device.state))
-            self.running[id] = request
+            self.running[id] = replace(request, prefilled=0, resumed=len(request.token_ids))
+            self._seat(self.running[id])
         self.torn = False
 
 

@@ -1,0 +1,302 @@
+"""A device whose "model" is a hash: fast enough to try a whole life of the loop many times.
+
+Pages hold tokens. The next token is a hash of everything that a slot's pages hold, read through its
+page table, so a page in two hands, a row too few or a stale row changes what comes out.
+"""
+
+import dataclasses
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.engine.drivers import DRIVERS
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.loop import Loop
+from jaxspec.engine.plan import EngineOptions, Plan
+from jaxspec.engine.programs import Device
+from jaxspec.engine.shapes import shapes_for
+from jaxspec.engine.state import EngineState
+from jaxspec.engine.steps import Models, StepResult
+from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.rope import Rope
+from jaxspec.models.config import Qwen3Config
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.sampling import TopLogprobs
+
+VOCAB, EOS, CURSED = 50, 0, 49
+WIDTH = 4
+POISON, TRASH = -1, -2
+
+
+class Fault(Exception):
+    """What a failing program raises."""
+
+
+def next_token(history: list[int]) -> int:
+    assert min(history) >= 0, "the model read a row that nobody committed"
+    return zlib.crc32(np.array(history, np.int32).tobytes()) % (VOCAB - 1)
+
+
+def continuation(prompt: list[int], max_tokens: int, ignore_eos: bool) -> list[int]:
+    """What the model says, alone and token by token."""
+    tokens = []
+    while len(tokens) < max_tokens and (ignore_eos or EOS not in tokens):
+        tokens.append(next_token([*prompt, *tokens]))
+    return tokens
+
+
+class FakeState(EngineState):
+    """Host arrays in place of the device's; shapes are the state's, the pools hold tokens."""
+
+    def __init__(self, plan: Plan):
+        slots = plan.num_slots + 1
+        put = lambda name, value: object.__setattr__(self, name, value)
+        put("cells", np.full((plan.num_pages, plan.page_size), POISON))
+        put("context", np.full((plan.num_pages, plan.page_size), POISON))
+        put("page_table", np.zeros((slots, plan.max_pages), int))
+        put("lengths", np.zeros(slots, int))
+        put("limits", np.zeros(slots, int))
+        put("last_tokens", np.zeros(slots, int))
+        put("deleted", False)
+
+    @property
+    def page_size(self) -> int:
+        return self.cells.shape[1]
+
+    def copy(self) -> "FakeState":
+        twin = object.__new__(FakeState)
+        for name, value in vars(self).items():
+            object.__setattr__(twin, name, value.copy() if hasattr(value, "copy") else value)
+        return twin
+
+    def read(self, pool: np.ndarray, slot: int, rows: int) -> list[int]:
+        return [int(pool[self.cell(slot, at)]) for at in range(rows)]
+
+    def write(self, pool: np.ndarray, slot: int, start: int, values: list[int]) -> None:
+        for at, value in enumerate(values, start):
+            page, offset = self.cell(slot, at)
+            pool[page, offset] = value if page else TRASH
+
+    def cell(self, slot: int, at: int) -> tuple[int, int]:
+        table = self.page_table[slot]
+        page = at // self.page_size
+        return (int(table[page]) if page < len(table) else 0), at % self.page_size
+
+
+class OnDevice:
+    """A result that the host still has to fetch, and may fail to."""
+
+    def __init__(self, value: np.ndarray, error: Fault | None):
+        self.value, self.error = value, error
+
+    def copy_to_host_async(self) -> None:
+        pass
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        if self.error is not None:
+            raise self.error
+        return np.array(self.value)
+
+
+def record(kind: type, **fields):
+    """A record of whatever values, unchecked."""
+    value = object.__new__(kind)
+    for name, field in fields.items():
+        object.__setattr__(value, name, field)
+    return value
+
+
+class FakeDevice(Device):
+    """Runs the steps on a FakeState. `faults` are met in order, one by each of the next runs:
+
+    None     nothing
+    before   the program never starts
+    donated  it dies with the state in its hands
+    read     it starts well and dies later: its result and its state cannot be read
+    """
+
+    def __init__(self, models: Models, plan: Plan):
+        super().__init__(models, {}, FakeState(plan))
+        self.faults: list[str | None] = []
+        self.curse = "before"
+        self.may_fail = lambda: True
+        self.ran: list[str] = []
+
+    def run(self, step: str, *inputs, draws: bool = False):
+        fault = None
+        if self.faults and step != "seat_step" and self.may_fail():
+            fault = self.faults.pop(0)
+        state = self.state
+        if state.deleted:
+            raise Fault(f"{step} was given a state that is gone")
+        self.ran.append(step)
+        if fault is None and self._is_cursed(step, inputs):
+            fault = self.curse
+        if fault == "before":
+            raise Fault(f"{step} did not start")
+        after = state.copy()
+        result = getattr(self, step)(after, *inputs)
+        object.__setattr__(state, "deleted", True)
+        if fault == "donated":
+            raise Fault(f"{step} ran out of memory")
+        if fault == "read":
+            object.__setattr__(after, "deleted", True)
+        self.state = after
+        return self._step_result(result, fault) if isinstance(result, tuple) else result
+
+    def lost_its_state(self) -> bool:
+        return self.state.deleted
+
+    def _is_cursed(self, step: str, inputs: tuple) -> bool:
+        if step == "seat_step":
+            return False
+        slots = inputs[0].slots if step == "prefill_step" else inputs[0]
+        tokens = inputs[0].tokens if step == "prefill_step" else np.zeros(0)
+        held = [
+            self.state.read(self.state.cells, s, self.state.lengths[s]) for s in map(int, slots)
+        ]
+        return CURSED in np.asarray(tokens) or any(CURSED in tokens for tokens in held)
+
+    def _step_result(self, result: tuple, fault: str | None) -> StepResult:
+        error = Fault("it died while it ran") if fault == "read" else None
+        tokens, emitted, num_drafts = (OnDevice(np.array(x), error) for x in result)
+        none = OnDevice(np.zeros((len(result[1]), len(result[0][0]), 0)), error)
+        logprobs = record(TopLogprobs, chosen=none, values=none, tokens=none)
+        return record(
+            StepResult, tokens=tokens, emitted=emitted, num_drafts=num_drafts, logprobs=logprobs
+        )
+
+    # The steps
+
+    def seat_step(self, state, seat):
+        slot = int(seat.slot)
+        state.page_table[slot] = np.asarray(seat.pages)
+        state.lengths[slot] = 0
+        state.limits[slot] = int(seat.limit)
+
+    def prefill_step(self, state, chunk):
+        rows = zip(*(np.asarray(x).tolist() for x in (chunk.slots, chunk.starts, chunk.counts)))
+        said = []
+        for tokens, (slot, start, count) in zip(np.asarray(chunk.tokens).tolist(), rows):
+            state.write(state.cells, slot, start, tokens[:count])
+            state.write(state.context, slot, start, tokens[:count])
+            end = start + count
+            said.append(next_token(state.read(state.cells, slot, end)) if count else 0)
+            state.lengths[slot], state.last_tokens[slot] = end, said[-1]
+        return [[token] for token in said], [1] * len(said), [0] * len(said)
+
+    def draft_step(self, state, slots):
+        drafts = [self._draft(state, slot) for slot in np.asarray(slots).tolist()]
+        return jnp.asarray(np.array(drafts, np.int32))
+
+    def _draft(self, state, slot) -> list[int]:
+        """Right for a while, then wrong: from the context, which must be what the target has."""
+        length = state.lengths[slot]
+        if length >= state.limits[slot]:
+            return [0] * (WIDTH - 1)
+        history = state.read(state.context, slot, length)
+        assert history == state.read(state.cells, slot, length), "context is not of these tokens"
+        state.write(state.context, slot, length, [POISON] * WIDTH)
+        drafts = [int(state.last_tokens[slot])]
+        while len(drafts) < WIDTH:
+            drafts.append(next_token(history + drafts))
+        right = sum(history) % WIDTH
+        return [d if i < right else (d + 1) % VOCAB for i, d in enumerate(drafts[1:])]
+
+    def verify_step(self, state, slots, drafts, num_drafts):
+        active, said = [], []
+        rows = zip(*(np.asarray(x).tolist() for x in (slots, drafts, num_drafts)))
+        for slot, proposed, count in rows:
+            length = int(state.lengths[slot])
+            active.append(int(length < state.limits[slot]))
+            block = [int(state.last_tokens[slot]), *proposed]
+            if not active[-1]:
+                said.append([0] * len(block))
+                continue
+            history = state.read(state.cells, slot, length)
+            said.append([next_token(history + block[: i + 1]) for i in range(len(block))])
+            state.write(state.cells, slot, length, block[: count + 1])
+        fresh = dict(active=np.array(active), blocks=(np.asarray(slots), np.asarray(drafts)))
+        count = np.array(active) * np.asarray(num_drafts)
+        return Said(tokens=np.array(said, np.int32), num_drafts=count.astype(np.int32), **fresh)
+
+    def commit_step(self, state, slots, verified, accepted):
+        emitted = verified.active * (np.asarray(accepted) + 1)
+        for row, slot in enumerate(np.asarray(slots).tolist()):
+            if not emitted[row]:
+                continue
+            length = int(state.lengths[slot])
+            kept = state.read(state.cells, slot, length + int(emitted[row]))[length:]
+            state.write(state.context, slot, length, kept)
+            state.lengths[slot] += emitted[row]
+            state.last_tokens[slot] = verified.tokens[row, emitted[row] - 1]
+        return verified.tokens, emitted, verified.num_drafts
+
+    def accept_step(self, state, slots, drafts, verified):
+        accepted = []
+        for proposed, said, count in zip(
+            np.asarray(drafts).tolist(), verified.tokens.tolist(), verified.num_drafts
+        ):
+            right = [a == b for a, b in zip(proposed[:count], said)] + [False]
+            accepted.append(right.index(False))
+        return self.commit_step(state, slots, verified, accepted)
+
+    def plain_step(self, state, slots):
+        none = np.zeros((len(slots), 0), np.int32)
+        verified = self.verify_step(state, slots, none, np.zeros(len(slots), int))
+        return self.accept_step(state, slots, none, verified)
+
+    def spec_step(self, state, slots):
+        drafts = self.draft_step(state, slots)
+        counts = np.full(len(slots), WIDTH - 1)
+        verified = self.verify_step(state, slots, drafts, counts)
+        return self.accept_step(state, slots, drafts, verified)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What verify hands to commit."""
+
+    tokens: np.ndarray
+    num_drafts: np.ndarray
+    active: np.ndarray
+    blocks: tuple
+
+
+def fake_models() -> Models:
+    rope = Rope(theta=1e4)
+    decoder = Decoder(8, 8, 1, 1, 1, 8, 1e-6, rope, 10_000)
+    return Models(Qwen3(Qwen3Config(decoder, VOCAB, True, (EOS,))), None)
+
+
+def fake_engine(
+    driver: str = "overlapped",
+    method: str = "dflash",
+    exact: bool = False,
+    num_slots: int = 3,
+    page_size: int = 4,
+    num_pages: int = 25,
+    max_model_len: int = 48,
+    prefill_chunk: int = 5,
+) -> Engine:
+    plan = Plan(
+        method=method,
+        driver=driver,
+        exact=exact,
+        width=WIDTH if exact or method == "dflash" else 1,
+        block_size=WIDTH,
+        num_slots=num_slots,
+        max_model_len=max_model_len,
+        page_size=page_size,
+        num_pages=num_pages,
+        shapes=shapes_for(num_slots, prefill_chunk, exact),
+    )
+    device = FakeDevice(fake_models(), plan)
+    return Engine(
+        Loop(device, lambda: FakeState(plan), plan, DRIVERS[driver], None), None, EngineOptions()
+    )
+
+
+assert jax.tree.leaves(record(TopLogprobs, chosen=1, values=2, tokens=3)) == [1, 2, 3]
