@@ -20,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
         import jaxtyping
 
         jaxtyping.install_import_hook(["jaxspec", "pallas_kernels"], "beartype.beartype")
+        rebuild_records_unchecked()
 
 
 def pytest_report_header() -> str:
@@ -50,6 +51,33 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Asking for GPU tests where none can run is a failure, not a pass."""
     if wants_gpu(session.config) and exitstatus == pytest.ExitCode.OK and not has_gpu():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def rebuild_records_unchecked() -> None:
+    """Records are checked where our code makes them, not where JAX takes them apart and puts them
+    together again: it does so around shapes, host arrays and marks of its own as well."""
+    import jax
+
+    as_before = jax.tree_util.register_dataclass
+
+    def register(record: type, *fields, **options) -> type:
+        if not record.__module__.startswith("jaxspec."):
+            return as_before(record, *fields, **options)
+        names = [field.name for field in dataclasses.fields(record)]
+
+        def flatten(value):
+            return [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in names], None
+
+        def unflatten(_, children):
+            value = object.__new__(record)
+            for name, child in zip(names, children):
+                object.__setattr__(value, name, child)
+            return value
+
+        jax.tree_util.register_pytree_with_keys(record, flatten, unflatten)
+        return record
+
+    jax.tree_util.register_dataclass = register
 
 
 def wants_gpu(config: pytest.Config) -> bool:
