@@ -1,6 +1,7 @@
 """Where the tests run and what watches them. Imports neither jax nor the packages: the hook that
 checks shapes has to come before them."""
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
