@@ -14,6 +14,8 @@ class Block:
 
     lengths: Int[Array, " slots"]
     """Rows of context before the block; row i of the block sits at position lengths + i."""
+    spans: Int[Array, " slots"]
+    """Rows of the block that are kept, from its start."""
     positions: Int[Array, "slots width"]
     """Absolute position of every row."""
     pool_rows: Int[Array, "slots width"]
@@ -42,4 +44,6 @@ def block_after(
     )
     kept = (offsets < spans[:, None]) & (pages > 0)
     rows = jnp.where(kept, pages * page_size + positions % page_size, offsets % page_size)
-    return Block(lengths=lengths, positions=positions, pool_rows=rows, page_table=page_table)
+    return Block(
+        lengths=lengths, spans=spans, positions=positions, pool_rows=rows, page_table=page_table
+    )

@@ -89,6 +89,7 @@ class Attention(nn.Module):
                 values,
                 block.page_table,
                 block.lengths,
+                block.spans,
                 causal=self.mask.causal,
                 window=self.mask.window,
                 implementation=self.implementation,

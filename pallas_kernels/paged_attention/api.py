@@ -1,5 +1,6 @@
 """Attention of a short block of rows per request over that request's pages."""
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
@@ -12,6 +13,7 @@ def paged_attention(
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
     page_table: Int[Array, "slots max_pages"],
     lengths: Int[Array, " slots"],
+    spans: Int[Array, " slots"] | None = None,
     *,
     causal: bool,
     window: int | None = None,
@@ -26,6 +28,9 @@ def paged_attention(
                    context                 | the block
         causal     row i sees the context and block rows 0..i
         full       row i sees the context and the whole block
+
+    Only the first `spans[s]` rows of the block are in the pages (all, if None); nobody sees the
+    others, and what comes out for them means nothing.
 
     With `window`, row at position p sees only positions in (p - window, p + window).
     Scores are scaled by head_dim ** -0.5; softmax and sums are float32. Rows of the pool that no
@@ -43,6 +48,7 @@ def paged_attention(
         value_pages,
         page_table,
         lengths,
+        jnp.full_like(lengths, query.shape[2]) if spans is None else spans,
         causal=causal,
         window=window,
     )

@@ -77,6 +77,11 @@ def choose_sizes(shape: Shape) -> BlockSizes:
         return BlockSizes(stages=3, warpgroups=2)
     blocks = shape.slots * shape.kv_heads
     splits = 1
-    while splits < 8 and blocks * splits < MULTIPROCESSORS:
+    while splits < 8 and blocks * splits < MULTIPROCESSORS and aligned(shape, 2 * splits):
         splits *= 2
     return BlockSizes(stages=3, splits=splits)
+
+
+def aligned(shape: Shape, splits: int) -> bool:
+    """Whether one token's piece of the output starts at a multiple of 128 bytes in the tile."""
+    return shape.width == 1 or shape.group * (shape.head_dim // splits) * 2 % 128 == 0

@@ -25,12 +25,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention import splits as split_exchange
-from pallas_kernels.paged_attention.blocks import TILE_ROWS, BlockSizes, Shape, choose_sizes, tile
+from pallas_kernels.paged_attention.blocks import TILE_ROWS, BlockSizes, Shape, aligned, choose_sizes, tile
+from pallas_kernels.paged_attention.splits import ROWS, Exchange
 from pallas_kernels.tiles import require, swizzled, times
 
 MASKED = -1e30
-ROWS = plgpu.Layout.WGMMA.reduce(1)
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "window", "sizes", "interpret"))
@@ -40,6 +39,7 @@ def paged_attention(
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
     page_table: Int[Array, "slots max_pages"],
     lengths: Int[Array, " slots"],
+    spans: Int[Array, " slots"],
     *,
     causal: bool,
     window: int | None,
@@ -54,15 +54,18 @@ def paged_attention(
     require(query.dtype.itemsize == 2, "16-bit numbers")
     require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
     sizes = sizes or choose_sizes(shape)
+    require(aligned(shape, sizes.splits), "fewer splits: 128-byte rows of one token's heads")
     tiling = tile(shape, sizes)
-    exchange = split_exchange.plan(sizes.splits, head_dim, interpret is not None)
+    exchange = Exchange(sizes.splits, head_dim, sizes.warpgroups)
     dtype = query.dtype
     rows = tiling.span * group
     staged = rows % 8 != 0 or not tiling.even
     stages, kv_tile, warpgroups = sizes.stages, sizes.kv_tile, sizes.warpgroups
     scale = head_dim**-0.5 * math.log2(math.e)
 
-    def kernel(q_gmem, k_gmem, v_gmem, table_gmem, lengths_gmem, o_gmem, *refs, scratch):
+    def kernel(
+        q_gmem, k_gmem, v_gmem, table_gmem, lengths_gmem, spans_gmem, o_gmem, *refs, scratch
+    ):
         slot = lax.axis_index("slot")
         head = lax.axis_index("head")
         row_block = lax.axis_index("rows")
@@ -76,15 +79,25 @@ def paged_attention(
             end = length + jnp.minimum((row_block + 1) * warpgroups * tiling.span, width)
         else:
             end = length + width
+        kept_end = length + spans_gmem[slot]
+        end = jnp.minimum(end, kept_end)
         tiles = lax.div(end + (kv_tile - 1), kv_tile)
         steps = lax.div(tiles - split + (sizes.splits - 1), sizes.splits)
 
-        def fetch(step, stage):
+        def positions(step):
             base = (split + step * sizes.splits) * kv_tile
-            for j in range(tiling.copies):
-                at = base + j * tiling.copy_rows
-                entry = jnp.minimum(lax.div(at, shape.page_size), shape.max_pages - 1)
-                page = table_gmem[slot, entry]
+            return [base + j * tiling.copy_rows for j in range(tiling.copies)]
+
+        def pages_of(step):
+            entries = [
+                jnp.minimum(lax.div(at, shape.page_size), shape.max_pages - 1)
+                for at in positions(step)
+            ]
+            return [table_gmem[slot, entry] for entry in entries]
+
+        def fetch(step, pages):
+            stage = lax.rem(step, stages)
+            for j, (at, page) in enumerate(zip(positions(step), pages)):
                 source = (page, pl.ds(lax.rem(at, shape.page_size), tiling.copy_rows), head)
                 target = (stage, pl.ds(j * tiling.copy_rows, tiling.copy_rows))
                 for pool, smem, bar in (
@@ -93,13 +106,13 @@ def paged_attention(
                 ):
                     plgpu.copy_gmem_to_smem(pool.at[source], smem.at[target], bar.at[stage])
 
+        def start(step, pages):
+            pl.when(step < steps)(lambda: fetch(step, pages))
+
         @pl.when(wg == 0)
         def _():
-            for s in range(stages):
-
-                @pl.when(s < steps)
-                def _():
-                    fetch(s, s)
+            for step, pages in enumerate(first_pages):
+                start(jnp.int32(step), pages)
 
         if tiling.even:
             q_source = q_gmem.at[slot, head, jnp.minimum(row_tile, tiling.row_tiles - 1)]
@@ -117,18 +130,27 @@ def paged_attention(
             plgpu.copy_gmem_to_smem(q_source, scratch["q"].at[wg, pl.ds(0, rows)], q_bar)
             plgpu.barrier_wait(q_bar)
 
-        row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=ROWS)
         if causal:
-            last = length + first + lax.div(row, group)
-        else:
-            last = row * 0 + (length + width - 1)
+            row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=ROWS)
+            last = jnp.minimum(length + first + lax.div(row, group), kept_end - 1)
+
+        def seen(base):
+            position = base + plgpu.broadcasted_iota(
+                jnp.int32, (TILE_ROWS, kv_tile), 1, layout=plgpu.Layout.WGMMA
+            )
+            if causal:
+                return position <= lax.broadcast_in_dim(last, position.shape, [0])
+            return position < end
 
         def body(step, carry):
             m, l, acc = carry
             base = (split + step * sizes.splits) * kv_tile
             stage = lax.rem(step, stages)
+            # One row tile refills at once; several wait for each other, one tile late.
+            done = step if warpgroups == 1 else step - 1
+            pages = pages_of(done + stages)
             if warpgroups > 1:
-                refill(step - 1)
+                refill(done, pages)
             plgpu.barrier_wait(scratch["k_bar"].at[stage])
             k_tile, v_tile = scratch["k"].at[stage], scratch["v"].at[stage]
 
@@ -137,11 +159,7 @@ def paged_attention(
                 return acc_ref[...]
 
             s = pl.run_scoped(scores, plgpu.ACC((TILE_ROWS, kv_tile), jnp.float32))
-            position = base + plgpu.broadcasted_iota(
-                jnp.int32, (TILE_ROWS, kv_tile), 1, layout=plgpu.Layout.WGMMA
-            )
-            seen = position <= lax.broadcast_in_dim(last, s.shape, [0])
-            s = jnp.where(seen, s, MASKED)
+            s = jnp.where(seen(base), s, MASKED)
             m_new = jnp.maximum(m, s.max(axis=1))
             alpha = jnp.exp2((m - m_new) * scale)
             p = jnp.exp2(s * scale - lax.broadcast_in_dim(m_new * scale, s.shape, [0]))
@@ -150,7 +168,10 @@ def paged_attention(
             plgpu.barrier_wait(scratch["v_bar"].at[stage])
             clear_tail(v_tile, base, end)
             acc = times(acc, p.astype(dtype), v_tile, interpret is not None)
-            release(step, stage)
+            if warpgroups > 1:
+                release(step)
+            else:
+                refill(done, pages)
             return m_new, l, acc
 
         def clear_tail(v_tile, base, end):
@@ -171,27 +192,22 @@ def paged_attention(
                     plgpu.barrier_arrive(scratch["tail_bar"])
                     plgpu.barrier_wait(scratch["tail_bar"])
 
-        def refill(step):
+        def refill(step, pages):
             """Loads the tile that follows into the stage that `step` has left."""
 
             @pl.when((step >= 0) & (step + stages < steps))
             def _():
-                stage = lax.rem(step, stages)
                 if warpgroups > 1:
-                    plgpu.barrier_wait(scratch["free_bar"].at[stage])
+                    plgpu.barrier_wait(scratch["free_bar"].at[lax.rem(step, stages)])
 
                 @pl.when(wg == 0)
                 def _():
-                    fetch(step + stages, stage)
+                    fetch(step + stages, pages)
 
-        def release(step, stage):
-            """One row tile refills at once; several wait for each other, one tile late."""
-            if warpgroups == 1:
-                return refill(step)
-
+        def release(step):
             @pl.when(step + stages < steps)
             def _():
-                plgpu.barrier_arrive(scratch["free_bar"].at[stage])
+                plgpu.barrier_arrive(scratch["free_bar"].at[lax.rem(step, stages)])
 
         full = lambda shape_, value, layout: plgpu.layout_cast(
             jnp.full(shape_, value, jnp.float32), layout
@@ -206,7 +222,8 @@ def paged_attention(
                 full((TILE_ROWS, head_dim), 0.0, plgpu.Layout.WGMMA),
             ),
         )
-        out = exchange.combine(m * scale, l, acc, split, scratch, refs, (slot, head, row_tile))
+        tile_buffers = [buffer.at[slot, head, row_tile] for buffer in buffers]
+        out = exchange.combine(m * scale, l, acc, split, scratch.get("split_bar"), tile_buffers)
         o_smem = scratch["o"].at[wg]
         o_smem[...] = out.astype(dtype)
         plgpu.commit_smem()
@@ -238,7 +255,7 @@ def paged_attention(
 
     body.__name__ = "paged_attention"
     out_type = jax.ShapeDtypeStruct((slots, width, kv_heads, group, head_dim), dtype)
-    outputs = (out_type, *exchange.buffers(slots, kv_heads, tiling.row_tiles))
+    outputs = (out_type, *exchange.buffers(slots, kv_heads, tiling.row_blocks * warpgroups))
     out, *_ = plgpu.kernel(
         body,
         out_type=outputs,
@@ -262,5 +279,6 @@ def paged_attention(
         value_pages,
         page_table,
         lengths,
+        spans,
     )
     return out.reshape(slots, width, kv_heads * group, head_dim)

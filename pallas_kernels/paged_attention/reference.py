@@ -13,6 +13,7 @@ def paged_attention(
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
     page_table: Int[Array, "slots max_pages"],
     lengths: Int[Array, " slots"],
+    spans: Int[Array, " slots"],
     *,
     causal: bool,
     window: int | None,
@@ -20,7 +21,7 @@ def paged_attention(
     slots, kv_heads, width, group, head_dim = query.shape
     keys = gather_pages(key_pages, page_table)
     values = gather_pages(value_pages, page_table)
-    visible = visible_positions(lengths, width, keys.shape[1], causal, window)
+    visible = visible_positions(lengths, spans, width, keys.shape[1], causal, window)
     # A masked weight is 0, but 0 * NaN is NaN: rows that nobody may see are zeroed before use.
     read = visible.any(axis=1)[:, :, None, None]
     keys = jnp.where(read, keys, 0)
@@ -42,13 +43,18 @@ def gather_pages(
 
 
 def visible_positions(
-    lengths: Int[Array, " slots"], width: int, positions: int, causal: bool, window: int | None
+    lengths: Int[Array, " slots"],
+    spans: Int[Array, " slots"],
+    width: int,
+    positions: int,
+    causal: bool,
+    window: int | None,
 ) -> Bool[Array, "slots {width} {positions}"]:
     """Which positions each row of each slot may see."""
     key = jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
     row = lengths[:, None, None] + jnp.arange(width, dtype=lengths.dtype)[None, :, None]
     last = row if causal else jnp.broadcast_to(row[:, -1:], row.shape)
-    visible = key <= last
+    visible = (key <= last) & (key < (lengths + spans)[:, None, None])
     if window is not None:
         visible &= (key > row - window) & (key < row + window)
     return visible
