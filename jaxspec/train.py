@@ -72,6 +72,9 @@ def _add_drafter(group: Any) -> None:
     group.add_argument("--layer-ids", type=int, nargs="+", action=Several, help="those layers")
     group.add_argument("--intermediate-size", type=int, help="of the drafter [the target's]")
     group.add_argument("--draft-vocab-size", type=int, help="most frequent tokens drafted [all]")
+    group.add_argument(
+        "--from-target", action="store_true", help="start as copies of the target's last layers"
+    )
     group.add_argument("--mask-token-id", type=int, help="[the tokenizer's, or an unused row]")
 
 

@@ -18,17 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.training.bpe import END, MASK, train_tokenizer
 from jaxspec.training.corpus import Selection, collect, divide, rows_of_corpus
 from jaxspec.training.data import Rows
 from jaxspec.training.export import export_zlab
 from jaxspec.training.loop import train
-from jaxspec.training.objective import DrafterObjective, in_dtype, split_frozen
+from jaxspec.training.objective import DrafterObjective, TargetObjective, in_dtype, split_frozen
 from jaxspec.training.pretrain import TargetShape, pretrain
 from jaxspec.training.recipe import Cadence, Optimization, Recipe
 from jaxspec.training.rollout import continued_rows
 from jaxspec.training.shape import DrafterShape, drafter_config, first_drafter_params
+from jaxspec.training.step import Objective
 
 HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
 
@@ -59,20 +61,20 @@ PRESETS = {
         target=TargetShape(),
         target_length=513,
         target_options=Optimization(
-            steps=6000,
+            steps=1600,
             batch_size=64,
             learning_rate=2e-3,
             weight_decay=0.1,
             second_moment=0.95,
         ),
-        drafter=DrafterShape(block_size=16, layers=4, features=5),
+        drafter=DrafterShape(block_size=16, layers=4, features=5, from_target=True),
         recipe=Recipe(anchors=48),
         drafter_options=Optimization(
-            steps=4000, batch_size=64, learning_rate=1.5e-3, second_moment=0.95
+            steps=2400, batch_size=64, learning_rate=1.5e-3, second_moment=0.95
         ),
         drafter_length=384,
         prompts=(32, 192),
-        on_policy_rows=32_768,
+        on_policy_rows=24_576,
         held_out_rows=256,
         slots=1024,
     ),
@@ -82,7 +84,7 @@ PRESETS = {
         ),
         target_length=65,
         target_options=Optimization(steps=30, batch_size=8, learning_rate=3e-3, compute="float32"),
-        drafter=DrafterShape(block_size=4, layers=2, features=2),
+        drafter=DrafterShape(block_size=4, layers=2, features=2, from_target=True),
         recipe=Recipe(anchors=6),
         drafter_options=Optimization(steps=30, batch_size=8, learning_rate=3e-3, compute="float32"),
         drafter_length=64,
@@ -124,6 +126,11 @@ def main() -> None:
         options.out / "target",
     )
     clock.lap("target")
+    if unseen:
+        fresh = rows_of_corpus(unseen, tokenizer, end, preset.target_length, seed=0)
+        report["target_held_out"] = judge(
+            TargetObjective(Qwen3(config), jnp.float32), params, {}, fresh, preset.held_out_rows
+        )
 
     def on_policy(documents: list, count: int, seed: int) -> Rows:
         text = rows_of_corpus(documents, tokenizer, end, preset.drafter_length, seed)
@@ -141,7 +148,9 @@ def main() -> None:
 
     shape = drafter_config(config, preset.drafter, mask)
     target, drafter = Qwen3(config, shape.target_layer_ids), DFlash(shape)
-    started = first_drafter_params(drafter, config, params, None, jax.random.key(3))
+    started = first_drafter_params(
+        drafter, config, params, None, jax.random.key(3), preset.drafter.from_target
+    )
     learns, stays = split_frozen(started)
     frozen = {"target": spoken, "drafter": stays}
     objective = DrafterObjective(target, drafter, preset.recipe, compute)
@@ -158,7 +167,7 @@ def main() -> None:
     clock.lap("drafter")
 
     if judged is not None:
-        report["held_out"] = judge(objective, learns, frozen, judged)
+        report["held_out"] = judge(objective, learns, frozen, judged, len(judged.tokens))
     report["seconds"] = clock.laps
     report["device"] = jax.devices()[0].device_kind
     report["mebibytes"] = (
@@ -170,9 +179,11 @@ def main() -> None:
     print(json.dumps({k: report[k] for k in report if k != "preset"}, indent=2))
 
 
-def judge(objective: DrafterObjective, learns: dict, frozen: dict, rows: Rows) -> dict:
+def judge(
+    objective: Objective, learns: Params, frozen: dict[str, Params], rows: Rows, count: int
+) -> dict[str, float]:
     """Metrics on rows that nothing was trained on, without a step."""
-    batch = jax.tree.map(jnp.asarray, rows.batch_of_step(0, len(rows.tokens), 0))
+    batch = jax.tree.map(jnp.asarray, rows.batch_of_step(0, min(count, len(rows.tokens)), 0))
     _, metrics = jax.jit(objective)(learns, frozen, batch, jax.random.key(0))
     return {name: float(value) for name, value in metrics.items()}
 

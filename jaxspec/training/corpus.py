@@ -1,7 +1,6 @@
 """Folders of source text as documents: found, filtered, made unique, divided."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
@@ -12,7 +11,7 @@ from jaxspec.errors import LoadError
 from jaxspec.training.data import Rows, rows_of_stream, text_files
 
 MOST_SHARED = 0.2
-"""Of a document's telling lines, those that may also stand in a held-out document."""
+"""Of a document's telling lines, those that may also stand in held-out documents."""
 
 Documents = list[tuple[PurePath, str]]
 
@@ -28,23 +27,25 @@ class Selection:
     """Bytes."""
     largest: int = 150_000
     """Bytes; longer files are tables."""
+    most_repeated: float = 0.5
+    """Of a document's telling lines, those that may stand in documents before it."""
 
 
 def collect(folders: Iterable[Path], selection: Selection) -> Documents:
-    """Documents by their path inside the folder they came from; equal ones only once."""
+    """Documents by their path inside the folder they came from.
+
+    One that mostly repeats those before it, an older version for one, is left out.
+    """
     documents: Documents = []
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     for folder in folders:
         for path in text_files([folder], selection.pattern):
             inside, content = path.relative_to(folder), path.read_bytes()
             if not selection.smallest <= len(content) <= selection.largest:
                 continue
-            digest = hashlib.sha256(content).digest()
-            if digest in seen or set(inside.parts) & set(selection.without):
-                continue
-            seen.add(digest)
-            text = decoded(content)
-            if text is not None:
+            text = None if set(inside.parts) & set(selection.without) else decoded(content)
+            if text is not None and not repeats(text, seen, selection.most_repeated):
+                seen |= telling_lines(text)
                 documents.append((inside, text))
     if not documents:
         raise LoadError("no text left in the folders given; expected files of UTF-8 text")
@@ -69,14 +70,14 @@ def divide(documents: Documents, held_out: set[str]) -> tuple[Documents, Documen
     kept = [
         (path, text)
         for path, text in documents
-        if path.as_posix() not in held_out and not repeats(text, hidden)
+        if path.as_posix() not in held_out and not repeats(text, hidden, MOST_SHARED)
     ]
     return kept, unseen
 
 
-def repeats(text: str, hidden: set[str]) -> bool:
+def repeats(text: str, others: set[str], most: float) -> bool:
     lines = telling_lines(text)
-    return len(lines & hidden) > MOST_SHARED * max(len(lines), 1)
+    return len(lines & others) > most * max(len(lines), 1)
 
 
 def telling_lines(text: str) -> set[str]:

@@ -31,7 +31,7 @@ class TargetShape:
     kv_heads: int = 2
     head_dim: int = 64
     rope_theta: float = 10_000.0
-    max_positions: int = 2048
+    max_positions: int = 1024
 
 
 def target_config(shape: TargetShape, end_token: int) -> Qwen3Config:

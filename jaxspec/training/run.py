@@ -85,7 +85,12 @@ def run(plan: Run, out: Path) -> Path:
         )
     drafter = DFlash(shape)
     start = first_drafter_params(
-        drafter, config, target_params, kept, jax.random.key(optimization.seed)
+        drafter,
+        config,
+        target_params,
+        kept,
+        jax.random.key(optimization.seed),
+        plan.shape.from_target,
     )
     learns, stays = split_frozen(start)
     target = Qwen3(config, shape.target_layer_ids)

@@ -12,6 +12,8 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params, random_params
 
+OTHER_FEATURES = 0.1
+"""How loud the random projection is beside the copied feature, where layers are copied."""
 FEWEST_LAYERS_AROUND = 3
 """Target layers that the published rule leaves out: the first, and the last two."""
 
@@ -30,6 +32,8 @@ class DrafterShape:
     """None is the target's."""
     draft_vocab_size: int | None = None
     """Most frequent tokens that can be drafted; None is all of them."""
+    from_target: bool = False
+    """Whether the layers start as copies of the target's last ones, instead of at random."""
 
 
 def spread_layer_ids(num_layers: int, features: int) -> tuple[int, ...]:
@@ -87,13 +91,48 @@ def first_drafter_params(
     target_params: Params,
     kept: Int[np.ndarray, " draft_vocab"] | None,
     key: Key[Array, ""],
+    from_target: bool = False,
 ) -> Params:
-    """Random layers; the head of a reduced vocabulary is the kept columns of the target's."""
+    """Layers random or copied; the head of a reduced vocabulary is the target's, kept columns."""
     params = random_params(drafter, key)
+    if from_target:
+        params = copied_layers(params, drafter.config, target, target_params)
     if kept is None:
         return params
     head = {"kernel": target_head(target, target_params)[:, kept]}
     return {**params, "head": head, "target_ids": jnp.asarray(kept, jnp.int32)}
+
+
+def copied_layers(
+    params: Params, drafter: DFlashConfig, target: Qwen3Config, target_params: Params
+) -> Params:
+    """Drafter parameters whose layers are the target's last ones.
+
+    The context starts as what the first of them read in the target, or as near as a feature is.
+    """
+    first = target.decoder.num_layers - drafter.decoder.num_layers
+    if first < 1 or target.decoder.intermediate_size != drafter.decoder.intermediate_size:
+        raise UsageError(
+            f"layers of the target cannot be copied: the drafter has {drafter.decoder.num_layers} "
+            f"of width {drafter.decoder.intermediate_size}, expected fewer than the target's "
+            f"{target.decoder.num_layers} and width {target.decoder.intermediate_size}"
+        )
+    copies = {
+        f"layers_{i}": target_params[f"layers_{first + i}"]
+        for i in range(drafter.decoder.num_layers)
+    }
+    nearest = int(np.argmin([abs(id - (first - 1)) for id in drafter.target_layer_ids]))
+    hidden = drafter.decoder.hidden_size
+    rows = slice(nearest * hidden, (nearest + 1) * hidden)
+    mixed = params["feature_projection"]["kernel"] * OTHER_FEATURES
+    scales = [layer["attention"]["norm"]["scale"] for layer in copies.values()]
+    return {
+        **params,
+        **copies,
+        "norm": target_params["norm"],
+        "feature_projection": {"kernel": mixed.at[rows].add(jnp.eye(hidden, dtype=mixed.dtype))},
+        "feature_norm": {"scale": sum(scales) / len(scales)},
+    }
 
 
 def target_head(config: Qwen3Config, params: Params) -> Array:

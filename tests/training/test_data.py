@@ -58,17 +58,22 @@ def test_bad_files_are_named(tmp_path, content, message):
 
 
 def test_corpus_leaves_out_what_repeats_held_out_files(tmp_path):
+    other = [f"this_is_a_line_of_another_file = {i}" for i in range(9)]
     lines = [f"def a_function_with_a_telling_name_{i}(argument):" for i in range(20)]
     for folder, name, text in [
         ("new", "kept.py", "\n".join(lines[10:])),
         ("new", "held.py", "\n".join(lines[:10])),
-        ("old", "held_elsewhere.py", "\n".join(lines[:8])),
+        ("new", "some_of_held.py", "\n".join([*lines[6:10], *other])),
         ("old", "kept.py", "\n".join(lines[10:])),
     ]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_text(text)
     documents = collect([tmp_path / "new", tmp_path / "old"], Selection())
-    assert [path.as_posix() for path, _ in documents] == ["held.py", "kept.py", "held_elsewhere.py"]
+    assert [path.as_posix() for path, _ in documents] == [
+        "held.py",
+        "kept.py",
+        "some_of_held.py",
+    ]
     kept, unseen = divide(documents, {"held.py"})
     assert [[p.name for p, _ in part] for part in (kept, unseen)] == [["kept.py"], ["held.py"]]
 
