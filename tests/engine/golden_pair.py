@@ -1,0 +1,74 @@
+"""Engines over the golden pairs, and what they should say."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.opening import Opened, open_models
+from jaxspec.engine.output import RequestOutput
+from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.shapes import Shapes
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+
+HOUSE = {
+    "max_batch": 4,
+    "max_model_len": 448,
+    "page_size": 16,
+    "prefill_chunk": 32,
+    "shapes": Shapes((4,), ((4, 32),)),
+}
+"""One layout for most tests, so that they share compiled programs."""
+
+
+@functools.cache
+def golden(which: str) -> dict:
+    return json.loads((GOLDENS / which / "trajectories.json").read_text())
+
+
+def trajectories(which: str = "a") -> list[dict]:
+    return golden(which)["trajectories"]
+
+
+@functools.cache
+def opened(which: str = "a") -> Opened:
+    target, draft = GOLDENS / "a" / "target", GOLDENS / which / "draft"
+    return open_models(target, draft, "auto", jnp.float32, None, None)
+
+
+def noisy_drafter(which: str = "a", scale: float = 1.0) -> dict:
+    """The pair's parameters with a drafter that knows nothing."""
+    params, random = opened(which).params, np.random.default_rng(0)
+    noise = lambda x: x + jnp.asarray(random.normal(size=x.shape, scale=scale), x.dtype)
+    return params | {"drafter": jax.tree.map(noise, params["drafter"])}
+
+
+def golden_engine(which: str = "a", params: dict | None = None, **options) -> Engine:
+    """`shapes` cuts the programs down to the given ones."""
+    options = {"driver": "overlapped", **HOUSE, **options}
+    shapes, pair = options.pop("shapes"), opened(which)
+    engine = Engine.from_models(pair.models, params or pair.params, pair.tokenizer, **options)
+    if shapes is not None:
+        engine.loop.plan = dataclasses.replace(engine.loop.plan, shapes=shapes)
+    return engine
+
+
+def budget(max_tokens: int, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+def check_golden(output: RequestOutput, expected: dict, max_tokens: int) -> None:
+    """The reference goes on until 96 tokens are committed: a budget of 97 sees all its steps."""
+    assert (output.finish_reason, output.error) == ("length", None)
+    told = min(max_tokens, 96)
+    assert list(output.token_ids[:told]) == expected["dflash_tokens"][:told]
+    lengths = list(output.stats.acceptance_lengths)
+    assert lengths == expected["acceptance_lengths"][: len(lengths)]
+    assert sum(lengths) + 1 >= max_tokens > sum(lengths[:-1]) + 1 or not lengths
+    assert len(output.token_ids) == max_tokens
