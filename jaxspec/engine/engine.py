@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,33 @@ class Engine:
         draft: str | Path | None = None,
         method: str = "auto",
         dtype: str = "bfloat16",
+        max_batch: int = 8,
+        max_model_len: int = 4096,
+        page_size: int = 64,
         block_size: int | None = None,
+        num_pages: int | None = None,
+        memory_fraction: float = 0.9,
+        exact: bool = False,
+        seed: int = 0,
         revision: str | None = None,
         **options: Any,
-    ) -> "Engine":
-        """Opens folders or hub ids. `options` are the fields of `EngineOptions`."""
-        checked = _options(method=method, **options)
+    ) -> Self:
+        """Opens folders or hub ids.
+
+        `block_size` overrides the drafter's own, `revision` is the target's. All else, `options`
+        included, are fields of `EngineOptions`, which says what they mean.
+        """
+        checked = _options(
+            method=method,
+            max_batch=max_batch,
+            max_model_len=max_model_len,
+            page_size=page_size,
+            num_pages=num_pages,
+            memory_fraction=memory_fraction,
+            exact=exact,
+            seed=seed,
+            **options,
+        )
         opened = open_models(target, draft, method, choose_dtype(dtype), block_size, revision)
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
         return cls(loop, opened.tokenizer, checked, opened.chat_template)
@@ -208,7 +230,7 @@ def _options(**options: Any) -> EngineOptions:
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is one prompt: a text, or a sequence of token ids."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
 
 
 def _one_per_prompt(
