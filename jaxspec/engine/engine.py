@@ -69,7 +69,7 @@ class Engine:
         seed: int = 0,
         revision: str | None = None,
         **options: Any,
-    ) -> Self:
+    ) -> "Engine":
         """Opens folders or hub ids.
 
         `block_size` overrides the drafter's own, `revision` is the target's. All else, `options`
