@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from measuring import environment, milliseconds_per_call, write_json
 
+from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.inputs import filled
@@ -42,7 +43,6 @@ def main() -> None:
     options = parse()
     models, params = build(options)
     engine = build_engine(options, models, params)
-    rows = [measure(engine, concurrency, options) for concurrency in options.concurrency]
     result = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(),
@@ -50,9 +50,12 @@ def main() -> None:
         "block_size": options.block_size,
         "prompt_tokens": options.prompt,
         "accepted_per_step": options.accepted,
-        "rows": [{**row, **peers(options, row["concurrency"])} for row in rows],
+        "rows": [],
     }
-    write_json(options.json, result)
+    for concurrency in options.concurrency:
+        row = measure(engine, concurrency, options) | peers(options, concurrency)
+        result["rows"].append(row)
+        write_json(options.json, result)  # what a time limit leaves is still written
     print(table(result["rows"]))
 
 
@@ -123,12 +126,14 @@ def forced_step(models, params, state, slots, accepted):
     return commit_step(models, params, state, slots, verified, accepted)
 
 
+CLOCK = CompileClock()
 FORCED = jax.jit(forced_step, static_argnums=0, donate_argnums=2)
 
 
 def measure(engine: Engine, concurrency: int, options: argparse.Namespace) -> dict[str, Any]:
     """All figures at one concurrency."""
     row: dict[str, Any] = {"concurrency": concurrency}
+    begin, compiled = time.perf_counter(), CLOCK.seconds
     for method in ("plain", "dflash"):
         row[f"{method}_device_ms"] = device_time(engine, concurrency, options, method)
         times = run_engine(engine, concurrency, options, method)
@@ -139,6 +144,8 @@ def measure(engine: Engine, concurrency: int, options: argparse.Namespace) -> di
             row[f"{part}_device_ms"] = device_time(engine, concurrency, options, part)
         times = run_engine(engine, concurrency, options, "lockstep")
         row["dflash_lockstep_ms"] = statistics.median(times)
+    row["compile_s"] = CLOCK.seconds - compiled
+    row["measured_in_s"] = time.perf_counter() - begin
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
 

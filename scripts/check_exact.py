@@ -13,6 +13,7 @@ must be of equal length.
 """
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
@@ -62,6 +63,8 @@ def main() -> None:
         for company, run in (("alone", exact.alone), ("in company", exact.together))
     }
     report["exact_ms_per_step"] = exact.milliseconds
+    write_json(options.json, report)  # what a time limit leaves is still written
+    print(json.dumps(report["exact"]), file=sys.stderr, flush=True)
     loose = Fleet(options, models, params, exact=False)
     report["buckets"] = {
         f"{method}, {company}": regrets(models, params, run(method, prompts, plain), plain)
