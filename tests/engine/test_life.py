@@ -2,7 +2,7 @@
 
 import itertools
 
-from fake_device import CURSED, POISON, continuation, fake_engine
+from fake_device import CURSED, EOS, POISON, continuation, fake_engine
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +26,7 @@ class Consumer:
 
     def __init__(self, engine, prompts, budgets, ignore_eos):
         self.expected = [continuation(*p, ignore_eos) for p in zip(prompts, budgets)]
+        self.ignore_eos = ignore_eos
         self.cursed = [CURSED in prompt for prompt in prompts]
         self.tokens = [[] for _ in prompts]
         params = [SamplingParams(max_tokens=b, ignore_eos=ignore_eos) for b in budgets]
@@ -49,7 +50,8 @@ class Consumer:
             assert output.finish_reason == "error" and output.error.startswith("Fault: ")
         else:
             assert output.error is None and told == expected
-            assert output.finish_reason == ("stop" if told[-1] == 0 else "length") or told[-1] == 0
+            stopped = told[-1] == EOS and not self.ignore_eos
+            assert output.finish_reason == ("stop" if stopped else "length")
 
 
 class Life(RuleBasedStateMachine):

@@ -1,0 +1,50 @@
+"""Rows that nobody has committed may hold anything, NaN included."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden_pair import budget, check_golden, golden_engine, trajectories
+
+from jaxspec.cache.pool import KVPool
+from jaxspec.engine.loop import Loop
+
+
+def stale_rows(loop: Loop) -> np.ndarray:
+    """True for every row of a pool that no live request has committed; page 0 is all stale."""
+    plan, lengths = loop.plan, np.asarray(loop.device.state.lengths)
+    stale = np.ones((plan.num_pages, plan.page_size), bool)
+    for id, request in loop.running.items():
+        pages = np.array(loop.book.held[id].pages)
+        at = np.arange(lengths[request.slot])
+        stale[pages[at // plan.page_size], at % plan.page_size] = False
+    return stale
+
+
+def poisoned(pool: KVPool, stale: np.ndarray) -> KVPool:
+    fill = lambda pages: jnp.asarray(np.where(stale[..., None, None], np.nan, np.asarray(pages)))
+    return KVPool(keys=tuple(map(fill, pool.keys)), values=tuple(map(fill, pool.values)))
+
+
+@pytest.mark.parametrize("driver", ["lockstep", "overlapped"])
+def test_outputs_do_not_change(driver):
+    engine = golden_engine(driver=driver)
+    loop, driver_step, poisonings = engine.loop, engine.loop.driver, []
+
+    def poison_then_step(loop):
+        state, stale = loop.device.state, stale_rows(loop)
+        poisonings.append(int(stale.sum()))
+        loop.device.state = dataclasses.replace(
+            state,
+            target_pool=poisoned(state.target_pool, stale),
+            draft_pool=poisoned(state.draft_pool, stale),
+        )
+        driver_step(loop)
+
+    loop.driver = poison_then_step
+    cases, budgets = trajectories()[1:7], [30, 7, 19, 1, 25, 12]
+    outputs = engine.generate([c["prompt"] for c in cases], [budget(b) for b in budgets])
+    for output, case, max_tokens in zip(outputs, cases, budgets):
+        check_golden(output, case, max_tokens)
+    assert len(poisonings) > 15 and min(poisonings) > 100
