@@ -31,3 +31,13 @@ def times(acc, left, right_ref, interpreted: bool):
 def require(condition: bool, expected: str) -> None:
     if not condition:
         raise NotImplementedError(f"this kernel on Mosaic GPU expects {expected}")
+
+
+def named(name: str, body):
+    """Gives the kernel the name that profiles show."""
+
+    def kernel(*refs, **scratch):
+        body(*refs, **scratch)
+
+    kernel.__name__ = name
+    return kernel

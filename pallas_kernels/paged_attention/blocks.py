@@ -1,9 +1,15 @@
-"""How paged attention is cut into tiles: the sizes, and what follows from them."""
+"""How paged attention is cut into tiles: the free choices, and what follows from them."""
 
 import dataclasses
+from typing import Literal
+
+import jax
 
 TILE_ROWS = 64
 """Rows of one matrix instruction, and so of one warpgroup."""
+
+MOST_SPLITS = 8
+"""Blocks in a cluster that every Hopper device can launch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,12 +18,14 @@ class BlockSizes:
 
     kv_tile: int = 64
     """Positions of the context that one pass of the loop handles."""
-    stages: int = 3
+    stages: int = 2
     """Tiles of keys and values in flight per thread block."""
     splits: int = 1
     """Thread blocks (one cluster) that share one slot's context; tile t belongs to t % splits."""
     warpgroups: int = 1
     """Row tiles that share the loaded keys and values."""
+    exchange: Literal["cluster", "memory"] = "cluster"
+    """Where splits hand over their sums: the neighbours' shared memory, or global memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +39,10 @@ class Shape:
     head_dim: int
     page_size: int
     max_pages: int
+
+    @property
+    def blocks(self) -> int:
+        return self.slots * self.kv_heads
 
     @property
     def capacity(self) -> int:
@@ -49,16 +61,14 @@ class Tiling:
     """Positions that one bulk copy moves."""
     copies: int
     """Bulk copies that fill one tile."""
-
     even: bool
     """Whether the row tiles fill the width without overlapping."""
 
 
 def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
-    most = TILE_ROWS // shape.group
-    row_tiles = -(-shape.width // most)
-    copy_rows = min(shape.page_size, sizes.kv_tile)
+    row_tiles = -(-shape.width // (TILE_ROWS // shape.group))
     span = -(-shape.width // row_tiles)
+    copy_rows = min(shape.page_size, sizes.kv_tile)
     return Tiling(
         span=span,
         row_tiles=row_tiles,
@@ -69,19 +79,33 @@ def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
     )
 
 
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = {"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
+"""Measured on the first; scripts/bench_kernels.py --sweep prints what the choice rests on."""
+
+SHORT_CONTEXT = 2048
+"""Up to this capacity a split has so few tiles that a smaller cluster answers sooner."""
 
 
-def choose_sizes(shape: Shape) -> BlockSizes:
+def choose_sizes(shape: Shape, device_kind: str | None = None) -> BlockSizes:
+    """One thread block per multiprocessor where splits can give that many."""
     if shape.width * shape.group > TILE_ROWS:
-        return BlockSizes(stages=3, warpgroups=2)
-    blocks = shape.slots * shape.kv_heads
+        return BlockSizes(warpgroups=2)
+    most = MOST_SPLITS if shape.capacity > SHORT_CONTEXT else MOST_SPLITS // 2
+    room = MULTIPROCESSORS.get(device_kind or default_device_kind(), 132)
     splits = 1
-    while splits < 8 and blocks * splits < MULTIPROCESSORS and aligned(shape, 2 * splits):
+    while (
+        2 * splits <= most
+        and 2 * splits * shape.blocks <= room
+        and output_aligned(shape, 2 * splits)
+    ):
         splits *= 2
-    return BlockSizes(stages=3, splits=splits)
+    return BlockSizes(splits=splits)
 
 
-def aligned(shape: Shape, splits: int) -> bool:
+def default_device_kind() -> str:
+    return jax.devices()[0].device_kind
+
+
+def output_aligned(shape: Shape, splits: int) -> bool:
     """Whether one token's piece of the output starts at a multiple of 128 bytes in the tile."""
     return shape.width == 1 or shape.group * (shape.head_dim // splits) * 2 % 128 == 0

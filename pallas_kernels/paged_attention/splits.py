@@ -1,13 +1,13 @@
 """How the splits of one slot add up their sums.
 
 Every split holds, for each row, the maximum m, the sum l of its weights and the weighted values
-acc. All of them write these to global memory (it stays in the L2 cache), meet at a barrier of
-their cluster, and split j adds up the j-th piece of the columns:
+acc. Split j adds up the j-th piece of the columns of all of them:
 
-        acc of split 0  | c0 | c1 |          split 0 reads   c0 of split 0, c0 of split 1
-        acc of split 1  | c0 | c1 |          split 1 reads   c1 of split 0, c1 of split 1
+        acc of split 0  | c0 | c1 |          split 0 gets   c0 of split 0, c0 of split 1
+        acc of split 1  | c0 | c1 |          split 1 gets   c1 of split 0, c1 of split 1
 
-The sums are always added in the order of the splits.
+They hand them over through the neighbours' shared memory, or through global memory and a barrier
+of the cluster. The sums are always added in the order of the splits.
 """
 
 import dataclasses
@@ -19,8 +19,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
+from pallas_kernels.tiles import swizzled
 
 ROWS = plgpu.Layout.WGMMA.reduce(1)
+STAT_COLUMNS = 8
+"""Copies of m and l per row that cross a cluster: whole layouts only can be sent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Exchange:
     splits: int
     head_dim: int
     warpgroups: int
+    through_memory: bool
 
     @property
     def columns(self) -> int:
@@ -38,39 +42,89 @@ class Exchange:
     def scratch(self) -> dict:
         if self.splits == 1:
             return {}
-        barrier = plgpu.ClusterBarrier(collective_axes=("split",), num_arrivals=self.warpgroups)
-        return {"split_bar": barrier}
+        if self.through_memory:
+            return {
+                "split_bar": plgpu.ClusterBarrier(
+                    collective_axes=("split",), num_arrivals=self.warpgroups
+                )
+            }
+        return {
+            "parts": swizzled((self.splits, TILE_ROWS, self.columns), jnp.float32),
+            "stats": swizzled((self.splits, 2, TILE_ROWS, STAT_COLUMNS), jnp.float32),
+            "split_bar": plgpu.Barrier(num_arrivals=3 * self.splits),
+        }
 
     def buffers(self, slots: int, kv_heads: int, row_tiles: int) -> tuple:
         """Global memory for m, l and acc of every split."""
-        if self.splits == 1:
+        if self.splits == 1 or not self.through_memory:
             return ()
         lead = (slots, kv_heads, row_tiles, self.splits)
         shapes = ((TILE_ROWS,), (TILE_ROWS,), (TILE_ROWS, self.head_dim))
         return tuple(jax.ShapeDtypeStruct((*lead, *shape), jnp.float32) for shape in shapes)
 
-    def combine(self, m, l, acc, split, barrier, buffers):
+    def combine(self, sums, split, scratch, buffers):
         """The normalized columns of this split; `buffers` are those of one row tile."""
+        m, l, acc = sums
         if self.splits == 1:
-            return acc / lax.broadcast_in_dim(l, acc.shape, [0])
-        for value, buffer in zip((m, l, acc), buffers):
+            return divide(acc, l)
+        if self.through_memory:
+            return add(self.meet_in_memory(sums, split, scratch, buffers))
+        return add(self.meet_in_cluster(sums, split, scratch))
+
+    def meet_in_memory(self, sums, split, scratch, buffers):
+        for value, buffer in zip(sums, buffers):
             buffer.at[split][...] = value
         plgpu.commit_smem()  # Every thread's stores come before the arrival of any.
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
-        return self.add(split, *buffers)
-
-    def add(self, split, maxima, totals, parts):
+        plgpu.barrier_arrive(scratch["split_bar"])
+        plgpu.barrier_wait(scratch["split_bar"])
+        maxima, totals, parts = buffers
         columns = pl.ds(split * self.columns, self.columns)
-        load = lambda ref, layout: plgpu.load(ref, layout=layout, optimized=False)
-        maxima = [load(maxima.at[i], ROWS) for i in range(self.splits)]
-        largest = maxima[0]
-        for m in maxima[1:]:
-            largest = jnp.maximum(largest, m)
-        total, out = 0.0, 0.0
-        for i, m in enumerate(maxima):
-            weight = jnp.exp2(m - largest)
-            part = load(parts.at[i, :, columns], plgpu.Layout.WGMMA)
-            total = total + weight * load(totals.at[i], ROWS)
-            out = out + part * lax.broadcast_in_dim(weight, part.shape, [0])
-        return out / lax.broadcast_in_dim(total, out.shape, [0])
+        return [
+            (load(maxima.at[i], ROWS), load(totals.at[i], ROWS), load(parts.at[i, :, columns]))
+            for i in range(self.splits)
+        ]
+
+    def meet_in_cluster(self, sums, split, scratch):
+        m, l, acc = sums
+        parts, stats, barrier = scratch["parts"], scratch["stats"], scratch["split_bar"]
+        for j in range(self.splits):
+            columns = acc[:, j * self.columns : (j + 1) * self.columns]
+            send(columns, parts.at[split], barrier, j)
+            send(widen(m), stats.at[split, 0], barrier, j)
+            send(widen(l), stats.at[split, 1], barrier, j)
+        plgpu.barrier_wait(barrier)
+        # Every column of a statistic holds the same number: the maximum only drops the columns.
+        stat = lambda i, which: load(stats.at[i, which]).max(axis=1)
+        return [(stat(i, 0), stat(i, 1), load(parts.at[i])) for i in range(self.splits)]
+
+
+def load(ref, layout=plgpu.Layout.WGMMA):
+    return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def send(value, ref, barrier, to: int) -> None:
+    plgpu.async_store_smem(
+        value, ref, barrier, cluster_idx=to, cluster_dim="split", optimized=False
+    )
+
+
+def widen(row):
+    return lax.broadcast_in_dim(row, (TILE_ROWS, STAT_COLUMNS), [0])
+
+
+def add(sums):
+    """Online softmax over the splits, first to last."""
+    largest = sums[0][0]
+    for m, _, _ in sums[1:]:
+        largest = jnp.maximum(largest, m)
+    total, out = 0.0, 0.0
+    for m, l, part in sums:
+        weight = jnp.exp2(m - largest)
+        total = total + weight * l
+        out = out + part * lax.broadcast_in_dim(weight, part.shape, [0])
+    return divide(out, total)
+
+
+def divide(out, total):
+    """A row that saw something has a total of about 1 or more; one that saw nothing becomes 0."""
+    return out / lax.broadcast_in_dim(jnp.maximum(total, 1e-20), out.shape, [0])

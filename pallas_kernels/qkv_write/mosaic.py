@@ -7,8 +7,10 @@ A tile may hold heads of several kinds. Its rows are normed and rotated in regis
 run of heads that stays together goes to its place by one bulk copy.
 """
 
+import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +19,40 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.tiles import require
+from pallas_kernels.tiles import named, require
 
 HEADS_PER_TILE = 8
 LANES_PER_HEAD = 16
 
 
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """The static shape of one fused row, and the runs of heads that are copied together."""
+
+    query: int
+    kv: int
+    dim: int
+    page_size: int
+    eps: float
+
+    @property
+    def all(self) -> int:
+        return self.query + 2 * self.kv
+
+    @property
+    def group(self) -> int:
+        return self.query // self.kv
+
+    @property
+    def query_run(self) -> int:
+        return math.gcd(self.group, HEADS_PER_TILE)
+
+    @property
+    def pool_run(self) -> int:
+        return math.gcd(self.query, self.kv, HEADS_PER_TILE)
+
+
+# A jit of its own, so that a model's layers lower one kernel and not one each.
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def qkv_write(
     qkv: Float[Array, "slots width fused"],
@@ -43,97 +73,24 @@ def qkv_write(
 ]:
     slots, width, fused = qkv.shape
     _, page_size, kv_heads, head_dim = key_pages.shape
-    all_heads = fused // head_dim
-    heads = all_heads - 2 * kv_heads
-    group = heads // kv_heads
+    heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps)
     require(qkv.dtype == key_pages.dtype == value_pages.dtype, "qkv and pages of one dtype")
     require(head_dim % (2 * LANES_PER_HEAD) == 0, "head_dim a multiple of 32")
-    require(all_heads >= HEADS_PER_TILE, "at least 8 heads in a fused row")
+    require(heads.all >= HEADS_PER_TILE, "at least 8 heads in a fused row")
 
-    half = head_dim // 2
-    layout = head_rows(half)
-    query_run = math.gcd(group, HEADS_PER_TILE)
-    pool_run = math.gcd(heads, kv_heads, HEADS_PER_TILE)
-
-    def kernel(qkv_gmem, qn_gmem, kn_gmem, cos_gmem, sin_gmem, rows_gmem, k_gmem, v_gmem, *rest):
-        *q_gmem, out = rest
-        slot, token = lax.axis_index("slot"), lax.axis_index("token")
-        start = lax.axis_index("tile") * HEADS_PER_TILE
-        # The last tile may be moved back; the heads it repeats are not written twice.
-        base = jnp.minimum(start, all_heads - HEADS_PER_TILE)
-        heads_here = pl.ds(base, HEADS_PER_TILE)
-
-        def halves(ref, row_layout):
-            load = lambda at: plgpu.load(ref.at[at], layout=row_layout, optimized=False)
-            return load((..., pl.ds(0, half))), load((..., pl.ds(half, half)))
-
-        x1, x2 = halves(qkv_gmem.at[slot, token, heads_here], layout)
-        x1, x2 = x1.astype(jnp.float32), x2.astype(jnp.float32)
-        per_column = layout.reduce(0)
-        spread = lambda x: lax.broadcast_in_dim(x, x1.shape, [1])
-        angle = lambda ref: spread(
-            plgpu.load(ref.at[slot, token], layout=per_column, optimized=False)
-        )
-        c, s = angle(cos_gmem), angle(sin_gmem)
-        head = base + plgpu.broadcasted_iota(jnp.int32, x1.shape, 0, layout=layout)
-        query_scale = halves(qn_gmem, per_column)
-        key_scale = halves(kn_gmem, per_column)
-        scale1, scale2 = (
-            jnp.where(head < heads, spread(q.astype(jnp.float32)), spread(k.astype(jnp.float32)))
-            for q, k in zip(query_scale, key_scale)
-        )
-        mean = (x1 * x1 + x2 * x2).sum(axis=1) * (1.0 / head_dim)
-        inverse = lax.broadcast_in_dim(lax.rsqrt(mean + eps), x1.shape, [0])
-        n1, n2 = x1 * inverse * scale1, x2 * inverse * scale2
-        is_value = head >= heads + kv_heads
-        out[:, pl.ds(0, half)] = jnp.where(is_value, x1, n1 * c - n2 * s).astype(qkv.dtype)
-        out[:, pl.ds(half, half)] = jnp.where(is_value, x2, n2 * c + n1 * s).astype(qkv.dtype)
-        plgpu.commit_smem()
-
-        pool_row = rows_gmem[slot, token]
-        page, offset = lax.div(pool_row, page_size), lax.rem(pool_row, page_size)
-
-        def send(run, low, high, target):
-            """Copies the heads of [low, high) that are in this tile, `run` at a time."""
-            for j in range(0, HEADS_PER_TILE, run):
-                first = base + j
-
-                @pl.when((first >= start) & (first >= low) & (first < high))
-                def _():
-                    plgpu.copy_smem_to_gmem(out.at[pl.ds(j, run)], target(first - low))
-
-        if group:
-            send(
-                query_run,
-                0,
-                heads,
-                lambda h: q_gmem[0].at[
-                    slot, lax.div(h, group), token, pl.ds(lax.rem(h, group), query_run)
-                ],
-            )
-        for low, pool in ((heads, k_gmem), (heads + kv_heads, v_gmem)):
-            send(
-                pool_run,
-                low,
-                low + kv_heads,
-                lambda h, pool=pool: pool.at[page, offset, pl.ds(h, pool_run)],
-            )
-        plgpu.wait_smem_to_gmem(0)
-
-    kernel.__name__ = "qkv_write"
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)
-    packed = jax.ShapeDtypeStruct((slots, kv_heads, width, group, head_dim), qkv.dtype)
-    query = plgpu.kernel(
-        kernel,
-        out_type=(packed,) if group else (),
-        grid=(slots, width, -(-all_heads // HEADS_PER_TILE)),
+    packed = jax.ShapeDtypeStruct((slots, kv_heads, width, heads.group, head_dim), qkv.dtype)
+    queries = plgpu.kernel(
+        named("qkv_write", functools.partial(write_tile, heads)),
+        out_type=(packed,) if heads.group else (),
+        grid=(slots, width, -(-heads.all // HEADS_PER_TILE)),
         grid_names=("slot", "token", "tile"),
         num_threads=1,
-        thread_name="wg",
-        scratch_types=(plgpu.SMEM((HEADS_PER_TILE, head_dim), qkv.dtype),),
+        thread_name="warpgroup",
+        scratch_types={"done": plgpu.SMEM((HEADS_PER_TILE, head_dim), qkv.dtype)},
         interpret=interpret,
     )(
-        qkv.reshape(slots, width, all_heads, head_dim),
+        qkv.reshape(slots, width, heads.all, head_dim),
         key_norm if query_norm is None else query_norm,
         key_norm,
         cos,
@@ -142,8 +99,80 @@ def qkv_write(
         keys,
         values,
     )
-    query = query[0] if group else jnp.zeros(packed.shape, packed.dtype)
+    query = queries[0] if heads.group else jnp.zeros(packed.shape, packed.dtype)
     return query, jax.freeze(keys), jax.freeze(values)
+
+
+def write_tile(
+    heads: Heads, qkv, query_norm, key_norm, cos, sin, pool_rows, keys, values, *queries, done
+) -> None:
+    slot, token = lax.axis_index("slot"), lax.axis_index("token")
+    start = lax.axis_index("tile") * HEADS_PER_TILE
+    # The last tile may be moved back; the heads that it repeats are not written twice.
+    base = jnp.minimum(start, heads.all - HEADS_PER_TILE)
+    rows = qkv.at[slot, token, pl.ds(base, HEADS_PER_TILE)]
+    turned = norm_and_rotate(
+        heads, rows, base, query_norm, key_norm, cos.at[slot, token], sin.at[slot, token]
+    )
+    half = heads.dim // 2
+    for i, numbers in enumerate(turned):
+        done[:, pl.ds(i * half, half)] = numbers.astype(qkv.dtype)
+    plgpu.commit_smem()
+
+    pool_row = pool_rows[slot, token]
+    page, offset = lax.div(pool_row, heads.page_size), lax.rem(pool_row, heads.page_size)
+    send = functools.partial(send_heads, done, base, start)
+    for query in queries:
+        place = lambda h: query.at[  # noqa: B023
+            slot, lax.div(h, heads.group), token, pl.ds(lax.rem(h, heads.group), heads.query_run)
+        ]
+        send(heads.query_run, 0, heads.query, place)
+    for first, pages in ((heads.query, keys), (heads.query + heads.kv, values)):
+        place = lambda h, pages=pages: pages.at[page, offset, pl.ds(h, heads.pool_run)]
+        send(heads.pool_run, first, first + heads.kv, place)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def norm_and_rotate(heads: Heads, rows, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
+    """Both halves of eight heads; values pass unchanged."""
+    layout = head_rows(heads.dim // 2)
+    per_column = layout.reduce(0)
+    x1, x2 = (x.astype(jnp.float32) for x in halves(rows, heads.dim, layout))
+    spread = lambda x: lax.broadcast_in_dim(x.astype(jnp.float32), x1.shape, [1])
+    c, s = (spread(load(ref, per_column)) for ref in (cos, sin))
+    head = base + plgpu.broadcasted_iota(jnp.int32, x1.shape, 0, layout=layout)
+    scale1, scale2 = (
+        jnp.where(head < heads.query, spread(q), spread(k))
+        for q, k in zip(
+            halves(query_norm, heads.dim, per_column), halves(key_norm, heads.dim, per_column)
+        )
+    )
+    mean = (x1 * x1 + x2 * x2).sum(axis=1) * (1.0 / heads.dim)
+    inverse = lax.broadcast_in_dim(lax.rsqrt(mean + heads.eps), x1.shape, [0])
+    n1, n2 = x1 * inverse * scale1, x2 * inverse * scale2
+    value = head >= heads.query + heads.kv
+    return jnp.where(value, x1, n1 * c - n2 * s), jnp.where(value, x2, n2 * c + n1 * s)
+
+
+def send_heads(done, base, start, run: int, low: int, high: int, place) -> None:
+    """Copies the heads of [low, high) that this tile holds, `run` at a time, to `place`."""
+    for j in range(0, HEADS_PER_TILE, run):
+        first = base + j
+        mine = (first >= start) & (first >= low) & (first < high)
+        copy = functools.partial(copy_run, done, j, run, place, first - low)
+        pl.when(mine)(copy)
+
+
+def copy_run(done, j: int, run: int, place, head) -> None:
+    plgpu.copy_smem_to_gmem(done.at[pl.ds(j, run)], place(head))
+
+
+def load(ref, layout):
+    return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def halves(ref, dim: int, layout):
+    return tuple(load(ref.at[..., pl.ds(i * dim // 2, dim // 2)], layout) for i in range(2))
 
 
 def head_rows(half: int) -> plgpu.Layout:
