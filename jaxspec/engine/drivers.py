@@ -5,7 +5,7 @@ lockstep    the host sees drafts and the target's tokens and accepts between two
 overlapped  acceptance happens on the device; while a step runs, the host reads the one before
 """
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -30,7 +30,7 @@ def lockstep(loop: Loop) -> None:
     accepted = accept(
         np.asarray(drafts), np.asarray(verified.tokens), np.asarray(verified.num_drafts)
     )
-    loop.fly(requests, device.run("commit_step", slots, verified, jnp.asarray(accepted)))
+    loop.fly(requests, device.run("commit_step", slots, verified, jax.device_put(accepted)))
     loop.land_all()
 
 

@@ -1,9 +1,11 @@
-"""Host values to the arrays that steps take, and back."""
+"""Host values to the arrays that steps take, and back.
+
+They go by `jax.device_put`: `jnp.asarray` compiles a small program per shape.
+"""
 
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.engine.request import Request, TokenLogprobs
@@ -16,13 +18,13 @@ from jaxspec.sampling import SlotSampling, TopLogprobs
 def slots_of(slots: tuple[int, ...], rows: int, padding_slot: int) -> jax.Array:
     """Slots of a decode step, padded; uploaded once as long as the same requests go on."""
     padded = slots + (padding_slot,) * (rows - len(slots))
-    return jnp.asarray(np.array(padded, np.int32))
+    return jax.device_put(np.array(padded, np.int32))
 
 
 @functools.lru_cache(maxsize=256)
 def filled(shape: tuple[int, ...], value: int) -> jax.Array:
-    """A constant input, uploaded once. Making it on the device would compile a program."""
-    return jnp.asarray(np.full(shape, value, np.int32))
+    """A constant input, uploaded once."""
+    return jax.device_put(np.full(shape, value, np.int32))
 
 
 def prompt_chunk(requests: list[Request], rows: int, width: int, padding_slot: int) -> PromptChunk:
@@ -35,7 +37,7 @@ def prompt_chunk(requests: list[Request], rows: int, width: int, padding_slot: i
         padded[row, : len(tokens)] = tokens
         starts[row] = request.prefilled
         counts[row] = len(tokens)
-    return PromptChunk(*map(jnp.asarray, (slots, padded, starts, counts)))
+    return PromptChunk(*jax.device_put((slots, padded, starts, counts)))
 
 
 def seat_of(request: Request, pages: tuple[int, ...], state: EngineState) -> Seat:
@@ -44,16 +46,16 @@ def seat_of(request: Request, pages: tuple[int, ...], state: EngineState) -> Sea
     table = np.zeros(state.page_table.shape[1], np.int32)
     table[: len(pages)] = pages
     sampling = SlotSampling(
-        temperature=jnp.asarray(np.float32(params.temperature)),
-        top_k=jnp.asarray(np.int32(params.top_k)),
-        top_p=jnp.asarray(np.float32(params.top_p)),
-        min_p=jnp.asarray(np.float32(params.min_p)),
-        seed=jnp.asarray(np.uint32(request.seed)),
+        temperature=jax.device_put(np.float32(params.temperature)),
+        top_k=jax.device_put(np.int32(params.top_k)),
+        top_p=jax.device_put(np.float32(params.top_p)),
+        min_p=jax.device_put(np.float32(params.min_p)),
+        seed=jax.device_put(np.uint32(request.seed)),
     )
     return Seat(
-        slot=jnp.asarray(np.int32(request.slot)),
-        pages=jnp.asarray(table),
-        limit=jnp.asarray(np.int32(request.length_limit)),
+        slot=jax.device_put(np.int32(request.slot)),
+        pages=jax.device_put(table),
+        limit=jax.device_put(np.int32(request.length_limit)),
         sampling=sampling,
     )
 

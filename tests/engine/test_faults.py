@@ -13,7 +13,7 @@ OUT_OF_MEMORY = RuntimeError("RESOURCE_EXHAUSTED: out of memory\nand a long stor
 def fail_at(engine, calls: set[int], donated: bool, error: BaseException = OUT_OF_MEMORY) -> list:
     """Lets these calls of a program fail, before it starts or with the state in its hands.
 
-    A call waits while the loop clears up after an earlier one: who fails twice in a row is at fault.
+    A call waits while the loop clears up after another: who fails twice in a row is at fault.
     """
     loop, device, run, ran = engine.loop, engine.loop.device, engine.loop.device.run, []
     due = sorted(calls)

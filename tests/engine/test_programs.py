@@ -1,0 +1,101 @@
+"""What is compiled: everything before it is needed; every program writes the pools in place."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.steps import Models
+from jaxspec.engine.warmup import every_program
+from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.layers.rope import Rope
+from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import random_params
+from jaxspec.models.qwen3 import Qwen3
+
+VOCAB = 24
+LAYOUTS = {
+    "overlapped": dict(driver="overlapped", max_batch=2, prefill_chunk=6),
+    "exact": dict(driver="overlapped", max_batch=2, prefill_chunk=5, exact=True),
+    "lockstep": dict(driver="lockstep", max_batch=1, prefill_chunk=4),
+    "plain": dict(driver="overlapped", max_batch=1, prefill_chunk=7, method="none"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny_pair() -> tuple[Models, dict]:
+    decoder = Decoder(8, 8, 1, 2, 1, 4, 1e-6, Rope(theta=1e4), 256)
+    target = Qwen3(Qwen3Config(decoder, VOCAB, True), capture=(0,))
+    drafter = DFlash(DFlashConfig(decoder, 3, VOCAB - 1, (0,), VOCAB, (BlockMask(causal=False),)))
+    params = {
+        "target": random_params(target, jax.random.key(0)),
+        "drafter": random_params(drafter, jax.random.key(1)),
+    }
+    return Models(target, drafter), params
+
+
+def tiny_engine(pair, layout: str) -> Engine:
+    options = {"max_model_len": 60, "page_size": 4, **LAYOUTS[layout]}
+    return Engine.from_models(*pair, **options)
+
+
+@contextlib.contextmanager
+def compilations():
+    """Names of the programs that are compiled meanwhile."""
+    names = []
+
+    def listen(event, seconds, **tags):
+        if "backend_compile" in event:
+            names.append(tags.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def mixed_run(engine: Engine) -> None:
+    """Prompts of all lengths come and go, some draw, one is left."""
+    random = np.random.default_rng(0)
+    prompt = lambda: random.integers(0, VOCAB - 1, random.integers(1, 20)).tolist()
+    params = lambda i: SamplingParams(
+        max_tokens=int(random.integers(1, 16)),
+        temperature=0.7 * (i % 2),
+        logprobs=2 if i % 3 == 0 else None,
+    )
+    leave = engine.stream([prompt() for _ in range(2)], SamplingParams(max_tokens=20))
+    next(leave)
+    outputs = engine.generate([prompt() for _ in range(9)], [params(i) for i in range(9)])
+    leave.close()
+    outputs += engine.generate([prompt() for _ in range(3)], SamplingParams(max_tokens=7))
+    assert all(output.error is None for output in outputs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_after_warm_up_a_mixed_run_compiles_nothing(tiny_pair, layout):
+    engine = tiny_engine(tiny_pair, layout)
+    device, plan = engine.loop.device, engine.loop.plan
+    programs = {}
+    for draws in (False, True):
+        for step, inputs, static in every_program(device, plan, draws=draws):
+            lowered = device.lower(step, *inputs, **static)
+            key = (step, str(jax.tree.map(lambda x: x.shape, inputs)), str(static))
+            programs[key] = programs.get(key) or lowered.compile()
+    with compilations() as compiled:
+        jax.jit(lambda x: x + len(layout)).lower(np.float32(1)).compile()
+        assert len(compiled) == 1, "the listener hears nothing"
+        compiled.clear()
+        mixed_run(engine)
+    assert compiled == []
+    state = jax.tree.map(lambda x: x.nbytes, device.state)
+    pools = sum(jax.tree.leaves([state.target_pool, state.draft_pool]))
+    writers = {"prefill_step", "spec_step", "plain_step", "verify_step", "draft_step"}
+    assert writers & {step for step, _, _ in programs}
+    for (step, _, _), program in programs.items():
+        memory = program.memory_analysis()
+        assert memory.alias_size_in_bytes >= pools, f"{step} does not write the pools in place"

@@ -1,0 +1,145 @@
+"""Where a request ends: budget, stop ids and stop strings, wherever in a span they fall."""
+
+import dataclasses
+
+import pytest
+from golden_pair import budget, golden_engine, opened, trajectories
+
+from jaxspec.engine.params import SamplingParams
+from jaxspec.errors import UsageError
+
+PROMPTS = (1, 3, 10)
+TOKENS = 48
+
+
+def decode(tokens) -> str:
+    return opened().tokenizer.decode(tokens)
+
+
+def cut_at_string(tokens: list[int], stops: list[str]) -> tuple[list[int], str]:
+    """The tokens up to the one that completes a stop string, and the text before it."""
+    for count in range(1, len(tokens) + 1):
+        text = decode(tokens[:count])
+        found = [stop for stop in stops if stop in text]
+        if found:
+            return tokens[:count], text[: min(text.index(stop) for stop in found)]
+    return tokens, decode(tokens)
+
+
+@pytest.mark.parametrize("place", PROMPTS)
+def test_stop_ids_cut_at_their_first_occurrence(place):
+    case, engine = trajectories()[place], golden_engine()
+    greedy = case["greedy"][:TOKENS]
+    stops = sorted({greedy.index(token) for token in greedy})[::4]
+    params = [budget(TOKENS, stop_token_ids=[greedy[i], 511]) for i in stops]
+    for i, output in zip(stops, engine.generate([case["prompt"]] * len(stops), params)):
+        assert list(output.token_ids) == greedy[: i + 1]
+        assert output.finish_reason == "stop"
+        assert output.text == decode(greedy[:i]), "the ending token is no text"
+        steps = output.stats.acceptance_lengths
+        assert list(steps) == case["acceptance_lengths"][: len(steps)]
+        assert sum(steps) + 1 >= i + 1, "counted before the cut"
+    assert engine.free_pages == engine.total_pages
+
+
+@pytest.mark.parametrize("place", PROMPTS)
+def test_stop_strings_cut_the_text_and_end_at_the_token_that_completes_them(place):
+    case, engine = trajectories()[place], golden_engine()
+    greedy = case["greedy"][:TOKENS]
+    text = decode(greedy)
+    wholes = [[text[i : i + n]] for i, n in ((0, 1), (3, 2), (9, 5), (17, 3), (30, 4))]
+    several = [text[20:24], text[12:15], "never in it"]
+    stops = [stop for stop in [*wholes, several, ["never in it"]] if all(stop)]
+    params = [budget(TOKENS, stop=stop) for stop in stops]
+    ended = 0
+    for stop, output in zip(stops, engine.generate([case["prompt"]] * len(stops), params)):
+        tokens, before = cut_at_string(greedy, stop)
+        assert list(output.token_ids) == tokens and output.text == before
+        assert output.finish_reason == ("length" if stop == ["never in it"] else "stop")
+        ended += output.finish_reason == "stop"
+    assert ended >= 3
+
+
+def test_text_streams_as_the_whole_decodes():
+    case, engine = trajectories()[3], golden_engine()
+    events = list(engine.stream(case["prompt"], budget(TOKENS, stop=["\n\n\n\n"])))
+    assert "".join(event.text for event in events) == events[-1].output.text
+    assert [t for event in events for t in event.token_ids] == case["greedy"][:TOKENS]
+    assert events[-1].output.text == decode(case["greedy"][:TOKENS])
+    assert len(events) == 1 + events[-1].output.stats.num_spec_steps
+
+
+def test_the_model_s_own_end_tokens_end_unless_ignored():
+    """The golden never ends by itself: here its end token is one that it says."""
+    case, engine = trajectories()[3], golden_engine()
+    greedy = case["greedy"][:TOKENS]
+    loop, device = engine.loop, engine.loop.device
+    end = greedy[11]
+    first = greedy.index(end)
+
+    class EndsSooner:
+        config = dataclasses.replace(device.models.target.config, eos_token_ids=(end,))
+
+    class Models:
+        target = EndsSooner
+
+    real, run = device.models, device.run
+    device.models = Models
+
+    def with_the_real_ones(step, *inputs, **static):
+        device.models = real
+        try:
+            return run(step, *inputs, **static)
+        finally:
+            device.models = Models
+
+    device.run = with_the_real_ones
+    params = [SamplingParams(max_tokens=TOKENS), budget(TOKENS)]
+    ended, ignored = engine.generate([case["prompt"]] * 2, params)
+    assert list(ended.token_ids) == greedy[: first + 1] and ended.finish_reason == "stop"
+    assert ended.text == decode(greedy[:first])
+    assert list(ignored.token_ids) == greedy and ignored.finish_reason == "length"
+    assert loop.idle
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_small_budgets(max_tokens):
+    cases = trajectories()[:5]
+    outputs = golden_engine().generate([c["prompt"] for c in cases], budget(max_tokens))
+    for output, case in zip(outputs, cases):
+        assert list(output.token_ids) == case["greedy"][:max_tokens]
+        assert output.finish_reason == "length"
+        assert output.stats.generation_tokens == max_tokens
+        assert output.stats.num_spec_steps <= max_tokens - 1
+
+
+def test_a_budget_that_fills_the_context():
+    """The last block reaches beyond the context; nothing of it is kept."""
+    case, engine = trajectories()[6], golden_engine()
+    full = engine.max_model_len - len(case["prompt"])
+    output = engine.generate(case["prompt"], budget(full))
+    assert len(output.token_ids) == full and output.finish_reason == "length"
+    assert list(output.token_ids[:96]) == case["greedy"]
+    more = engine.generate(case["prompt"], budget(full + 1))
+    assert more.finish_reason == "error" and "the context holds" in more.error
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"min_p": 2.0},
+        {"stop": ("",)},
+        {"logprobs": 21},
+        {"seed": -1},
+    ],
+)
+def test_params_out_of_range_are_refused(wrong):
+    name = next(iter(wrong))
+    with pytest.raises(UsageError, match=rf"{name}.*; expected"):
+        SamplingParams(**wrong)
