@@ -1,0 +1,174 @@
+"""What one thread block of paged attention does."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.blocks import TILE_ROWS
+from pallas_kernels.paged_attention.loading import Loader
+from pallas_kernels.paged_attention.plan import Plan
+from pallas_kernels.paged_attention.splits import ROWS
+from pallas_kernels.tiles import times
+
+MASKED = -1e30
+TILE = plgpu.Layout.WGMMA
+
+
+def attend(
+    plan: Plan, query, keys, values, table, lengths, spans, out, *buffers, **scratch
+) -> None:
+    slot, head = lax.axis_index("slot"), lax.axis_index("head")
+    row_block, split = lax.axis_index("rows"), lax.axis_index("split")
+    warpgroup = lax.axis_index("warpgroup")
+    row_tile = row_block * plan.sizes.warpgroups + warpgroup
+    # The last tile is moved back to end with the block: it repeats rows, bit for bit.
+    first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
+
+    loader = Loader(plan, keys, values, table, scratch, slot, head, split, warpgroup)
+    # Page ids are asked for before the length is known, so that the two waits overlap.
+    pages = [loader.pages(jnp.int32(step)) for step in range(plan.sizes.stages)]
+    length = lengths[slot]
+    kept_end = length + spans[slot]
+    end = jnp.minimum(length + rows_up_to(plan, row_block), kept_end)
+    steps = steps_of(plan, end, split)
+    loader.first(pages, steps)
+    load_queries(plan, query, scratch, (slot, head, row_tile, first, warpgroup))
+
+    last = last_seen(plan, length + first, kept_end)
+    sums = lax.fori_loop(
+        0,
+        steps,
+        lambda step, sums: one_tile(plan, loader, step, steps, sums, last, end),
+        (
+            filled((TILE_ROWS,), MASKED, ROWS),
+            filled((TILE_ROWS,), 0.0, ROWS),
+            filled((TILE_ROWS, plan.shape.head_dim), 0.0, TILE),
+        ),
+    )
+    m, l, acc = sums
+    row_buffers = [buffer.at[slot, head, row_tile] for buffer in buffers]
+    attended = plan.exchange.combine((m * plan.scale, l, acc), split, scratch, row_buffers)
+    store(plan, attended, out.at[slot], scratch["o"].at[warpgroup], (first, head, split))
+
+
+def filled(shape, value, layout):
+    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+def rows_up_to(plan: Plan, row_block):
+    """How many rows of the block must be read for this row block."""
+    if not plan.causal:
+        return plan.shape.width
+    rows = plan.sizes.warpgroups * plan.tiling.span
+    return jnp.minimum((row_block + 1) * rows, plan.shape.width)
+
+
+def steps_of(plan: Plan, end, split):
+    """How many of the tiles before `end` fall to this split."""
+    sizes = plan.sizes
+    tiles = lax.div(end + (sizes.kv_tile - 1), sizes.kv_tile)
+    return lax.div(tiles - split + (sizes.splits - 1), sizes.splits)
+
+
+def load_queries(plan: Plan, query, scratch: dict[str, Any], where) -> None:
+    slot, head, row_tile, first, warpgroup = where
+    if plan.tiling.even:
+        source = query.at[slot, head, jnp.minimum(row_tile, plan.tiling.row_tiles - 1)]
+    else:
+        source = query.at[slot, head, pl.ds(first * plan.shape.group, plan.rows)]
+    name = "q_raw" if plan.staged else "q"
+    target = scratch[name].at[warpgroup, pl.ds(0, plan.rows)]
+    plgpu.copy_gmem_to_smem(source, target, scratch["q_bar"])
+    plgpu.barrier_wait(scratch["q_bar"])
+    if plan.staged:
+        raw = plgpu.load(scratch["q_raw"].at[warpgroup], layout=TILE, optimized=False)
+        scratch["q"].at[warpgroup][...] = raw
+        plgpu.commit_smem()
+
+
+def last_seen(plan: Plan, first_position, kept_end):
+    """The last position that each row sees, where rows differ."""
+    if not plan.causal:
+        return None
+    row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=ROWS)
+    return jnp.minimum(first_position + lax.div(row, plan.shape.group), kept_end - 1)
+
+
+def one_tile(plan: Plan, loader: Loader, step, steps, sums, last, end):
+    """Online softmax over one tile of keys and values."""
+    m, l, acc = sums
+    scratch, several = loader.scratch, plan.sizes.warpgroups > 1
+    # One row tile refills a stage at once; several wait for each other, one tile late.
+    done = step - 1 if several else step
+    pages = loader.pages(done + plan.sizes.stages)
+    if several:
+        loader.refill(done, pages, steps)
+    base, stage = loader.base(step), lax.rem(step, plan.sizes.stages)
+
+    plgpu.barrier_wait(scratch["k_bar"].at[stage])
+    s = scores(scratch["q"].at[loader.warpgroup], scratch["k"].at[stage], plan.sizes.kv_tile)
+    s = jnp.where(seen(base, s.shape, last, end), s, MASKED)
+    m_new = jnp.maximum(m, s.max(axis=1))
+    alpha = jnp.exp2((m - m_new) * plan.scale)
+    p = jnp.exp2(s * plan.scale - lax.broadcast_in_dim(m_new * plan.scale, s.shape, [0]))
+    l = l * alpha + p.sum(axis=1)
+    acc = acc * lax.broadcast_in_dim(alpha, acc.shape, [0])
+
+    plgpu.barrier_wait(scratch["v_bar"].at[stage])
+    v_tile = scratch["v"].at[stage]
+    clear_tail(plan, v_tile, base, end, loader)
+    acc = times(acc, p.astype(plan.dtype), v_tile, plan.interpreted)
+    if several:
+        loader.release(step, steps)
+    else:
+        loader.refill(done, pages, steps)
+    return m_new, l, acc
+
+
+def scores(q_tile, k_tile, kv_tile: int):
+    def multiply(acc):
+        plgpu.wgmma(acc, q_tile, k_tile.T)
+        return acc[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC((TILE_ROWS, kv_tile), jnp.float32))
+
+
+def seen(base, shape, last, end):
+    position = base + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE)
+    if last is None:
+        return position < end
+    return position <= lax.broadcast_in_dim(last, shape, [0])
+
+
+def clear_tail(plan: Plan, v_tile, base, end, loader: Loader) -> None:
+    """Zeroes the rows of the last tile that nobody may see: 0 * NaN would be NaN."""
+
+    @pl.when(base + plan.sizes.kv_tile > end)
+    def _():
+        @pl.when(loader.warpgroup == 0)
+        def _():
+            v = plgpu.load(v_tile, layout=TILE)
+            position = base + plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=TILE)
+            v_tile[...] = jnp.where(position < end, v, jnp.zeros_like(v))
+            plgpu.commit_smem()
+
+        if plan.sizes.warpgroups > 1:
+            plgpu.barrier_arrive(loader.scratch["tail_bar"])
+            plgpu.barrier_wait(loader.scratch["tail_bar"])
+
+
+def store(plan: Plan, attended, out, o_tile, where) -> None:
+    """Rows (token, head of the group) of the tile to [width, kv_heads, group, head_dim]."""
+    first, head, split = where
+    group, width = plan.shape.group, plan.exchange.columns
+    o_tile[...] = attended.astype(plan.dtype)
+    plgpu.commit_smem()
+    columns = pl.ds(split * width, width)
+    for i in range(plan.tiling.span):
+        plgpu.copy_smem_to_gmem(
+            o_tile.at[pl.ds(i * group, group)], out.at[first + i, head, :, columns]
+        )
+    plgpu.wait_smem_to_gmem(0)

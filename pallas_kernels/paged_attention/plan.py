@@ -1,0 +1,98 @@
+"""Everything static about one call of the kernel, and the shared memory it asks for."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.blocks import (
+    TILE_ROWS,
+    BlockSizes,
+    Shape,
+    Tiling,
+    output_aligned,
+    tile,
+)
+from pallas_kernels.paged_attention.splits import Exchange
+from pallas_kernels.tiles import require, swizzled
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    shape: Shape
+    sizes: BlockSizes
+    tiling: Tiling
+    exchange: Exchange
+    dtype: Any
+    causal: bool
+    interpreted: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile that hold queries; the others hold anything and are not stored."""
+        return self.tiling.span * self.shape.group
+
+    @property
+    def staged(self) -> bool:
+        """Whether the query rows do not fill whole 8-row blocks of swizzled shared memory."""
+        return self.rows % 8 != 0 or not self.tiling.even
+
+    @property
+    def scale(self) -> float:
+        """Of the scores, for weights that are powers of two."""
+        return self.shape.head_dim**-0.5 * math.log2(math.e)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.shape.slots, self.shape.kv_heads, self.tiling.row_blocks
+
+    def scratch(self) -> dict[str, Any]:
+        sizes, head_dim, dtype = self.sizes, self.shape.head_dim, self.dtype
+        query_rows = (sizes.warpgroups, TILE_ROWS, head_dim)
+        tile_bar = plgpu.Barrier(num_arrivals=self.tiling.copies, num_barriers=sizes.stages)
+        scratch = {
+            "q": swizzled(query_rows, dtype),
+            "k": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype),
+            "v": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype),
+            "o": plgpu.SMEM((sizes.warpgroups, TILE_ROWS, self.exchange.columns), dtype),
+            "q_bar": plgpu.Barrier(num_arrivals=sizes.warpgroups),
+            "k_bar": tile_bar,
+            "v_bar": tile_bar,
+            **self.exchange.scratch(),
+        }
+        if self.staged:
+            scratch["q_raw"] = plgpu.SMEM(query_rows, dtype)
+        if sizes.warpgroups > 1:
+            scratch["tail_bar"] = plgpu.Barrier(num_arrivals=sizes.warpgroups)
+            scratch["free_bar"] = plgpu.Barrier(
+                num_arrivals=sizes.warpgroups, num_barriers=sizes.stages
+            )
+        return scratch
+
+    def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        shape, row_tiles = self.shape, self.tiling.row_blocks * self.sizes.warpgroups
+        heads = (shape.kv_heads, shape.group, shape.head_dim)
+        out = jax.ShapeDtypeStruct((shape.slots, shape.width, *heads), self.dtype)
+        return out, *self.exchange.buffers(shape.slots, shape.kv_heads, row_tiles)
+
+
+def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted: bool) -> Plan:
+    require(shape.group <= TILE_ROWS, f"at most {TILE_ROWS} query heads per key-value head")
+    require(shape.head_dim in (64, 128), "head_dim 64 or 128")
+    require(jnp.dtype(dtype).itemsize == 2, "16-bit numbers")
+    require(
+        sizes.kv_tile % shape.page_size == 0 or shape.page_size % sizes.kv_tile == 0,
+        "page sizes that divide a tile or that tiles divide",
+    )
+    require(shape.page_size % 8 == 0, "page sizes that are multiples of 8")
+    require(output_aligned(shape, sizes.splits), "fewer splits: 128 bytes per token and split")
+    through_memory = interpreted or sizes.exchange == "memory"
+    require(
+        through_memory or sizes.splits == 1 or sizes.warpgroups == 1,
+        "splits or warpgroups, not both, where neighbours' shared memory is used",
+    )
+    exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, through_memory)
+    return Plan(shape, sizes, tile(shape, sizes), exchange, dtype, causal, interpreted)
