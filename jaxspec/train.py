@@ -61,6 +61,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-policy", action="store_true", help="let the target continue the beginnings of rows"
     )
+    parser.add_argument(
+        "--keep-features", action="store_true", help="compute target features once, keep on disk"
+    )
     parser.add_argument("--shortest-prompt", type=int, metavar="TOKENS", help="of them [32]")
     parser.add_argument("--slots", type=int, help="rows continued at a time [64]")
 

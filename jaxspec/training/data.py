@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from jaxspec.errors import LoadError
 from jaxspec.training.objective import Batch
@@ -18,6 +18,10 @@ class Rows:
     tokens: Int[np.ndarray, "rows length"]
     first: Int[np.ndarray, " rows"]
     """Where the part to learn from begins in each."""
+    features: Float[np.ndarray, "rows length features"] | None = None
+    """What the target made of them, where that is kept."""
+    labels: Int[np.ndarray, "rows length"] | None = None
+    """What should be drafted at every position; goes with `features`."""
 
     def batch_of_step(self, step: int, batch_size: int, seed: int) -> Batch:
         """A function of the step alone: resuming needs no state. Every epoch has its own order."""
@@ -25,7 +29,13 @@ class Rows:
         epochs, within = np.divmod(places, len(self.tokens))
         order = {epoch: self.order(seed, int(epoch)) for epoch in np.unique(epochs)}
         picked = np.array([order[epoch][place] for epoch, place in zip(epochs, within)])
-        return Batch(self.tokens[picked].astype(np.int32), self.first[picked].astype(np.int32))
+        return self.batch(picked)
+
+    def batch(self, picked: Int[np.ndarray, " batch"]) -> Batch:
+        tokens, first = self.tokens[picked].astype(np.int32), self.first[picked].astype(np.int32)
+        if self.features is None:
+            return Batch(tokens, first)
+        return Batch(tokens, first, self.features[picked], self.labels[picked])
 
     def order(self, seed: int, epoch: int) -> Int[np.ndarray, " rows"]:
         return np.random.default_rng([seed, epoch]).permutation(len(self.tokens))

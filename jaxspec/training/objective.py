@@ -39,6 +39,19 @@ class Batch(NamedTuple):
     tokens: Int[Array, "batch length"]
     first: Int[Array, " batch"]
     """Where the part to learn from begins; what comes before is only context."""
+    features: Float[Array, "batch length features"] | None = None
+    """What the target made of the tokens, where that was kept; None computes it."""
+    labels: Int[Array, "batch length"] | None = None
+    """What should be drafted at every position; goes with `features`."""
+
+
+class Heard(NamedTuple):
+    """What the target made of whole sequences."""
+
+    features: Float[Array, "batch length features"]
+    labels: Int[Array, "batch length"]
+    """At every position, what should be drafted there: its likeliest token, or the data's."""
+    hidden: Float[Array, "batch length hidden"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +72,17 @@ class DrafterObjective:
         params = {"target": frozen["target"], "drafter": {**frozen["drafter"], **trainable}}
         params = in_dtype(params, self.compute)
 
-        hidden, features = self.apply("target", params, batch.tokens, method=causal_hidden)
+        features, labels, hidden = self.heard(params["target"], batch)
         anchors = draw_anchors(place, batch.first, length, size, self.recipe.anchors)
         drafted = self.drafted(
             params, batch.tokens, with_noise(noise, features, self.recipe.feature_noise), anchors
         )
-        labels = block_rows(self.sequence_of_labels(params, batch.tokens, hidden), anchors, size)
         before = rows_at(hidden, anchors[..., None] + jnp.arange(size - 1))
         cross_entropy, probabilities, correct, known = in_chunks(
             lambda *rows: self.judge(params, *rows),
             self.recipe.head_chunk,
             drafted[:, :, 1:],
-            labels[:, :, 1:],
+            block_rows(labels, anchors, size)[:, :, 1:],
             before,
         )
         loss = block_loss(self.recipe, size, cross_entropy, probabilities, known)
@@ -98,21 +110,22 @@ class DrafterObjective:
         hidden = self.apply("drafter", params, embedded, features, anchors, method=block_hidden)
         return hidden.reshape(*inputs.shape, -1)
 
-    def sequence_of_labels(
-        self,
-        params: dict[str, Params],
-        tokens: Int[Array, "batch length"],
-        hidden: Float[Array, "batch length hidden"],
-    ) -> Int[Array, "batch length"]:
-        """What should be drafted at every position: the data, or the target's likeliest token."""
+    def heard(self, target_params: Params, batch: Batch) -> Heard:
+        """Features and labels of whole sequences, kept or computed."""
+        if batch.features is not None:
+            # Only distillation needs the hidden states, and nothing is kept for it.
+            return Heard(batch.features, batch.labels, batch.features[..., :1])
+        variables, tokens = {"params": target_params}, batch.tokens
+        hidden, features = self.target.apply(variables, tokens, method=causal_hidden)
         if self.recipe.labels == "data":
-            return tokens
-        (chosen,) = in_chunks(
-            lambda rows: (jnp.argmax(self.apply("target", params, rows, method="logits"), -1),),
-            ROWS_AT_ONCE,
-            hidden,
-        )
-        return jnp.concatenate([tokens[:, :1], chosen[:, :-1].astype(tokens.dtype)], axis=1)
+            return Heard(features, tokens, hidden)
+
+        def likeliest(rows: Array) -> tuple[Array]:
+            return (jnp.argmax(self.target.apply(variables, rows, method="logits"), axis=-1),)
+
+        (chosen,) = in_chunks(likeliest, ROWS_AT_ONCE, hidden)
+        labels = jnp.concatenate([tokens[:, :1], chosen[:, :-1].astype(tokens.dtype)], axis=1)
+        return Heard(features, labels, hidden)
 
     def judge(
         self,

@@ -16,6 +16,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.training.data import Rows, load_rows, read_document, rows_of_documents, text_files
 from jaxspec.training.export import export_speculators, export_zlab
+from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.loop import check_division, train
 from jaxspec.training.objective import DrafterObjective, split_frozen
 from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
@@ -45,6 +46,8 @@ class Source:
     """With on_policy: least tokens of a row that are kept; half of the row is the most."""
     slots: int = 64
     """With on_policy: rows continued at a time."""
+    keep_features: bool = False
+    """Whether target features are computed once and kept on disk."""
     mask_token_id: int | None = None
     """None takes the tokenizer's mask token, else the first id that no token uses."""
 
@@ -94,8 +97,13 @@ def run(plan: Run, out: Path) -> Path:
     )
     learns, stays = split_frozen(start)
     target = Qwen3(config, shape.target_layer_ids)
+    objective = DrafterObjective(target, drafter, plan.recipe, dtype)
+    if plan.source.keep_features:
+        rows = with_kept_features(
+            objective, target_params, rows, optimization.batch_size, out / "features"
+        )
     learned = train(
-        DrafterObjective(target, drafter, plan.recipe, dtype),
+        objective,
         learns,
         {"target": target_params, "drafter": stays},
         rows,
