@@ -10,6 +10,8 @@ _HOME = {
     "SamplingParams": "jaxspec.engine.params",
     "RequestOutput": "jaxspec.engine.output",
     "RequestStats": "jaxspec.engine.stats",
+    "PooledStats": "jaxspec.engine.stats",
+    "EngineStats": "jaxspec.engine.stats",
     "JaxspecError": "jaxspec.errors",
     "LoadError": "jaxspec.errors",
     "UsageError": "jaxspec.errors",

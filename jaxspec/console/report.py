@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.stats import RequestStats
+from jaxspec.engine.stats import AcceptanceCounts, PooledStats, pool
 
 
 def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:
@@ -23,42 +23,34 @@ def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:
     return found
 
 
-def stats_object(stats: RequestStats) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(stats),
-        "num_spec_steps": stats.num_spec_steps,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "draft_acceptance_rate": stats.draft_acceptance_rate,
-        "acceptance_rate_per_position": stats.acceptance_rate_per_position,
-    }
+def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:
+    """Every field and every ratio, by its name."""
+    ratios = (name for name in dir(type(stats)) if isinstance(getattr(type(stats), name), property))
+    return dataclasses.asdict(stats) | {name: getattr(stats, name) for name in ratios}
 
 
 def summary(outputs: Sequence[RequestOutput], seconds: float, compile_s: float) -> list[str]:
     """What a person wants to know of a run, line by line."""
-    stats = [output.stats for output in outputs]
-    prompt = sum(s.prompt_tokens for s in stats)
-    generated = sum(s.generation_tokens for s in stats)
-    rate = generated / max(seconds - compile_s, 1e-9)
+    pooled = pool(output.stats for output in outputs)
+    rate = pooled.generation_tokens / max(seconds - compile_s, 1e-9)
     lines = [
-        f"Prompt: {prompt} tokens",
-        f"Generation: {generated} tokens in {seconds - compile_s:.2f} s, {rate:.1f} tokens/s "
-        "(prompt reading counted)",
+        f"Prompt: {pooled.prompt_tokens} tokens",
+        f"Generation: {pooled.generation_tokens} tokens in {seconds - compile_s:.2f} s, "
+        f"{rate:.1f} tokens/s (prompt reading counted)",
         f"Compilation: {compile_s:.2f} s, not counted above",
     ]
-    return lines + _speculation(stats)
+    return lines + speculation_line(pooled)
 
 
-def _speculation(stats: Sequence[RequestStats]) -> list[str]:
+def speculation_line(pooled: PooledStats) -> list[str]:
     """The pooled acceptance line; nothing for plain decoding."""
-    steps = sum(s.num_spec_steps for s in stats)
-    if not steps:
+    if not pooled.num_spec_steps:
         return []
-    drafted = sum(s.num_draft_tokens for s in stats)
-    accepted = sum(s.num_accepted_draft_tokens for s in stats)
-    places = zip(*(s.accepted_per_position for s in stats))
-    per_position = ", ".join(f"{sum(counts) / steps:.3f}" for counts in places)
+    per_position = ", ".join(f"{rate:.3f}" for rate in pooled.acceptance_rate_per_position)
+    drawn = "SYNTHETIC (drawn, not found): " if pooled.synthetic else ""
     return [
-        f"draft acceptance = {accepted / drafted:.5f} ({accepted} accepted / {drafted} drafted), "
-        f"mean acceptance length = {1 + accepted / steps:.2f}, "
+        f"{drawn}draft acceptance = {pooled.draft_acceptance_rate:.5f} "
+        f"({pooled.num_accepted_draft_tokens} accepted / {pooled.num_draft_tokens} drafted), "
+        f"mean acceptance length = {pooled.mean_acceptance_length:.2f}, "
         f"acceptance rate per position = ({per_position})"
     ]

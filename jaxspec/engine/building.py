@@ -8,12 +8,13 @@ import jax
 from jaxspec.engine import memory
 from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.loop import Loop
-from jaxspec.engine.plan import EngineOptions, Plan, plan_engine
+from jaxspec.engine.plan import EngineOptions, Plan, plan_engine, synthetic_of
 from jaxspec.engine.programs import Device
 from jaxspec.engine.state import EngineState, empty_state
 from jaxspec.engine.steps import Models, Params
 from jaxspec.engine.warmup import temporaries
 from jaxspec.models.parameters import pool_for
+from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
 
 
@@ -22,11 +23,15 @@ def build_loop(
 ) -> Loop:
     """An idle loop with empty pools."""
     plan = plan_engine(models, options)
+    synthetic = synthetic_of(options.synthetic_acceptance, plan.block_size - 1)
+    models = dataclasses.replace(models, synthetic=synthetic)
     pages = options.num_pages or _pages_that_fit(models, params, plan, options.memory_fraction)
     plan = dataclasses.replace(plan, num_pages=pages + 1)
     new_state = partial(_new_state, models, plan)
     device = Device(models, params, new_state())
-    return Loop(device, new_state, plan, DRIVERS[plan.driver], tokenizer)
+    host = METHODS[plan.method].host
+    proposer = None if host is None else host(options)
+    return Loop(device, new_state, plan, DRIVERS[plan.driver], tokenizer, proposer)
 
 
 def _new_state(models: Models, plan: Plan) -> EngineState:

@@ -21,8 +21,7 @@ def emit(
     request = dataclasses.replace(
         request,
         tally=count_step(request.tally, len(tokens), num_drafts),
-        first_token_at=request.first_token_at or now,
-        last_token_at=now,
+        arrivals=(*request.arrivals, now),
     )
     for token, logprob in zip(tokens, logprobs or [None] * len(tokens)):
         request = _add_token(request, token, logprob, tokenizer)

@@ -2,18 +2,20 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from jaxspec.engine.building import build_loop
 from jaxspec.engine.loop import Loop
+from jaxspec.engine.memory import peak_bytes
 from jaxspec.engine.opening import choose_dtype, open_models
 from jaxspec.engine.output import RequestOutput, output_of
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import EngineOptions
 from jaxspec.engine.request import Increment, Request
+from jaxspec.engine.stats import EngineStats, PooledStats, pool
 from jaxspec.engine.steps import Models, Params
 from jaxspec.errors import UsageError
 from jaxspec.text.chat import ChatTemplate
@@ -51,6 +53,7 @@ class Engine:
         self.options = options
         self.chat_template = chat_template
         self._submitted = 0
+        self._finished = PooledStats()
 
     @classmethod
     def from_pretrained(
@@ -141,6 +144,31 @@ class Engine:
         ids = self._submit(prompts, _one_per_prompt(params, len(prompts)))
         return self._events({id: index for index, id in enumerate(ids)})
 
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Queues one prompt for `step` to work on; its id."""
+        return self._submit([prompt], [params or SamplingParams()])[0]
+
+    def step(self, ids: Iterable[int]) -> list[StreamEvent]:
+        """One step for everybody; tells what these submitted requests got, by id as index."""
+        if not self.loop.idle:
+            self.loop.step()
+        events = [self._event(i.request, i) for i in self.loop.take_increments(ids)]
+        for event in events:
+            if event.output is not None:
+                self.loop.forget(event.index)
+        return events
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        return EngineStats(
+            waiting=len(self.loop.waiting),
+            running=len(self.loop.running),
+            pages_in_use=self.total_pages - self.free_pages,
+            pages_total=self.total_pages,
+            peak_memory_bytes=peak_bytes(),
+            finished=self._finished,
+        )
+
     def _events(self, indices: dict[int, int]) -> Iterator[StreamEvent]:
         """Steps until every one of these requests has ended, and tells of theirs alone."""
         live = set(indices)
@@ -161,7 +189,9 @@ class Engine:
         output = None
         if increment.finish_reason is not None:
             finished = self.loop.finished[increment.request]
-            output = output_of(finished, self.loop.plan.block_size - 1)
+            synthetic = self.loop.device.models.synthetic is not None
+            output = output_of(finished, self.loop.plan.block_size - 1, synthetic)
+            self._finished = pool([output.stats], self._finished)
         return StreamEvent(index, increment.token_ids, increment.text, output)
 
     def _submit(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[int]:

@@ -17,6 +17,7 @@ from jaxspec.engine.programs import Device
 from jaxspec.engine.request import Increment, Request
 from jaxspec.engine.state import EngineState
 from jaxspec.engine.steps import StepResult
+from jaxspec.proposers.methods import HostProposer
 from jaxspec.text.tokenizer import Tokenizer
 
 
@@ -41,12 +42,14 @@ class Loop:
         plan: Plan,
         driver: Callable[["Loop"], None],
         tokenizer: Tokenizer | None,
+        proposer: HostProposer | None = None,
     ):
         self.device = device
         self.new_state = new_state
         self.plan = plan
         self.driver = driver
         self.tokenizer = tokenizer
+        self.proposer = proposer
         self.book = pages.new_book(plan.num_pages, plan.page_size)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
@@ -112,7 +115,7 @@ class Loop:
             if not pages.can_admit(self.book, rows):
                 return
             book = pages.admit(self.book, request.id, rows)
-            request = replace(request, slot=free.pop(0))
+            request = replace(request, slot=free.pop(0), seated_at=time.perf_counter())
             self.book = book
             self.waiting.popleft()
             self.running[request.id] = request
@@ -140,6 +143,10 @@ class Loop:
         self.stepping = tuple(request.id for request in chosen)
         chunk = prompt_chunk(chosen, rows, width, self.plan.num_slots)
         result = self.device.run("prefill_step", chunk, draws=self.draws(chosen))
+        for request in chosen:
+            self._propose_after(
+                request, request.context[request.prefilled : request.prefilled + width]
+            )
         read = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
         self.running.update({request.id: request for request in read})
         going_on = frozenset(request.id for request in read if not request.is_prefilled)
@@ -175,6 +182,16 @@ class Loop:
             leaf.copy_to_host_async()
         self.flights.append(flight)
 
+    def _propose_after(
+        self, request: Request, tokens: tuple[int, ...], num_drafts: int = 0, accepted: int = 0
+    ) -> None:
+        if self.proposer is not None and request.params.speculate:
+            self.proposer.commit(request.id, tokens, num_drafts, accepted)
+
+    def _release_proposals(self, id: int) -> None:
+        if self.proposer is not None:
+            self.proposer.release(id)
+
     def _candidates(self) -> list[Request]:
         if self.suspects:
             return [self.running[next(iter(self.suspects))]]
@@ -189,7 +206,10 @@ class Loop:
         now = time.perf_counter()
         for row, id in enumerate(flight.requests):
             if id in self.running and id not in flight.unfinished_prompts and result.emitted[row]:
-                self._tell(*self._with_tokens(self.running[id], result, row, now))
+                request, increment = self._with_tokens(self.running[id], result, row, now)
+                drafts, accepted = int(result.num_drafts[row]), int(result.emitted[row]) - 1
+                self._propose_after(request, increment.token_ids, drafts, accepted)
+                self._tell(request, increment)
         rows = {id: self.running[id].rows for id in flight.requests if id in self.running}
         self.book = pages.commit(self.book, rows)
 
@@ -221,6 +241,7 @@ class Loop:
             return
         self.running.pop(request.id, None)
         self.finished[request.id] = request
+        self._release_proposals(request.id)
         if request.id in self.book.held:
             self.book = pages.release(self.book, request.id)
 
@@ -275,6 +296,7 @@ class Loop:
         self.device.state = self.new_state()
         for id, request in self.running.items():
             self.running[id] = replace(request, prefilled=0, resumed=len(request.token_ids))
+            self._release_proposals(id)
             self._seat(self.running[id])
         self.torn = False
 

@@ -35,6 +35,12 @@ def free_bytes(memory_fraction: float) -> int | None:
     return int(memory_fraction * stats["bytes_limit"]) - stats["bytes_in_use"]
 
 
+def peak_bytes() -> int | None:
+    """The most that was ever allocated on the device; None where the backend does not say."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("peak_bytes_in_use")
+
+
 def pages_that_fit(
     free: int, per_page: int, useful: int, temporaries: Callable[[int], int], least: int
 ) -> int:

@@ -1,9 +1,10 @@
 """What a finished request hands back."""
 
 import dataclasses
+import itertools
 
 from jaxspec.engine.request import Request, TokenLogprobs
-from jaxspec.engine.stats import RequestStats
+from jaxspec.engine.stats import RequestStats, counts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class RequestOutput:
     stats: RequestStats
 
 
-def output_of(request: Request, num_drafts: int) -> RequestOutput:
+def output_of(request: Request, num_drafts: int, synthetic: bool = False) -> RequestOutput:
     """The output of a finished request; blocks hold `num_drafts` drafts."""
     return RequestOutput(
         prompt_token_ids=request.prompt,
@@ -33,21 +34,21 @@ def output_of(request: Request, num_drafts: int) -> RequestOutput:
         finish_reason=request.finish_reason,
         error=request.error,
         logprobs=request.logprobs if request.params.logprobs is not None else None,
-        stats=_stats(request, num_drafts),
+        stats=_stats(request, num_drafts, synthetic),
     )
 
 
-def _stats(request: Request, num_drafts: int) -> RequestStats:
-    lengths = request.tally.acceptance_lengths
-    accepted = [sum(length > place for length in lengths) for place in range(1, num_drafts + 1)]
-    first = request.first_token_at or request.submitted_at
+def _stats(request: Request, num_drafts: int, synthetic: bool) -> RequestStats:
+    arrivals = request.arrivals
+    first = arrivals[0] if arrivals else request.submitted_at
     return RequestStats(
+        **counts_of(request.tally, num_drafts),
         prompt_tokens=len(request.prompt),
         generation_tokens=len(request.token_ids),
-        acceptance_lengths=lengths,
-        num_draft_tokens=request.tally.num_draft_tokens,
-        num_accepted_draft_tokens=sum(lengths) - len(lengths),
-        accepted_per_position=tuple(accepted),
+        acceptance_lengths=request.tally.acceptance_lengths,
+        queue_s=max(request.seated_at - request.submitted_at, 0.0),
         ttft_s=first - request.submitted_at,
-        decode_s=max(request.last_token_at - first, 0.0),
+        decode_s=arrivals[-1] - first if arrivals else 0.0,
+        itl_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
+        synthetic=synthetic,
     )

@@ -5,14 +5,16 @@ import logging
 
 import jax
 
+from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
 from jaxspec.engine.request import Request
 from jaxspec.engine.shapes import Shapes, shapes_for
 from jaxspec.engine.steps import Models
 from jaxspec.errors import UsageError
+from jaxspec.proposers.methods import METHODS
+from jaxspec.proposers.options import SpeculationOptions
 
 log = logging.getLogger("jaxspec")
 
-METHODS = ("auto", "dflash", "none")
 DRIVERS = ("auto", "lockstep", "overlapped")
 WIDTH_WITHOUT_DRAFTER = 16
 
@@ -22,7 +24,7 @@ class Plan:
     """Sizes and choices that no request changes."""
 
     method: str
-    """dflash or none."""
+    """A name of `METHODS`."""
     driver: str
     """lockstep or overlapped."""
     exact: bool
@@ -45,13 +47,14 @@ class Plan:
         return -(-(self.max_model_len + self.block_size) // self.page_size)
 
     @property
-    def fused(self) -> bool:
-        """Whether a decode step is one program."""
-        return self.driver == "overlapped" and not self.exact
+    def drafter(self) -> bool:
+        """Whether the drafter proposes, on the device."""
+        return METHODS[self.method].drafter
 
     @property
-    def fused_step(self) -> str:
-        return "spec_step" if self.method == "dflash" else "plain_step"
+    def host(self) -> bool:
+        """Whether somebody proposes on the host."""
+        return METHODS[self.method].host is not None
 
     def rows_of(self, request: Request) -> int:
         """Rows a request can ever write: its budget, and a block that begins at its end."""
@@ -59,11 +62,11 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(SpeculationOptions):
     """What the maker of an engine may choose."""
 
     method: str = "auto"
-    """auto, dflash or none."""
+    """A name of `METHODS`, or auto: dflash where a drafter is given, else none."""
     max_batch: int = 8
     """Requests that run at once."""
     max_model_len: int = 4096
@@ -82,8 +85,12 @@ class EngineOptions:
     """Prompt tokens read in one step at most, per request."""
     driver: str = "auto"
     """lockstep, overlapped, or auto: overlapped on an accelerator."""
+    synthetic_acceptance: int | float | tuple[int | float, ...] | None = None
+    """For benchmarks: a mean acceptance length, or the share of steps that accept each place. It is
+    drawn, drafts are not compared, and the text is not the target's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("max_batch", "max_model_len", "page_size", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
@@ -98,15 +105,14 @@ class EngineOptions:
 def plan_engine(models: Models, options: EngineOptions) -> Plan:
     """The layout, but for the number of pages, which depends on what memory is left."""
     method = choose_method(options.method, models.drafter is not None)
-    drafter = models.drafter
-    block_size = WIDTH_WITHOUT_DRAFTER if drafter is None else drafter.config.block_size
+    block_size = _block_size(models, options)
     max_model_len = context_limit(models, options.max_model_len)
     chunk = min(options.prefill_chunk, max_model_len)
     return Plan(
         method=method,
-        driver=choose_driver(options.driver),
+        driver=choose_driver(options.driver, options.synthetic_acceptance is not None),
         exact=options.exact,
-        width=block_size if options.exact or method == "dflash" else 1,
+        width=_width(method, options, block_size),
         block_size=block_size,
         num_slots=options.max_batch,
         max_model_len=max_model_len,
@@ -116,20 +122,49 @@ def plan_engine(models: Models, options: EngineOptions) -> Plan:
     )
 
 
+def _block_size(models: Models, options: EngineOptions) -> int:
+    """The same whatever the method, for `exact`."""
+    if models.drafter is not None:
+        return models.drafter.config.block_size
+    return max(WIDTH_WITHOUT_DRAFTER, options.num_drafts + 1)
+
+
+def _width(method: str, options: EngineOptions, block_size: int) -> int:
+    if options.exact or METHODS[method].drafter:
+        return block_size
+    if METHODS[method].host is None:
+        return 1
+    return min(options.num_drafts + 1, block_size)
+
+
 def choose_method(method: str, has_drafter: bool) -> str:
-    """dflash or none; a method that was asked for by name and cannot run is refused."""
-    if method not in METHODS:
-        raise UsageError(f"method is {method!r}; expected one of {', '.join(METHODS)}")
-    if method == "dflash" and not has_drafter:
-        raise UsageError("method is 'dflash' but no drafter is given; name one with draft=")
+    """A name of `METHODS`; one that was asked for and cannot run is refused."""
     if method == "auto":
         return "dflash" if has_drafter else "none"
+    if method not in METHODS:
+        raise UsageError(f"method is {method!r}; expected one of auto, {', '.join(METHODS)}")
+    if METHODS[method].drafter and not has_drafter:
+        raise UsageError(f"method is {method!r} but no drafter is given; name one with draft=")
     return method
 
 
-def choose_driver(driver: str) -> str:
+def synthetic_of(
+    asked: int | float | tuple[int | float, ...] | None, num_drafts: int
+) -> SyntheticAcceptance | None:
+    """What `EngineOptions.synthetic_acceptance` means for blocks with so many drafts."""
+    if asked is None:
+        return None
+    is_length = isinstance(asked, int | float)
+    return from_length(asked, num_drafts) if is_length else from_rates(asked, num_drafts)
+
+
+def choose_driver(driver: str, synthetic: bool) -> str:
     if driver not in DRIVERS:
         raise UsageError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
+    if synthetic and driver == "lockstep":
+        raise UsageError("synthetic acceptance is drawn on the device; expected driver overlapped")
+    if synthetic:
+        return "overlapped"
     if driver == "auto":
         return "lockstep" if jax.default_backend() == "cpu" else "overlapped"
     return driver

@@ -42,8 +42,10 @@ class Request:
     error: str | None = None
     """Why it failed."""
     tally: Tally = Tally()
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
+    seated_at: float = 0.0
+    """When it was given a slot."""
+    arrivals: tuple[float, ...] = ()
+    """When results with tokens for it were read."""
 
     @property
     def context(self) -> tuple[int, ...]:

@@ -1,64 +1,189 @@
-"""What is counted of a request, with one definition each."""
+"""What is counted, with one definition each; names and meanings are vLLM's.
+
+A verify step is a target forward that checked drafts for a request; a forward without drafts is
+plain decoding and no verify step. Drafts are numbered by their place in the block, 1 first. What a
+step accepted is counted before any stop or budget cuts the reply: these figures measure the
+drafter, and can add up to more tokens than the text has.
+"""
 
 import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
 
 
-@dataclasses.dataclass(frozen=True)
-class RequestStats:
-    """Statistics of one request. A verify step is a target forward that checked drafts for it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AcceptanceCounts:
+    """Verify steps, of one request or of many together; every rate is a ratio of these."""
+
+    num_spec_steps: int = 0
+    """Verify steps."""
+    drafted_per_position: tuple[int, ...] = ()
+    """Verify steps that checked a draft at this place of the block."""
+    reached_per_position: tuple[int, ...] = ()
+    """Those of them in which every draft before it was accepted."""
+    accepted_per_position: tuple[int, ...] = ()
+    """Those of them in which it was accepted too."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts that were verified."""
+        return sum(self.drafted_per_position)
+
+    @property
+    def num_accepted_draft_tokens(self) -> int:
+        """Drafts among them that the target agreed with."""
+        return sum(self.accepted_per_position)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted drafts per verify step: the bonus token counts; 1 without any step."""
+        return 1 + _ratio(self.num_accepted_draft_tokens, self.num_spec_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted drafts per verified draft; 0 without any."""
+        return _ratio(self.num_accepted_draft_tokens, self.num_draft_tokens)
+
+    @property
+    def acceptance_rate_per_position(self) -> tuple[float, ...]:
+        """Unconditional: accepted at this place over all verify steps."""
+        return tuple(_ratio(count, self.num_spec_steps) for count in self.accepted_per_position)
+
+    @property
+    def conditional_acceptance_rate_per_position(self) -> tuple[float, ...]:
+        """Accepted at this place, over the steps that drafted it and accepted all before it."""
+        return tuple(map(_ratio, self.accepted_per_position, self.reached_per_position))
+
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """Verify steps that accepted exactly 0, 1, 2, ... drafts."""
+        at_least = (self.num_spec_steps, *self.accepted_per_position, 0)
+        return tuple(a - b for a, b in itertools.pairwise(at_least))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestStats(AcceptanceCounts):
+    """Statistics of one request."""
 
     prompt_tokens: int
     """Tokens of the prompt."""
     generation_tokens: int
     """Tokens emitted, the ending one included."""
-    acceptance_lengths: tuple[int, ...]
-    """Tokens every verify step gave before any stop or budget cut, bonus token included."""
-    num_draft_tokens: int
-    """Drafts that were verified."""
-    num_accepted_draft_tokens: int
-    """Drafts among them that the target agreed with, before any stop or budget cut."""
-    accepted_per_position: tuple[int, ...]
-    """Verify steps in which the draft at this place of the block was accepted."""
+    acceptance_lengths: tuple[int, ...] = ()
+    """Tokens that every verify step gave: accepted drafts and the bonus token."""
+    queue_s: float = 0.0
+    """Seconds from submission to a slot."""
     ttft_s: float = 0.0
     """Seconds from submission to the first token."""
     decode_s: float = 0.0
     """Seconds from the first token to the last."""
+    itl_s: tuple[float, ...] = ()
+    """Inter-token times as a stream shows them: seconds between results with tokens in them. The
+    tokens of one step come together."""
+    synthetic: bool = False
+    """Acceptance was drawn, not found: text and lengths say nothing of the models."""
 
     @property
-    def num_spec_steps(self) -> int:
-        """Verify steps."""
-        return len(self.acceptance_lengths)
+    def tpot_s(self) -> float:
+        """Seconds per output token after the first; 0 where there is only one."""
+        return _ratio(self.decode_s, self.generation_tokens - 1)
 
     @property
-    def mean_acceptance_length(self) -> float:
-        """1 + accepted drafts per verify step; 1 without any."""
-        if not self.acceptance_lengths:
+    def tokens_per_step(self) -> float:
+        """Tokens of the reply but the first per verify step, after stop and budget."""
+        return _ratio(self.generation_tokens - 1, self.num_spec_steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledStats(AcceptanceCounts):
+    """Sums over requests. Rates of sums weigh a request by its steps, so they lean to long replies;
+    means over requests do not. Both are shown."""
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    sum_of_mean_acceptance_lengths: int | float = 0.0
+    """Over the requests that had a verify step."""
+    num_speculating: int = 0
+    """Requests that had a verify step."""
+    synthetic: bool = False
+    """Some acceptance was drawn, not found."""
+
+    @property
+    def mean_acceptance_length_per_request(self) -> float:
+        """Mean over requests of their own mean; 1 without any."""
+        if not self.num_speculating:
             return 1.0
-        return sum(self.acceptance_lengths) / len(self.acceptance_lengths)
+        return self.sum_of_mean_acceptance_lengths / self.num_speculating
 
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted drafts per verified draft; 0 without any."""
-        if not self.num_draft_tokens:
-            return 0.0
-        return self.num_accepted_draft_tokens / self.num_draft_tokens
 
-    @property
-    def acceptance_rate_per_position(self) -> tuple[float, ...]:
-        """Unconditional: accepted at this place over all verify steps."""
-        return tuple(count / self.num_spec_steps for count in self.accepted_per_position)
+def pool(stats: Iterable[RequestStats], start: PooledStats | None = None) -> PooledStats:
+    """Everything summed, on top of `start`."""
+    pooled = start or PooledStats()
+    for one in stats:
+        speculated = one.num_spec_steps > 0
+        pooled = PooledStats(
+            num_spec_steps=pooled.num_spec_steps + one.num_spec_steps,
+            drafted_per_position=_add(pooled.drafted_per_position, one.drafted_per_position),
+            reached_per_position=_add(pooled.reached_per_position, one.reached_per_position),
+            accepted_per_position=_add(pooled.accepted_per_position, one.accepted_per_position),
+            num_requests=pooled.num_requests + 1,
+            prompt_tokens=pooled.prompt_tokens + one.prompt_tokens,
+            generation_tokens=pooled.generation_tokens + one.generation_tokens,
+            sum_of_mean_acceptance_lengths=pooled.sum_of_mean_acceptance_lengths
+            + speculated * one.mean_acceptance_length,
+            num_speculating=pooled.num_speculating + speculated,
+            synthetic=pooled.synthetic or one.synthetic,
+        )
+    return pooled
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineStats:
+    """An engine at one moment, and all that it has finished."""
+
+    waiting: int
+    """Requests without a slot."""
+    running: int
+    """Requests with one."""
+    pages_in_use: int
+    pages_total: int
+    peak_memory_bytes: int | None
+    """Of the device, in this process; None where the backend does not say."""
+    finished: PooledStats
 
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Running counts behind `RequestStats`."""
+    """Running counts behind `RequestStats`; an entry per verify step."""
 
     acceptance_lengths: tuple[int, ...] = ()
-    num_draft_tokens: int = 0
+    drafts: tuple[int, ...] = ()
+    """How many were verified."""
 
 
 def count_step(tally: Tally, emitted: int, num_drafts: int) -> Tally:
     """Adds one step's result; a step without drafts is plain decoding and counts no drafts."""
     if num_drafts == 0:
         return tally
-    return Tally((*tally.acceptance_lengths, emitted), tally.num_draft_tokens + num_drafts)
+    return Tally((*tally.acceptance_lengths, emitted), (*tally.drafts, num_drafts))
+
+
+def counts_of(tally: Tally, places: int) -> dict[str, int | tuple[int, ...]]:
+    """The fields of `AcceptanceCounts`, for blocks of `places` drafts."""
+    steps = list(zip(tally.acceptance_lengths, tally.drafts, strict=True))
+    at = range(1, places + 1)
+    return {
+        "num_spec_steps": len(steps),
+        "drafted_per_position": tuple(sum(d >= i for _, d in steps) for i in at),
+        "reached_per_position": tuple(sum(d >= i and n >= i for n, d in steps) for i in at),
+        "accepted_per_position": tuple(sum(n > i for n, _ in steps) for i in at),
+    }
+
+
+def _ratio(part: int | float, whole: int | float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _add(some: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in itertools.zip_longest(some, others, fillvalue=0))

@@ -6,6 +6,7 @@
     commit_step               accepted rows become context, lengths advance; the rest is rolled
                               back by not being counted
     spec_step                 draft, verify, accept and commit in one program
+    replace_step              what the host proposes, in place of the drafter's drafts
 
 Plain decoding is a verify without drafts. True lengths are data, never shapes: a step is compiled
 once for a number of rows and a width, and once more with `draws`, for batches in which somebody
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.acceptance import accept
+from jaxspec.acceptance import SyntheticAcceptance, accept, draw_accepted
 from jaxspec.cache.block import Block, block_after
 from jaxspec.engine.state import EngineState
 from jaxspec.models.dflash import DFlash
@@ -36,6 +37,8 @@ class Models:
 
     target: Qwen3
     drafter: DFlash | None
+    synthetic: SyntheticAcceptance | None = None
+    """Draws how many drafts are accepted, for benchmarks; None asks the target."""
 
 
 @jax.tree_util.register_dataclass
@@ -124,6 +127,21 @@ def draft_step(
         return dataclasses.replace(state, draft_pool=pool), drafts
 
 
+def replace_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    drafts: Int[Array, "rows drafts"],
+    num_drafts: Int[Array, " rows"],
+    proposed: Int[Array, "rows drafts"],
+    num_proposed: Int[Array, " rows"],
+) -> tuple[EngineState, tuple[Int[Array, "rows drafts"], Int[Array, " rows"]]]:
+    """Drafts and their number: the host's for rows where it proposed some."""
+    mine = num_proposed > 0
+    replaced = jnp.where(mine[:, None], proposed, drafts)
+    return state, (replaced, jnp.where(mine, num_proposed, num_drafts))
+
+
 def verify_step(
     models: Models,
     params: Params,
@@ -184,8 +202,21 @@ def accept_step(
 ) -> tuple[EngineState, StepResult]:
     """Acceptance and commit on the device."""
     with jax.named_scope("accept"):
-        accepted = accept(drafts, verified.tokens, verified.num_drafts)
+        accepted = _accepted(models, state, slots, drafts, verified)
     return commit_step(models, params, state, slots, verified, accepted)
+
+
+def _accepted(
+    models: Models,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    drafts: Int[Array, "rows drafts"],
+    verified: Verified,
+) -> Int[Array, " rows"]:
+    if models.synthetic is None or drafts.shape[1] == 0:
+        return accept(drafts, verified.tokens, verified.num_drafts)
+    seeds, lengths = state.sampling.seed[slots], state.lengths[slots]
+    return draw_accepted(models.synthetic, seeds, lengths, verified.num_drafts, drafts.shape[1])
 
 
 def plain_step(
@@ -200,11 +231,16 @@ def plain_step(
 
 
 def spec_step(
-    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"], *, draws: bool
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    num_drafts: Int[Array, " rows"],
+    *,
+    draws: bool,
 ) -> tuple[EngineState, StepResult]:
     """Draft, verify, accept and commit; nothing goes through the host."""
     state, drafts = draft_step(models, params, state, slots)
-    num_drafts = jnp.full_like(slots, drafts.shape[1])
     state, verified = verify_step(models, params, state, slots, drafts, num_drafts, draws=draws)
     return accept_step(models, params, state, slots, drafts, verified)
 

@@ -1,0 +1,48 @@
+"""Drawn acceptance: the rates asked for, the same every time."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.acceptance.synthetic import draw_accepted, from_length, from_rates
+from jaxspec.engine.plan import choose_driver, synthetic_of
+from jaxspec.errors import UsageError
+
+ROWS = 20000
+
+
+def drawn(synthetic, drafts, places=4, seed=3):
+    rows = jnp.arange(ROWS, dtype=jnp.int32)
+    seeds = jnp.full(ROWS, seed, jnp.uint32)
+    return np.asarray(draw_accepted(synthetic, seeds, rows, jnp.full(ROWS, drafts), places))
+
+
+@pytest.mark.parametrize("length", [1.0, 2.5, 4.0, 5.0])
+def test_the_mean_length_asked_for(length):
+    assert drawn(from_length(length, 4), 4).mean() + 1 == pytest.approx(length, abs=0.05)
+
+
+def test_the_rates_asked_for():
+    accepted = drawn(from_rates((0.8, 0.5, 0.5), 4), 4)
+    found = [(accepted >= place).mean() for place in (1, 2, 3, 4)]
+    assert found == pytest.approx([0.8, 0.5, 0.5, 0.0], abs=0.02)
+
+
+def test_no_more_than_was_drafted_and_the_same_again():
+    always = from_rates((1, 1, 1, 1), 4)
+    assert (drawn(always, 2) == 2).all()
+    half = from_length(2.0, 4)
+    assert (drawn(half, 4) == drawn(half, 4)).all()
+    assert (drawn(half, 4) != drawn(half, 4, seed=4)).any()
+
+
+@pytest.mark.parametrize("asked", [0.5, 5.1, (), (0.5, 0.6), (1.2,), (0.5,) * 5])
+def test_what_cannot_be_drawn_is_refused(asked):
+    with pytest.raises(UsageError, match="synthetic acceptance"):
+        synthetic_of(asked, 4)
+
+
+def test_it_is_drawn_on_the_device():
+    assert choose_driver("auto", synthetic=True) == "overlapped"
+    with pytest.raises(UsageError, match="overlapped"):
+        choose_driver("lockstep", synthetic=True)
