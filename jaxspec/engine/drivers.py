@@ -7,11 +7,12 @@ overlapped  acceptance happens on the device; while a step runs, the host reads 
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
 
 from jaxspec.acceptance import accept
-from jaxspec.engine.inputs import filled
+from jaxspec.engine.drafting import draft, propose
+from jaxspec.engine.inputs import padded
 from jaxspec.engine.loop import Loop
+from jaxspec.engine.request import Request
 from jaxspec.engine.steps import StepResult
 
 
@@ -24,7 +25,7 @@ def lockstep(loop: Loop) -> None:
     if not (requests := loop.decoding()):
         return
     slots = loop.slots(requests)
-    drafts, num_drafts = draft(loop, slots)
+    drafts, num_drafts = draft(loop, slots, propose(loop, requests))
     draws = loop.draws(requests)
     verified = device.run("verify_step", slots, drafts, num_drafts, draws=draws)
     accepted = accept(
@@ -35,32 +36,34 @@ def lockstep(loop: Loop) -> None:
 
 
 def overlapped(loop: Loop) -> None:
-    """One step: it is launched first, then the results of the step before are read."""
+    """One step: it is launched first, then the results of the step before are read.
+
+    Who proposes on the host has to read those first.
+    """
     loop.admit()
     before = len(loop.flights)
     loop.read_prompts()
+    if loop.plan.host:
+        loop.land_all()
+        before = 0
     if requests := loop.decoding():
-        loop.fly(requests, _decode(loop, loop.slots(requests), loop.draws(requests)))
+        loop.fly(requests, _decode(loop, requests))
     loop.land_all(but=len(loop.flights) - before)
 
 
 DRIVERS = {"lockstep": lockstep, "overlapped": overlapped}
 
 
-def draft(
-    loop: Loop, slots: Int[Array, " rows"]
-) -> tuple[Int[Array, "rows drafts"], Int[Array, " rows"]]:
-    """Drafts and their number: a block from the drafter, or none in a block as wide."""
-    num_drafts = loop.plan.width - 1
-    if loop.plan.method == "dflash":
-        return loop.device.run("draft_step", slots), filled((slots.size,), num_drafts)
-    return filled((slots.size, num_drafts), 0), filled((slots.size,), 0)
-
-
-def _decode(loop: Loop, slots: Int[Array, " rows"], draws: bool) -> StepResult:
-    """One program; with `exact` one per phase, the same ones whatever the method."""
-    if loop.plan.fused:
-        return loop.device.run(loop.plan.fused_step, slots, draws=draws)
-    drafts, num_drafts = draft(loop, slots)
-    verified = loop.device.run("verify_step", slots, drafts, num_drafts, draws=draws)
-    return loop.device.run("accept_step", slots, drafts, verified)
+def _decode(loop: Loop, requests: list[Request]) -> StepResult:
+    """One program where the host proposes nothing; with `exact` one per phase, the same ones
+    whatever the method."""
+    run, slots, draws = loop.device.run, loop.slots(requests), loop.draws(requests)
+    proposals = propose(loop, requests)
+    if loop.plan.exact or any(proposals.from_host):
+        drafts, num_drafts = draft(loop, slots, proposals)
+        verified = run("verify_step", slots, drafts, num_drafts, draws=draws)
+        return run("accept_step", slots, drafts, verified)
+    if any(proposals.from_device):
+        num_drafts = padded(proposals.from_device, slots.size, 0)
+        return run("spec_step", slots, num_drafts, draws=draws)
+    return run("plain_step", slots, draws=draws)

@@ -4,6 +4,7 @@ They go by `jax.device_put`: `jnp.asarray` compiles a small program per shape.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -15,16 +16,23 @@ from jaxspec.sampling import SlotSampling, TopLogprobs
 
 
 @functools.lru_cache(maxsize=256)
-def slots_of(slots: tuple[int, ...], rows: int, padding_slot: int) -> jax.Array:
-    """Slots of a decode step, padded; uploaded once as long as the same requests go on."""
-    padded = slots + (padding_slot,) * (rows - len(slots))
-    return jax.device_put(np.array(padded, np.int32))
+def padded(values: tuple[int, ...], rows: int, padding: int) -> jax.Array:
+    """One number per row of a decode step; uploaded once as long as it stays the same."""
+    return jax.device_put(np.array(values + (padding,) * (rows - len(values)), np.int32))
 
 
 @functools.lru_cache(maxsize=256)
 def filled(shape: tuple[int, ...], value: int) -> jax.Array:
     """A constant input, uploaded once."""
     return jax.device_put(np.full(shape, value, np.int32))
+
+
+def block_of(spans: list[Sequence[int]], rows: int, width: int) -> jax.Array:
+    """Token spans side by side, each padded to the width."""
+    block = np.zeros((rows, width), np.int32)
+    for row, span in zip(block, spans):
+        row[: len(span)] = span
+    return jax.device_put(block)
 
 
 def prompt_chunk(requests: list[Request], rows: int, width: int, padding_slot: int) -> PromptChunk:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.engine import pages
 from jaxspec.engine.emit import emit, end
-from jaxspec.engine.inputs import logprobs_of, prompt_chunk, seat_of, slots_of
+from jaxspec.engine.inputs import logprobs_of, padded, prompt_chunk, seat_of
 from jaxspec.engine.plan import Plan
 from jaxspec.engine.programs import Device
 from jaxspec.engine.request import Increment, Request
@@ -167,7 +167,7 @@ class Loop:
     def slots(self, requests: list[Request]) -> jax.Array:
         """Their slots as a step takes them, padded to a compiled number of rows."""
         slots = tuple(request.slot for request in requests)
-        return slots_of(slots, self.plan.shapes.rows_for(len(slots)), self.plan.num_slots)
+        return padded(slots, self.plan.shapes.rows_for(len(slots)), self.plan.num_slots)
 
     def draws(self, requests: list[Request]) -> bool:
         """Whether their step must draw; with `exact` every step is made as if it had to."""

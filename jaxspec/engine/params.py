@@ -30,6 +30,8 @@ class SamplingParams:
     """Go on after the model's own end tokens."""
     logprobs: int | None = None
     """Top log probabilities to return for every token, next to its own."""
+    speculate: bool = True
+    """Whether tokens may be drafted for this request; the tokens it gets are the same."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

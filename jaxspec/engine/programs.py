@@ -9,7 +9,13 @@ from jaxspec.engine.state import EngineState
 from jaxspec.engine.steps import Models, Params
 
 DRAWING = (steps.prefill_step, steps.verify_step, steps.plain_step, steps.spec_step)
-OTHERS = (steps.seat_step, steps.draft_step, steps.commit_step, steps.accept_step)
+OTHERS = (
+    steps.seat_step,
+    steps.draft_step,
+    steps.commit_step,
+    steps.accept_step,
+    steps.replace_step,
+)
 
 # Compiled once per shape for all engines of a process: the models are static and hashable. The
 # state is donated; whoever holds it must take the returned one in its place.

@@ -50,12 +50,27 @@ def every_program(device: Device, plan: Plan, draws: bool) -> Iterator[Program]:
 def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> Iterator[Program]:
     """What one decode step runs, in its order."""
     static = {"draws": draws}
-    if plan.fused:
-        yield plan.fused_step, (slots,), static
-        return
+    overlapped = plan.driver == "overlapped"
+    if overlapped and not plan.exact:
+        yield "plain_step", (slots,), static
+        if plan.drafter:
+            yield "spec_step", (slots, slots), static
+        if not plan.host:
+            return
     drafts = Shape((*slots.shape, plan.width - 1), np.int32)
-    if plan.method == "dflash":
+    if plan.drafter:
         yield "draft_step", (slots,), {}
+    if plan.drafter and plan.host:
+        yield "replace_step", (drafts, slots, drafts, slots), {}
+    widths = {plan.width} if plan.exact or overlapped else {1, plan.width}
+    for width in sorted(widths):
+        yield from _verify_programs(device, plan, slots, width, static)
+
+
+def _verify_programs(
+    device: Device, plan: Plan, slots: Shape, width: int, static: dict[str, bool]
+) -> Iterator[Program]:
+    drafts = Shape((*slots.shape, width - 1), np.int32)
     verify = (slots, drafts, slots)
     yield "verify_step", verify, static
     _, verified = device.lower("verify_step", *verify, **static).out_info

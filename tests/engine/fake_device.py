@@ -248,10 +248,9 @@ class FakeDevice(Device):
         verified = self.verify_step(state, slots, none, np.zeros(len(slots), int))
         return self.accept_step(state, slots, none, verified)
 
-    def spec_step(self, state, slots):
+    def spec_step(self, state, slots, num_drafts):
         drafts = self.draft_step(state, slots)
-        counts = np.full(len(slots), WIDTH - 1)
-        verified = self.verify_step(state, slots, drafts, counts)
+        verified = self.verify_step(state, slots, drafts, num_drafts)
         return self.accept_step(state, slots, drafts, verified)
 
 

@@ -1,0 +1,56 @@
+"""What is proposed in a step, and for whom: every row gets a span of drafts, of 0 to width - 1."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxtyping import Array, Int
+
+from jaxspec.engine.inputs import block_of, filled, padded
+from jaxspec.engine.loop import Loop
+from jaxspec.engine.request import Request
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposals:
+    """Who drafts in one step, by request of its rows."""
+
+    from_host: tuple[Sequence[int], ...]
+    """Spans that the host proposes; empty where it has none."""
+    from_device: tuple[int, ...]
+    """Drafts to take from the drafter's block."""
+
+
+def propose(loop: Loop, requests: list[Request]) -> Proposals:
+    """Asks the host's proposer, and gives every request that speculates the drafter's block."""
+    block = loop.plan.width - 1 if loop.plan.drafter else 0
+    return Proposals(
+        from_host=tuple(_host_span(loop, request) for request in requests),
+        from_device=tuple(block if request.params.speculate else 0 for request in requests),
+    )
+
+
+def _host_span(loop: Loop, request: Request) -> Sequence[int]:
+    """No longer than the budget: the last token is the target's own."""
+    left = request.params.max_tokens - len(request.token_ids)
+    room = min(loop.plan.width, left) - 1
+    if loop.proposer is None or room < 1 or not request.params.speculate:
+        return ()
+    return loop.proposer.propose(request.id, room)
+
+
+def draft(
+    loop: Loop, slots: Int[Array, " rows"], proposals: Proposals
+) -> tuple[Int[Array, "rows drafts"], Int[Array, " rows"]]:
+    """Drafts and their number. There is no column where nobody drafts; with `exact` there is."""
+    rows, width = slots.size, loop.plan.width - 1
+    lengths = padded(tuple(map(len, proposals.from_host)), rows, 0)
+    if any(proposals.from_device):
+        drafts = loop.device.run("draft_step", slots)
+        num_drafts = padded(proposals.from_device, rows, 0)
+        if not any(proposals.from_host):
+            return drafts, num_drafts
+        spans = block_of(proposals.from_host, rows, width)
+        return loop.device.run("replace_step", drafts, num_drafts, spans, lengths)
+    if any(proposals.from_host):
+        return block_of(proposals.from_host, rows, width), lengths
+    return filled((rows, width if loop.plan.exact else 0), 0), lengths
