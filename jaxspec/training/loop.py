@@ -1,6 +1,10 @@
 """The shell around the step: feeds it, writes down what it says, keeps its states."""
 
+import contextlib
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -23,7 +27,10 @@ def train(
     cadence: Cadence,
     folder: Path,
 ) -> Params:
-    """Trains to the last step, from the newest state in `folder` if there is one."""
+    """Trains to the last step, from the newest state in `folder` if there is one.
+
+    Ctrl-C and SIGTERM end it after the step they fall into, with that step's state kept.
+    """
     check_division(options)
     snapshots = Snapshots(folder / "states")
     state = jax.device_put(first_state(params, options), everywhere())
@@ -33,7 +40,7 @@ def train(
     step, start = make_step(objective, options), int(state.step)
     journal = Journal(folder, start, options.steps, folder.name)
     saved = time.monotonic()
-    try:
+    with contextlib.closing(snapshots), contextlib.closing(journal), told_to_stop() as stop:
         for done in range(start + 1, options.steps + 1):
             batch = rows.batch_of_step(done - 1, options.batch_size, options.seed)
             state, metrics = step(state, frozen, spread(batch))
@@ -41,15 +48,35 @@ def train(
             if done % cadence.log_every == 0 or done == options.steps:
                 values = {name: float(value) for name, value in metrics.items()}
                 journal.write(done, values, batch.tokens.size)
-            if time.monotonic() - saved >= 60 * cadence.checkpoint_minutes:
+            if stop.is_set() or time.monotonic() - saved >= 60 * cadence.checkpoint_minutes:
                 snapshots.save(state)
                 saved = time.monotonic()
+            if stop.is_set():
+                raise KeyboardInterrupt
         snapshots.save(state)
-    finally:
-        journal.close()
-        snapshots.close()
     plot(folder)
     return state.params
+
+
+@contextlib.contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """Set by the signals that ask a program to end; they do nothing else in the meantime.
+
+    A step takes its state donated: stopping inside of one would leave nothing to keep.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may handle signals
+        return
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def check_division(options: Optimization) -> None:

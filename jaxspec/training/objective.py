@@ -132,7 +132,7 @@ class DrafterObjective:
         params: dict[str, Params],
         drafted: Float[Array, "batch blocks drafts hidden"],
         labels: Int[Array, "batch blocks drafts"],
-        before: Float[Array, "batch blocks drafts hidden"],
+        before: Float[Array, "batch blocks drafts target_hidden"],
     ) -> tuple[
         Float[Array, "batch blocks drafts"],
         Float[Array, "batch blocks drafts"],

@@ -1,5 +1,7 @@
 """What is learned, what is left alone, and that learning works."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +15,15 @@ from training_toys import (
     toy_target,
 )
 
+from jaxspec.errors import UsageError
+from jaxspec.models.dflash import DFlash
+from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.objective import Batch, TargetObjective
 from jaxspec.training.recipe import Optimization, Recipe
+from jaxspec.training.shape import first_drafter_params
 from jaxspec.training.step import first_state, make_step
 
-OPTIONS = Optimization(steps=150, batch_size=8, learning_rate=1e-2, warmup=0.1, compute="float32")
+OPTIONS = Optimization(steps=250, batch_size=8, learning_rate=1e-2, warmup=0.1, compute="float32")
 
 
 def run(objective, params, frozen, options, rows):
@@ -98,3 +104,31 @@ def test_a_token_outside_the_reduced_vocabulary_is_never_right():
     frozen["drafter"]["target_ids"] = jnp.array([VOCAB - 1])
     _, metrics = jax.jit(objective)(params, frozen, first_batch(), jax.random.key(0))
     assert metrics["acceptance_length"] == 1 and metrics["loss"] == 0
+
+
+def test_kept_features_change_nothing(tmp_path):
+    objective = toy_objective(Recipe(anchors=6))
+    params, frozen = toy_params(objective)
+    rows = counting_rows(count=5)
+    losses = []
+    for some in rows, with_kept_features(objective, frozen["target"], rows, 2, tmp_path):
+        batch = jax.tree.map(jnp.asarray, some.batch(np.arange(5)))
+        losses.append(float(jax.jit(objective)(params, frozen, batch, jax.random.key(0))[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    again = with_kept_features(objective, {}, rows, 2, tmp_path)
+    assert isinstance(again.features, np.memmap)
+
+
+def test_layers_can_start_as_the_targets_last():
+    objective = toy_objective(Recipe())
+    target, drafter = objective.target.config, objective.drafter
+    one_layer = replace(drafter.config.decoder, num_layers=1)
+    masks = drafter.config.block_masks[:1]
+    drafter = DFlash(replace(drafter.config, decoder=one_layer, block_masks=masks))
+    _, frozen = toy_params(objective)
+    params = first_drafter_params(drafter, target, frozen["target"], None, jax.random.key(3), True)
+    jax.tree.map(np.testing.assert_array_equal, params["layers_0"], frozen["target"]["layers_1"])
+    with pytest.raises(UsageError, match="the drafter has 2 .* fewer than the target's 2"):
+        first_drafter_params(
+            objective.drafter, target, frozen["target"], None, jax.random.key(3), True
+        )

@@ -14,6 +14,7 @@ import pytest
 from training_toys import counting_rows, toy_objective, toy_params
 
 from jaxspec.errors import LoadError, UsageError
+from jaxspec.training.journal import Journal
 from jaxspec.training.loop import train
 from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
 from jaxspec.training.snapshots import Snapshots
@@ -24,10 +25,10 @@ OPTIONS = Optimization(steps=STEPS, batch_size=4, learning_rate=1e-2, compute="f
 EVERY_STEP = Cadence(log_every=1, checkpoint_minutes=0.0)
 
 
-def run_toy(folder: Path) -> None:
+def run_toy(folder: Path, cadence: Cadence = EVERY_STEP) -> None:
     objective = toy_objective(Recipe(anchors=4, feature_noise=0.1))
     params, frozen = toy_params(objective)
-    train(objective, params, frozen, counting_rows(), OPTIONS, EVERY_STEP, folder)
+    train(objective, params, frozen, counting_rows(), OPTIONS, cadence, folder)
 
 
 def losses(folder: Path) -> list[tuple[int, float, float]]:
@@ -35,17 +36,38 @@ def losses(folder: Path) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["gradient_norm"]) for line in lines]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Losses of a run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_toy(folder)
+    assert len(losses(folder)) == STEPS
+    return losses(folder)
+
+
 @pytest.mark.slow
-def test_killed_and_resumed_is_the_same_run(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    for folder in whole, broken:
-        folder.mkdir()
-    run_toy(whole)
-    kill_in_the_middle(broken)
-    assert 0 < Snapshots(broken / "states").latest < STEPS
-    run_toy(broken)
-    assert losses(broken) == losses(whole)
-    assert len(losses(whole)) == STEPS
+def test_killed_and_resumed_is_the_same_run(whole, tmp_path):
+    kill_in_the_middle(tmp_path)
+    assert 0 < Snapshots(tmp_path / "states").latest < STEPS
+    run_toy(tmp_path)
+    assert losses(tmp_path) == whole
+
+
+def test_asked_to_stop_it_keeps_the_step_it_was_in(whole, tmp_path, monkeypatch):
+    written = Journal.write
+
+    def stop_at_five(journal, step, *rest):
+        written(journal, step, *rest)
+        if step == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Journal, "write", stop_at_five)
+    with pytest.raises(KeyboardInterrupt):
+        run_toy(tmp_path, Cadence(log_every=1, checkpoint_minutes=60))
+    assert Snapshots(tmp_path / "states").latest == 5
+    monkeypatch.undo()
+    run_toy(tmp_path)
+    assert losses(tmp_path) == whole
 
 
 def kill_in_the_middle(folder: Path) -> None:
