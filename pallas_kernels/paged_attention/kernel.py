@@ -1,5 +1,6 @@
 """What one thread block of paged attention does."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ def attend(
     row_block, split = lax.axis_index("rows"), lax.axis_index("split")
     warpgroup = lax.axis_index("warpgroup")
     row_tile = row_block * plan.sizes.warpgroups + warpgroup
-    # The last tile is moved back to end with the block: it repeats rows, bit for bit.
+    # The last tile is moved back to end with the block; rows that it repeats are not stored.
     first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
 
     loader = Loader(plan, keys, values, table, scratch, slot, head, split, warpgroup)
@@ -48,10 +49,9 @@ def attend(
             filled((TILE_ROWS, plan.shape.head_dim), 0.0, TILE),
         ),
     )
-    m, l, acc = sums
     row_buffers = [buffer.at[slot, head, row_tile] for buffer in buffers]
-    attended = plan.exchange.combine((m * plan.scale, l, acc), split, scratch, row_buffers)
-    store(plan, attended, out.at[slot], scratch["o"].at[warpgroup], (first, head, split))
+    attended = plan.exchange.combine(sums, split, scratch, row_buffers)
+    store(plan, attended, out.at[slot], scratch["o"].at[warpgroup], (row_tile, first, head, split))
 
 
 def filled(shape, value, layout):
@@ -110,10 +110,12 @@ def one_tile(plan: Plan, loader: Loader, step, steps, sums, last, end):
 
     plgpu.barrier_wait(scratch["k_bar"].at[stage])
     s = scores(scratch["q"].at[loader.warpgroup], scratch["k"].at[stage], plan.sizes.kv_tile)
-    s = jnp.where(seen(base, s.shape, last, end), s, MASKED)
+    # Scaled before it is masked: fused into the subtraction below, the product of a masked score
+    # would keep a rounding error that overflows.
+    s = jnp.where(seen(base, s.shape, last, end), s * plan.scale, MASKED)
     m_new = jnp.maximum(m, s.max(axis=1))
-    alpha = jnp.exp2((m - m_new) * plan.scale)
-    p = jnp.exp2(s * plan.scale - lax.broadcast_in_dim(m_new * plan.scale, s.shape, [0]))
+    alpha = jnp.exp2(m - m_new)
+    p = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [0]))
     l = l * alpha + p.sum(axis=1)
     acc = acc * lax.broadcast_in_dim(alpha, acc.shape, [0])
 
@@ -162,13 +164,20 @@ def clear_tail(plan: Plan, v_tile, base, end, loader: Loader) -> None:
 
 def store(plan: Plan, attended, out, o_tile, where) -> None:
     """Rows (token, head of the group) of the tile to [width, kv_heads, group, head_dim]."""
-    first, head, split = where
+    row_tile, first, head, split = where
     group, width = plan.shape.group, plan.exchange.columns
     o_tile[...] = attended.astype(plan.dtype)
     plgpu.commit_smem()
     columns = pl.ds(split * width, width)
-    for i in range(plan.tiling.span):
+
+    def store_token(i: int) -> None:
         plgpu.copy_smem_to_gmem(
             o_tile.at[pl.ds(i * group, group)], out.at[first + i, head, :, columns]
         )
+
+    for i in range(plan.tiling.span):
+        if plan.repeats:
+            pl.when(first + i >= row_tile * plan.tiling.span)(functools.partial(store_token, i))
+        else:
+            store_token(i)
     plgpu.wait_smem_to_gmem(0)

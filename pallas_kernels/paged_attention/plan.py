@@ -41,6 +41,11 @@ class Plan:
         return self.rows % 8 != 0 or not self.tiling.even
 
     @property
+    def repeats(self) -> bool:
+        """Whether some row tile holds rows of the one before it."""
+        return not self.tiling.even or self.tiling.row_tiles % self.sizes.warpgroups != 0
+
+    @property
     def scale(self) -> float:
         """Of the scores, for weights that are powers of two."""
         return self.shape.head_dim**-0.5 * math.log2(math.e)

@@ -175,7 +175,7 @@ def halves(ref, dim: int, layout):
     return tuple(load(ref.at[..., pl.ds(i * dim // 2, dim // 2)], layout) for i in range(2))
 
 
-def head_rows(half: int) -> plgpu.Layout:
+def head_rows(half: int):
     """[8, half]: each head in 16 lanes, so that both halves of a rotation meet in one lane."""
     return plgpu.Layout.TILED(
         plgpu.Tiling(((HEADS_PER_TILE, half), (2, half), (half // LANES_PER_HEAD,))),

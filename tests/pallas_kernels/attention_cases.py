@@ -1,0 +1,94 @@
+"""Paged attention calls whose every unreadable row is NaN, and what they must give in float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    lengths: tuple[int, ...]
+    width: int = 1
+    causal: bool = True
+    spans: tuple[int, ...] | None = None
+    kv_heads: int = 1
+    group: int = 4
+    head_dim: int = 64
+    page_size: int = 16
+    spare_pages: int = 2
+    dtype: str = "bfloat16"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        mask = "causal" if self.causal else "full"
+        kept = "" if self.spans is None else f"-kept{self.spans}"
+        return (
+            f"{mask}-w{self.width}-at{self.lengths}{kept}-{self.kv_heads}x{self.group}"
+            f"-d{self.head_dim}-p{self.page_size}-{self.dtype}"
+        ).replace(" ", "")
+
+    @property
+    def max_pages(self) -> int:
+        return -(-(max(self.lengths) + self.width) // self.page_size) + self.spare_pages
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    query: jax.Array
+    key_pages: jax.Array
+    value_pages: jax.Array
+    page_table: jax.Array
+    lengths: jax.Array
+    spans: jax.Array
+
+    def arguments(self) -> tuple[jax.Array, ...]:
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+def inputs(case: Case) -> Inputs:
+    """Shuffled pages; NaN in the trash page and in every row that nobody may see."""
+    rng = np.random.default_rng(case.seed)
+    slots, max_pages = len(case.lengths), case.max_pages
+    spans = np.array(case.spans or (case.width,) * slots)
+    table = 1 + rng.permutation(slots * max_pages).reshape(slots, max_pages)
+    pool = (slots * max_pages + 1, case.page_size, case.kv_heads, case.head_dim)
+    readable = np.zeros(pool[:2], bool)
+    for slot, (length, span) in enumerate(zip(case.lengths, spans)):
+        position = np.arange(length + span)
+        readable[table[slot, position // case.page_size], position % case.page_size] = True
+    pools = [np.where(readable[:, :, None, None], rng.normal(size=pool), np.nan) for _ in range(2)]
+    query = rng.normal(size=(slots, case.kv_heads, case.width, case.group, case.head_dim))
+    numbers = [jnp.asarray(x, case.dtype) for x in (query, *pools)]
+    return Inputs(*numbers, *(jnp.asarray(x, jnp.int32) for x in (table, case.lengths, spans)))
+
+
+def expected(case: Case, given: Inputs) -> np.ndarray:
+    """[slots, width, heads, head_dim] in float64; rows that were not kept are NaN."""
+    query, keys, values = (np.asarray(x, np.float64) for x in given.arguments()[:3])
+    table, lengths, spans = (np.asarray(x) for x in given.arguments()[3:])
+    slots, kv_heads, width, group, head_dim = query.shape
+    out = np.full((slots, width, kv_heads, group, head_dim), np.nan)
+    for slot in range(slots):
+        for row in range(spans[slot]):
+            seen = lengths[slot] + (row + 1 if case.causal else spans[slot])
+            position = np.arange(seen)
+            place = table[slot, position // case.page_size], position % case.page_size
+            scores = np.einsum("hgd,phd->hgp", query[slot, :, row], keys[place]) * head_dim**-0.5
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            out[slot, row] = np.einsum("hgp,phd->hgd", weights, values[place])
+    return out.reshape(slots, width, kv_heads * group, head_dim)
+
+
+def kept_rows(case: Case, out) -> np.ndarray:
+    """The rows that mean something, as float64."""
+    spans = case.spans or (case.width,) * len(case.lengths)
+    out = np.asarray(out, np.float64)
+    return np.concatenate([out[slot, :span].reshape(-1) for slot, span in enumerate(spans)])
+
+
+def relative_error(out: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(out - wanted) / np.linalg.norm(wanted))

@@ -1,0 +1,190 @@
+"""Every implementation of paged attention against a float64 oracle."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import Case, Inputs, expected, inputs, kept_rows, relative_error
+from interpreter import no_races
+
+from pallas_kernels import pack_queries, paged_attention
+from pallas_kernels.paged_attention import mosaic
+from pallas_kernels.paged_attention.blocks import BlockSizes
+
+ROUNDING = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
+"""Relative error that the output type and weights of that type leave."""
+
+SMALL = [
+    Case((62, 126), width=4),
+    Case((0, 37, 100), width=4),
+    Case((70, 3), width=4, causal=False),
+    Case((126,), width=1, kv_heads=2, group=7),
+    Case((60,), width=5, spans=(2,)),
+    Case((5, 63), width=5, causal=False, spans=(5, 1), page_size=128, spare_pages=0),
+    Case((50,), width=3, head_dim=128, group=2, page_size=32),
+]
+WIDE = [Case((61,), width=17), Case((10,), width=32, causal=False), Case((70,), width=40)]
+LARGE = [
+    Case((0, 1, 511, 4095, 8000), width=width, causal=causal, kv_heads=8, head_dim=128)
+    for width, causal in ((1, True), (16, True), (16, False), (32, True))
+] + [
+    Case((700, 33), width=16, kv_heads=8, group=2, head_dim=64, page_size=64),
+    Case((700, 33), width=9, kv_heads=2, group=5, head_dim=128, page_size=128, spans=(3, 9)),
+    Case((0, 300), width=512, kv_heads=8, head_dim=128),
+    Case((0, 300), width=256, kv_heads=8, head_dim=128, spans=(256, 100)),
+    Case((100,), width=16, dtype="float16", kv_heads=8, head_dim=128),
+]
+
+
+def agrees(case: Case, attend) -> None:
+    given = inputs(case)
+    out = attend(given)
+    assert out.shape == expected(case, given).shape
+    error = relative_error(kept_rows(case, out), kept_rows(case, expected(case, given)))
+    assert error < ROUNDING[case.dtype]
+
+
+def attend(given: Inputs, case: Case, implementation: str, **options) -> jax.Array:
+    call = functools.partial(
+        paged_attention, causal=case.causal, implementation=implementation, **options
+    )
+    return jax.jit(call)(*given.arguments())
+
+
+def interpreted(given: Inputs, case: Case, sizes: BlockSizes) -> jax.Array:
+    with no_races() as interpret:
+        out = mosaic.paged_attention(
+            *given.arguments(), causal=case.causal, window=None, sizes=sizes, interpret=interpret
+        )
+        return jax.block_until_ready(out)
+
+
+class TestReference:
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+    @pytest.mark.parametrize("case", SMALL + WIDE, ids=lambda case: case.name)
+    def test_agrees(self, case: Case, dtype: str):
+        case = Case(**{**vars(case), "dtype": dtype})
+        agrees(case, lambda given: attend(given, case, "xla"))
+
+    def test_a_window_hides_what_is_farther(self):
+        case = Case((40,), width=1, dtype="float32")
+        given = inputs(case)
+        near = attend(given, case, "xla", window=8)
+        first_pages = given.page_table[0, :2]
+        moved = vars(given) | {
+            name: getattr(given, name).at[first_pages].set(7.0)
+            for name in ("key_pages", "value_pages")
+        }
+        np.testing.assert_array_equal(near, attend(Inputs(**moved), case, "xla", window=8))
+        assert not np.array_equal(near, attend(given, case, "xla"))
+
+
+class TestInterpreted:
+    """At most two threads: the interpreter's threads wait for each other on real cores."""
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+    def test_agrees(self, case: Case, splits: int):
+        agrees(case, lambda given: interpreted(given, case, BlockSizes(splits=splits)))
+
+    def test_agrees_with_long_tiles(self):
+        case = Case((200,), width=2)
+        agrees(case, lambda given: interpreted(given, case, BlockSizes(kv_tile=128)))
+
+    @pytest.mark.parametrize("case", WIDE[1:], ids=lambda case: case.name)
+    def test_agrees_where_row_tiles_share_their_keys(self, case: Case):
+        agrees(case, lambda given: interpreted(given, case, BlockSizes(warpgroups=2)))
+
+
+@pytest.mark.gpu
+class TestOnDevice:
+    @pytest.mark.parametrize("case", SMALL + WIDE + LARGE, ids=lambda case: case.name)
+    def test_agrees(self, case: Case):
+        agrees(case, lambda given: attend(given, case, "mosaic"))
+
+    @pytest.mark.parametrize("exchange", ["cluster", "memory"])
+    @pytest.mark.parametrize("splits", [2, 4, 8])
+    @pytest.mark.parametrize("case", LARGE[:3], ids=lambda case: case.name)
+    def test_agrees_with_every_exchange(self, case: Case, splits: int, exchange: str):
+        sizes = BlockSizes(splits=splits, exchange=exchange)
+        call = functools.partial(
+            mosaic.paged_attention, causal=case.causal, window=None, sizes=sizes
+        )
+        agrees(case, lambda given: call(*given.arguments()))
+
+
+class TestBits:
+    """A row at one position, in blocks that start earlier, in other slots, beside others."""
+
+    STARTS = (62, 60, 59)
+    ROW = 62
+
+    def rows(self, attend) -> list[np.ndarray]:
+        case = Case(self.STARTS, width=4, kv_heads=1)
+        alike = self.same_context(case)
+        out = np.asarray(attend(alike, case).astype(jnp.float32))
+        return [out[slot, self.ROW - start] for slot, start in enumerate(self.STARTS)]
+
+    def same_context(self, case: Case) -> Inputs:
+        given = inputs(case)
+        rng = np.random.default_rng(5)
+        positions = self.ROW + case.width
+        tokens = rng.normal(size=(3, positions, case.kv_heads, case.group, case.head_dim))
+        query = jnp.stack(
+            [jnp.asarray(tokens[0, start : start + case.width]) for start in self.STARTS]
+        ).astype(given.query.dtype)
+        pools = [np.array(given.key_pages), np.array(given.value_pages)]
+        for slot, start in enumerate(self.STARTS):
+            position = np.arange(start + case.width)
+            pages = np.asarray(given.page_table)[slot, position // case.page_size]
+            for pool, numbers in zip(pools, tokens[1:, :, :, 0]):
+                pool[pages, position % case.page_size] = numbers[: start + case.width]
+        packed = pack_queries(query.reshape(*query.shape[:2], -1, case.head_dim), case.kv_heads)
+        return Inputs(packed, *map(jnp.asarray, pools), *given.arguments()[3:])
+
+    def check(self, attend) -> None:
+        first, *others = self.rows(attend)
+        assert np.isfinite(first).all()
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_interpreted(self, splits: int):
+        self.check(lambda given, case: interpreted(given, case, BlockSizes(splits=splits)))
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("exchange", ["cluster", "memory"])
+    @pytest.mark.parametrize("splits", [1, 2, 4])
+    def test_on_device(self, splits: int, exchange: str):
+        sizes = BlockSizes(splits=splits, exchange=exchange)
+        self.check(
+            lambda given, case: mosaic.paged_attention(
+                *given.arguments(), causal=True, window=None, sizes=sizes
+            )
+        )
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("case", "options"),
+        [
+            (Case((4,), dtype="float32"), {}),
+            (Case((4,)), {"window": 4}),
+            (Case((4,), head_dim=32), {}),
+            (Case((4,), group=65), {}),
+            (Case((4,), page_size=24), {}),
+        ],
+        ids=["float32", "window", "head_dim 32", "65 heads per key", "page size 24"],
+    )
+    def test_the_kernel_says_no(self, case: Case, options: dict):
+        with pytest.raises(NotImplementedError, match="expects"):
+            attend(inputs(case), case, "mosaic", **options)
+
+    def test_auto_takes_the_reference_where_no_hopper_is(self):
+        case = Case((4, 9), width=2)
+        given = inputs(case)
+        if jax.default_backend() == "cpu":
+            by_itself = attend(given, case, "auto")
+            np.testing.assert_array_equal(by_itself, attend(given, case, "xla"))
