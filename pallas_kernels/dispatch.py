@@ -21,6 +21,8 @@ def choose(
                 f"implementation {implementation!r} does not exist for this op here; "
                 f"expected one of {sorted(implementations)} or 'auto'"
             )
+        if implementation == "mosaic":
+            refuse_other_gpus(jax.devices()[0])
         return implementations[implementation](*args, **options)
     candidates = [name for name in implementations if runs_here(name)]
     for name in candidates[:-1]:
@@ -36,6 +38,15 @@ def runs_here(name: str) -> bool:
     return name != "mosaic" or hopper(jax.devices()[0])
 
 
-def hopper(device: jax.Device) -> bool:
+def refuse_other_gpus(device: Any) -> None:
+    """Where there is no GPU at all, somebody compiles for one from afar."""
+    if device.platform == "gpu" and not hopper(device):
+        raise NotImplementedError(
+            f"found {device.device_kind}; the Mosaic kernels expect a Hopper GPU (sm_90): "
+            "choose implementation 'xla' or 'auto'"
+        )
+
+
+def hopper(device: Any) -> bool:
     capability = str(getattr(device, "compute_capability", ""))
     return device.platform == "gpu" and capability.startswith("9.")

@@ -1,0 +1,162 @@
+"""The kernels compiled for an H100 on a machine without one: what ptxas and XLA make of them.
+
+Needs the CUDA plugin and compiler: `pip install -e '.[test,deviceless]'`.
+"""
+
+import functools
+import importlib.util
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.paged_attention import mosaic as attention
+from pallas_kernels.paged_attention.blocks import BlockSizes
+from pallas_kernels.qkv_write import mosaic as write
+
+TARGET = pathlib.Path(__file__).with_name("h100.txtpb")
+PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM = 512, 16, 8, 128
+BF16 = jnp.bfloat16
+
+needs_compiler = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("jax_cuda13_plugin", "nvidia"))),
+    reason="the CUDA compiler is not installed: pip install -e '.[deviceless]'",
+)
+
+
+@functools.cache
+def h100() -> NamedSharding:
+    found = topologies.get_topology_desc(
+        platform="cuda", topology_name="", target_config=TARGET.read_text(), topology="1x1x1"
+    )
+    return NamedSharding(Mesh(np.array(found.devices[:1]), ("x",)), PartitionSpec())
+
+
+def array(shape, dtype=BF16, sharding=None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def attention_arguments(slots: int, width: int, group: int = 4, head_dim: int = HEAD_DIM):
+    pool = (PAGES, PAGE_SIZE, KV_HEADS, head_dim)
+    rows = array((slots,), jnp.int32)
+    query = array((slots, KV_HEADS, width, group, head_dim))
+    return query, array(pool), array(pool), array((slots, 64), jnp.int32), rows, rows
+
+
+def write_arguments(slots: int, width: int, group: int = 4):
+    fused = (group + 2) * KV_HEADS * HEAD_DIM
+    angle = array((slots, width, HEAD_DIM // 2), jnp.float32)
+    scale, pool = array((HEAD_DIM,)), array((PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM))
+    rows = array((slots, width), jnp.int32)
+    return array((slots, width, fused)), scale, scale, angle, angle, rows, pool, pool
+
+
+def lower(function, arguments):
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def compile_for_h100(function, arguments, donate=()):
+    placed = [array(x.shape, x.dtype, h100()) for x in arguments]
+    lowered = jax.jit(function, donate_argnums=donate).lower(*placed)
+    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+
+
+def attend(causal: bool, **sizes):
+    chosen = BlockSizes(**sizes) if sizes else None
+    return functools.partial(attention.paged_attention, causal=causal, window=None, sizes=chosen)
+
+
+def norm_rotate_write(*arguments):
+    return write.qkv_write(*arguments, eps=1e-6)
+
+
+LOWERED = [
+    (8, 1, True, {}),
+    (8, 16, True, {}),
+    (8, 16, False, {}),
+    (1, 17, False, {}),
+    (1, 512, True, {}),
+    (1, 16, False, {"splits": 8}),
+    (1, 16, True, {"splits": 8, "exchange": "memory"}),
+]
+
+
+@pytest.mark.parametrize(("slots", "width", "causal", "sizes"), LOWERED)
+def test_attention_lowers(slots: int, width: int, causal: bool, sizes: dict):
+    text = lower(attend(causal, **sizes), attention_arguments(slots, width))
+    assert text.count("mosaic_gpu") >= 1
+
+
+@pytest.mark.parametrize("group", [0, 4, 5])
+def test_writing_lowers(group: int):
+    assert "mosaic_gpu" in lower(norm_rotate_write, write_arguments(8, 16, group))
+
+
+def assert_no_spills(output: str) -> None:
+    found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", output)
+    assert found, "ptxas reported nothing"
+    assert all(pair == ("0", "0") for pair in found)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("slots", "width", "causal", "sizes"),
+    [
+        (32, 16, True, {}),
+        (8, 16, False, {}),
+        (1, 1, True, {"splits": 8}),
+        (1, 16, True, {"splits": 4, "exchange": "memory"}),
+        (1, 512, True, {}),
+        (8, 16, True, {"kv_tile": 128}),
+    ],
+)
+def test_attention_compiles_without_spills(
+    slots: int, width: int, causal: bool, sizes: dict, monkeypatch, capfd
+):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    compile_for_h100(attend(causal, **sizes), attention_arguments(slots, width))
+    assert_no_spills("".join(capfd.readouterr()))
+
+
+@needs_compiler
+def test_writing_compiles_in_place_without_spills(monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    compiled = compile_for_h100(norm_rotate_write, write_arguments(1, 16), donate=(6, 7))
+    assert_no_spills("".join(capfd.readouterr()))
+    assert_in_place(compiled, pools=2)
+
+
+@needs_compiler
+def test_layers_share_pools_in_place_and_lower_one_kernel_of_each_kind():
+    layers = 3
+
+    def step(qkv, scale, cos, sin, rows, table, lengths, spans, *pools):
+        out = []
+        for i in range(layers):
+            query, keys, values = norm_rotate_write(
+                qkv, scale, scale, cos, sin, rows, *pools[2 * i : 2 * i + 2]
+            )
+            attended = attend(True)(query, keys, values, table, lengths, spans)
+            qkv = qkv + attended.reshape(*attended.shape[:2], -1).repeat(2, -1)[..., : qkv.shape[2]]
+            out += [keys, values]
+        return qkv, out
+
+    qkv, scale, _, cos, sin, rows, pool, _ = write_arguments(1, 16)
+    *_, table, lengths, spans = attention_arguments(1, 16)
+    arguments = (qkv, scale, cos, sin, rows, table, lengths, spans, *[pool] * (2 * layers))
+    donate = tuple(range(8, 8 + 2 * layers))
+    assert_in_place(compile_for_h100(step, arguments, donate), pools=2 * layers)
+    assert lower(step, arguments).count("func.func private @paged_attention") == 1
+
+
+def assert_in_place(compiled, pools: int) -> None:
+    pool = PAGES * PAGE_SIZE * KV_HEADS * HEAD_DIM * 2
+    assert compiled.memory_analysis().alias_size_in_bytes == pools * pool
+    shape = f"bf16[{PAGES},{PAGE_SIZE},{KV_HEADS},{HEAD_DIM}]"
+    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line]
+    assert not [line for line in copies if shape in line]
