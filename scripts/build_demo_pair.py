@@ -10,18 +10,22 @@ demo_held_out.txt are never trained on.
 import argparse
 import dataclasses
 import json
+import shutil
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 
+from jaxspec.checkpoint.load import load_target
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.text.files import VOCABULARY_FILE
 from jaxspec.training.bpe import END, MASK, train_tokenizer
-from jaxspec.training.corpus import Selection, collect, divide, rows_of_corpus
+from jaxspec.training.corpus import Documents, Selection, collect, divide, rows_of_corpus
 from jaxspec.training.data import Rows
 from jaxspec.training.export import export_zlab
 from jaxspec.training.loop import train
@@ -109,22 +113,21 @@ def main() -> None:
         "characters": sum(len(text) for _, text in documents),
         "held_out_documents": len(unseen),
     }
-    tokenizer = train_tokenizer((text for _, text in documents), preset.target.vocab_size)
+    tokenizer = tokenizer_for(options.target, documents, preset.target.vocab_size)
     end, mask = tokenizer.token_to_id(END), tokenizer.token_to_id(MASK)
     rows = rows_of_corpus(documents, tokenizer, end, preset.target_length, seed=0)
     report["text"]["tokens"] = rows.tokens.size
     clock.lap("text and tokenizer")
 
-    cadence = Cadence(log_every=options.log_every, checkpoint_minutes=60)
-    config, params = pretrain(
-        preset.target,
-        tokenizer,
-        rows,
-        preset.target_options,
-        cadence,
-        options.work / "target",
-        options.out / "target",
-    )
+    cadence = Cadence(log_every=options.log_every, checkpoint_minutes=60.0)
+    if options.target is None:
+        work, folder = options.work / "target", options.out / "target"
+        config, params = pretrain(
+            preset.target, tokenizer, rows, preset.target_options, cadence, work, folder
+        )
+    else:
+        shutil.copytree(options.target, options.out / "target", dirs_exist_ok=True)
+        config, params = load_target(options.target, jnp.float32)
     clock.lap("target")
     if unseen:
         fresh = rows_of_corpus(unseen, tokenizer, end, preset.target_length, seed=0)
@@ -179,6 +182,14 @@ def main() -> None:
     print(json.dumps({k: report[k] for k in report if k != "preset"}, indent=2))
 
 
+def tokenizer_for(
+    target: Path | None, documents: Documents, vocab_size: int
+) -> tokenizers.Tokenizer:
+    if target is not None:
+        return tokenizers.Tokenizer.from_file(str(target / VOCABULARY_FILE))
+    return train_tokenizer((text for _, text in documents), vocab_size)
+
+
 def judge(
     objective: Objective, learns: Params, frozen: dict[str, Params], rows: Rows, count: int
 ) -> dict[str, float]:
@@ -221,6 +232,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--work", type=Path, help="training states and logs [OUT/work]")
+    parser.add_argument(
+        "--target",
+        type=Path,
+        metavar="DIR",
+        help="a target that an earlier build made of the same text, instead of a new one",
+    )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
     parser.add_argument("--target-steps", type=int)
     parser.add_argument("--drafter-steps", type=int)

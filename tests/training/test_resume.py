@@ -63,7 +63,7 @@ def test_asked_to_stop_it_keeps_the_step_it_was_in(whole, tmp_path, monkeypatch)
 
     monkeypatch.setattr(Journal, "write", stop_at_five)
     with pytest.raises(KeyboardInterrupt):
-        run_toy(tmp_path, Cadence(log_every=1, checkpoint_minutes=60))
+        run_toy(tmp_path, Cadence(log_every=1, checkpoint_minutes=60.0))
     assert Snapshots(tmp_path / "states").latest == 5
     monkeypatch.undo()
     run_toy(tmp_path)

@@ -1,0 +1,72 @@
+"""Pre-trains a small Qwen3 target, and its tokenizer, from folders of text.
+
+    python scripts/pretrain_target.py --text FOLDER [FOLDER ...] --pattern '*.py' --out DIR
+
+DIR/target is a Hugging Face folder; DIR/work holds states, log and plot. Run again to resume.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from jaxspec.training.bpe import END, train_tokenizer
+from jaxspec.training.corpus import Selection, collect, rows_of_corpus
+from jaxspec.training.pretrain import TargetShape, pretrain
+from jaxspec.training.recipe import Cadence, Optimization, echo_config
+
+
+def main() -> None:
+    options = parse()
+    shape = TargetShape(
+        options.vocab_size,
+        options.hidden_size,
+        options.intermediate_size or 3 * options.hidden_size,
+        options.layers,
+        options.heads,
+        options.kv_heads,
+        options.head_dim,
+    )
+    optimization = Optimization(
+        steps=options.steps,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        weight_decay=0.1,
+        second_moment=0.95,
+        compute=options.compute,
+    )
+    documents = collect(options.text, Selection(pattern=options.pattern))
+    decided = {**dataclasses.asdict(shape), **dataclasses.asdict(optimization)}
+    echo_config(options.out / "work", {**decided, "documents": len(documents)})
+    tokenizer = train_tokenizer((text for _, text in documents), shape.vocab_size)
+    end = tokenizer.token_to_id(END)
+    rows = rows_of_corpus(documents, tokenizer, end, options.length + 1, seed=0)
+    print(f"{len(documents)} documents, {rows.tokens.size} tokens")
+    work, target = options.out / "work", options.out / "target"
+    pretrain(shape, tokenizer, rows, optimization, Cadence(), work, target)
+    print(target)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FOLDER")
+    parser.add_argument("--pattern", default="*", help="names of the files to read")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--intermediate-size", type=int, help="[3 times the hidden size]")
+    parser.add_argument("--layers", type=int, default=9)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--compute", choices=("bfloat16", "float32"), default="bfloat16")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
