@@ -1,0 +1,265 @@
+"""Times every kernel beside its XLA reference and the bytes it has to move.
+
+    python scripts/bench_kernels.py --json docs/results/kernels-h100.json
+    python scripts/bench_kernels.py --sweep        # paged attention with every choice of sizes
+
+Calls are chained inside one compiled program (each call's queries are the last call's output, so
+nothing overlaps) over pools that together exceed the L2 cache, as the layers of a model do.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import pack_queries, paged_attention, qkv_write
+from pallas_kernels.paged_attention import mosaic
+from pallas_kernels.paged_attention.blocks import BlockSizes
+
+BYTES_BEYOND_CACHE = 200e6
+CHAIN = 36
+COPY_TB_S = 2.95
+"""Measured copy bandwidth of one H100 80GB HBM3; the share of bandwidth is relative to it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCase:
+    slots: int
+    context: int
+    width: int
+    causal: bool
+    page_size: int = 16
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+
+    @property
+    def name(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"{self.slots}x{self.context} q{self.width} {mask} page {self.page_size}"
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.slots * self.context * self.kv_heads * self.head_dim * 2 * 2
+
+    @property
+    def moved_bytes(self) -> int:
+        return self.pool_bytes + 2 * self.slots * self.width * self.heads * self.head_dim * 2
+
+    @property
+    def operations(self) -> int:
+        first = self.context - self.width
+        seen = sum(first + row + 1 if self.causal else self.context for row in range(self.width))
+        return 4 * self.slots * self.heads * self.head_dim * seen
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(key, shape, jnp.bfloat16)
+
+
+def attention_inputs(case: AttentionCase, seed: int = 0) -> tuple:
+    """Queries, one pair of pools per layer, page table, lengths."""
+    rng = np.random.default_rng(seed)
+    pages_per_slot = case.context // case.page_size
+    pages = case.slots * pages_per_slot + 1
+    layers = int(min(CHAIN, max(2, -(-BYTES_BEYOND_CACHE // case.pool_bytes))))
+    shape = (pages, case.page_size, case.kv_heads, case.head_dim)
+    keys = jax.random.split(jax.random.key(seed), 2 * layers + 1)
+    pools = [(normal(keys[2 * i], shape), normal(keys[2 * i + 1], shape)) for i in range(layers)]
+    query = normal(keys[-1], (case.slots, case.width, case.heads, case.head_dim))
+    table = 1 + rng.permutation(pages - 1).reshape(case.slots, pages_per_slot)
+    lengths = jnp.full(case.slots, case.context - case.width, jnp.int32)
+    return pack_queries(query, case.kv_heads), pools, jnp.asarray(table, jnp.int32), lengths
+
+
+def attention_chain(attend: Callable, calls: int) -> Callable:
+    """`calls` attentions, one after the other: the output's numbers are the next queries."""
+
+    def chain(query, pools, table, lengths):
+        for i in range(calls):
+            keys, values = pools[i % len(pools)]
+            query = attend(query, keys, values, table, lengths).reshape(query.shape)
+        return query
+
+    return chain
+
+
+def seconds_per_call(
+    program: Callable, carried, fixed: tuple, calls: int, batches: int = 7, runs: int = 8
+) -> float:
+    """Median over batches of runs that are dispatched back to back; `carried` is donated."""
+    compiled = jax.jit(program, donate_argnums=0).lower(carried, *fixed).compile()
+    carried = jax.tree.map(jnp.copy, carried)
+    for _ in range(3):
+        carried = jax.block_until_ready(compiled(carried, *fixed))
+    times = []
+    for _ in range(batches):
+        start = time.perf_counter()
+        for _ in range(runs):
+            carried = compiled(carried, *fixed)
+        jax.block_until_ready(carried)
+        times.append((time.perf_counter() - start) / runs / calls)
+    return statistics.median(times)
+
+
+def time_attention(case: AttentionCase, implementation: str) -> float:
+    query, *fixed = attention_inputs(case)
+    attend = functools.partial(paged_attention, causal=case.causal, implementation=implementation)
+    calls = CHAIN if implementation == "mosaic" and case.width <= 32 else 6
+    return seconds_per_call(attention_chain(attend, calls), query, tuple(fixed), calls)
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteCase:
+    slots: int
+    width: int
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    page_size: int = 16
+
+    @property
+    def name(self) -> str:
+        return f"{self.slots}x{self.width} rows, {self.heads}/{self.kv_heads} heads"
+
+    @property
+    def fused(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def moved_bytes(self) -> int:
+        return self.slots * self.width * (2 * self.fused * 2 + self.head_dim * 4)
+
+    @property
+    def operations(self) -> int:
+        return 0
+
+
+def write_inputs(case: WriteCase) -> tuple:
+    keys = jax.random.split(jax.random.key(0), 4)
+    rows = case.slots * case.width
+    pages = rows // case.page_size + 2
+    pool = (pages, case.page_size, case.kv_heads, case.head_dim)
+    places = case.page_size + jax.random.permutation(keys[3], (pages - 1) * case.page_size)[:rows]
+    angle = jax.random.normal(keys[2], (case.slots, case.width, case.head_dim // 2))
+    qkv = normal(keys[0], (case.slots, case.width, case.fused))
+    scale = normal(keys[1], (case.head_dim,))
+    places = places.reshape(case.slots, case.width).astype(jnp.int32)
+    fixed = (qkv, scale, jnp.cos(angle), jnp.sin(angle), places)
+    return fixed, tuple(normal(key, pool) for key in keys[:2])
+
+
+def time_write(case: WriteCase, implementation: str) -> float:
+    fixed, pools = write_inputs(case)
+    write = functools.partial(qkv_write, eps=1e-6, implementation=implementation)
+
+    def chain(carried, qkv, scale, cos, sin, places):
+        pools, _ = carried
+        queries = []
+        for _ in range(CHAIN):
+            query, *pools = write(qkv, scale, scale, cos, sin, places, *pools)
+            queries.append(query)
+        return tuple(pools), queries
+
+    query = jax.eval_shape(chain, (pools, None), *fixed)[1][0]
+    queries = [jnp.zeros(query.shape, query.dtype) for _ in range(CHAIN)]
+    return seconds_per_call(chain, (pools, queries), fixed, CHAIN)
+
+
+CONTEXTS = ((1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096))
+ATTENTION_CASES = [
+    AttentionCase(slots, context, width, causal)
+    for slots, context in CONTEXTS
+    for width, causal in ((1, True), (16, True), (16, False))
+] + [AttentionCase(8, 2048, 512, True)]
+WRITE_CASES = [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)]
+
+
+def row(op: str, case: AttentionCase | WriteCase, seconds: dict[str, float]) -> dict:
+    floor = case.moved_bytes / COPY_TB_S / 1e6
+    return {
+        "op": op,
+        "case": case.name,
+        **{f"{name}_us": round(value * 1e6, 2) for name, value in seconds.items()},
+        "floor_us": round(floor, 2),
+        "share_of_bandwidth": round(floor / seconds["mosaic"] / 1e6, 3),
+        "tflop_s": round(case.operations / seconds["mosaic"] / 1e12, 1),
+    }
+
+
+def compare(only: str | None, implementations: tuple[str, ...]) -> list[dict]:
+    plan = [("paged_attention", case, time_attention) for case in ATTENTION_CASES]
+    plan += [("qkv_write", case, time_write) for case in WRITE_CASES]
+    rows = []
+    for op, case, measure in plan:
+        if only in (None, op):
+            rows.append(row(op, case, {name: measure(case, name) for name in implementations}))
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def sweep() -> list[dict]:
+    """Paged attention with 16 rows per slot, with every choice of sizes that fits."""
+    choices = itertools.product((64, 128), (2, 3), (1, 2, 4, 8), ("cluster", "memory"))
+    sizes = [
+        BlockSizes(kv_tile, stages, splits, exchange=exchange)
+        for kv_tile, stages, splits, exchange in choices
+        if splits > 1 or exchange == "cluster"
+    ]
+    rows = []
+    for slots, context in CONTEXTS:
+        case = AttentionCase(slots, context, 16, True)
+        query, *fixed = attention_inputs(case)
+        for chosen in sizes:
+            if slots * chosen.splits > 64:
+                continue
+            attend = functools.partial(
+                mosaic.paged_attention,
+                spans=jnp.full(slots, case.width, jnp.int32),
+                causal=True,
+                window=None,
+                sizes=chosen,
+            )
+            chain = attention_chain(attend, CHAIN)
+            seconds = seconds_per_call(chain, query, tuple(fixed), CHAIN, batches=5, runs=6)
+            rows.append(row("paged_attention", case, {"mosaic": seconds}) | vars(chosen))
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def environment() -> dict:
+    device = jax.devices()[0]
+    return {
+        "device": device.device_kind,
+        "platform_version": device.client.platform_version,
+        "jax": jax.__version__,
+        "copy_tb_s": COPY_TB_S,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=pathlib.Path, help="write the rows to this file")
+    parser.add_argument("--only", choices=("paged_attention", "qkv_write"))
+    parser.add_argument("--no-xla", action="store_true", help="leave the reference out")
+    parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
+    options = parser.parse_args()
+    implementations = ("mosaic",) if options.no_xla else ("mosaic", "xla")
+    rows = sweep() if options.sweep else compare(options.only, implementations)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
