@@ -38,11 +38,25 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", help="folder or hub id of the target (default: the demo pair)")
     group.add_argument("--draft-model", help="folder or hub id of the drafter")
     group.add_argument("--revision", help="branch, tag or commit of the target's hub id")
-    group.add_argument("--method", default="auto", help="auto, dflash or none (default: auto)")
+    group.add_argument(
+        "--method",
+        default="auto",
+        help="dflash, ngram, dflash+ngram, none, or auto: dflash with a drafter, else none",
+    )
     group.add_argument(
         "--block-size", type=int, help="tokens per block: 1 current + drafts (default: as trained)"
     )
     group.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    group.add_argument("--num-drafts", type=int, default=7, help="of ngram, per step (default: 7)")
+    group.add_argument("--max-ngram", type=int, default=5, help="longest run of tokens looked up")
+    group.add_argument("--min-ngram", type=int, default=1, help="shortest run of tokens looked up")
+    group.add_argument("--ngram-match", default="recent", help="recent or earliest occurrence")
+    group.add_argument(
+        "--ngram-threshold",
+        type=float,
+        default=0.3,
+        help="share of drafts to be accepted for a request to go on with ngram; 0: no gate",
+    )
 
 
 def _add_prompts(group: argparse._ArgumentGroup) -> None:
@@ -169,6 +183,11 @@ def _engine(
         exact=arguments.exact,
         seed=arguments.seed,
         driver=arguments.driver,
+        num_drafts=arguments.num_drafts,
+        max_ngram=arguments.max_ngram,
+        min_ngram=arguments.min_ngram,
+        ngram_match=arguments.ngram_match,
+        ngram_threshold=arguments.ngram_threshold,
     )
 
 

@@ -27,7 +27,7 @@ def filled(shape: tuple[int, ...], value: int) -> jax.Array:
     return jax.device_put(np.full(shape, value, np.int32))
 
 
-def block_of(spans: list[Sequence[int]], rows: int, width: int) -> jax.Array:
+def block_of(spans: Sequence[Sequence[int]], rows: int, width: int) -> jax.Array:
     """Token spans side by side, each padded to the width."""
     block = np.zeros((rows, width), np.int32)
     for row, span in zip(block, spans):

@@ -1,0 +1,159 @@
+"""Every method through the engine says what plain greedy decoding says; only the steps differ."""
+
+import pytest
+from golden_pair import budget, check_golden, golden_engine, trajectories
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.shapes import Shapes
+from jaxspec.proposers.methods import METHODS
+
+REPEATING = [7, 30, 201, 9] * 8
+"""A prompt that repeats itself, and so does what the model makes of it."""
+
+
+def ran_by(engine: Engine) -> list[str]:
+    """Names of the programs that it runs from now on."""
+    run, ran = engine.loop.device.run, []
+    engine.loop.device.run = lambda step, *inputs, **static: (
+        ran.append(step) or run(step, *inputs, **static)
+    )
+    return ran
+
+
+def sized(rows: int) -> dict:
+    return dict(max_batch=rows, shapes=Shapes((rows,), ((min(rows, 4), 32),)))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_ngram_says_what_plain_decoding_says(rows):
+    cases = trajectories()[: rows + 2] if rows < 16 else trajectories()
+    engine = golden_engine(method="ngram", **sized(rows))
+    outputs = engine.generate([case["prompt"] for case in cases], budget(60))
+    for output, case in zip(outputs, cases):
+        assert list(output.token_ids) == case["greedy"][:60]
+        assert output.stats.num_draft_tokens >= output.stats.num_accepted_draft_tokens
+    assert sum(output.stats.num_accepted_draft_tokens for output in outputs) > 0
+    assert engine.free_pages == engine.total_pages
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(driver="lockstep"),
+        dict(driver="overlapped", exact=True, prefill_chunk=7, shapes=None),
+        dict(num_drafts=1, ngram_match="earliest"),
+        dict(num_drafts=3, min_ngram=2, max_ngram=3, ngram_threshold=0.0),
+        dict(method="dflash+ngram"),
+        dict(method="dflash+ngram", driver="lockstep", max_ngram=2),
+        dict(method="dflash+ngram", exact=True, shapes=None, max_ngram=1),
+    ],
+    ids=str,
+)
+def test_whatever_the_options(options):
+    engine = golden_engine(**{"method": "ngram", **options})
+    cases = trajectories()[:6]
+    outputs = engine.generate([case["prompt"] for case in cases], budget(30))
+    for output, case in zip(outputs, cases):
+        assert list(output.token_ids) == case["greedy"][:30] and output.error is None
+
+
+def test_one_forward_per_step_and_a_plain_one_where_nobody_drafts():
+    engine = golden_engine(method="ngram", ngram_threshold=0.0)
+    ran = ran_by(engine)
+    case = trajectories()[3]
+    prompts = [case["prompt"], REPEATING]
+    engine.generate(prompts, [budget(20), budget(40)])
+    assert {"verify_step", "plain_step"} < set(ran) and "spec_step" not in ran
+    ran.clear()
+    engine.generate(prompts, budget(20, speculate=False))
+    assert set(ran) == {"seat_step", "prefill_step", "plain_step"}
+
+
+def test_drafts_are_accepted_where_the_text_repeats_itself():
+    engine = golden_engine(method="ngram")
+    plain = engine.plain().generate(REPEATING, budget(60))
+    output = engine.generate(REPEATING, budget(60))
+    assert output.token_ids == plain.token_ids
+    assert output.stats.mean_acceptance_length > 1.5
+    assert len(output.stats.acceptance_lengths) < 45
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8, 13])
+def test_no_draft_goes_beyond_the_budget(max_tokens):
+    """Where drafts are always there, no step drafts more than could be told of."""
+    engine = golden_engine(method="ngram", ngram_threshold=0.0, num_drafts=7)
+    proposed, commit = [], engine.loop.proposer.commit
+    engine.loop.proposer.commit = lambda id, tokens, num_drafts=0, accepted=0: (
+        proposed.append((len(engine.loop.running[id].token_ids), num_drafts)),
+        commit(id, tokens, num_drafts, accepted),
+    )
+    output = engine.generate(REPEATING, budget(max_tokens))
+    assert len(output.token_ids) == max_tokens
+    assert all(told + num_drafts < max_tokens for told, num_drafts in proposed if told)
+
+
+def test_long_matches_take_the_place_of_drafted_ones():
+    engine = golden_engine(method="dflash+ngram", max_ngram=3)
+    ran = ran_by(engine)
+    case = trajectories()[4]
+    outputs = engine.generate([REPEATING, case["prompt"]], budget(40))
+    assert list(outputs[1].token_ids) == case["greedy"][:40]
+    assert {"replace_step", "spec_step"} <= set(ran)
+    by_drafter = golden_engine().generate(REPEATING, budget(40))
+    assert outputs[0].token_ids == by_drafter.token_ids
+    assert outputs[0].stats.num_spec_steps < by_drafter.stats.num_spec_steps
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "none"])
+def test_a_mixed_batch_leaves_greedy_rows_alone(method):
+    """Greedy, sampled, without drafts, with log probabilities: all ride in one forward."""
+    engine = golden_engine(method=method)
+    cases = trajectories()[1:5]
+    params = [
+        budget(30),
+        budget(30, temperature=0.9, top_p=0.95, seed=3),
+        budget(30, speculate=False),
+        budget(30, logprobs=2),
+    ]
+    outputs = engine.generate([case["prompt"] for case in cases], params)
+    for i in (0, 2, 3):
+        assert list(outputs[i].token_ids) == cases[i]["greedy"][:30]
+    assert outputs[2].stats.num_draft_tokens == 0
+    assert len(outputs[3].logprobs) == 30
+    if method == "dflash":
+        check_golden(outputs[0], cases[0], 30)
+        check_golden(outputs[3], cases[3], 30)
+
+
+def test_after_a_lost_state_drafts_come_back():
+    """The proposer is told anew what is read anew."""
+    engine = golden_engine(method="ngram", ngram_threshold=0.0)
+    plain = engine.plain().generate(REPEATING, budget(40))
+    stream = engine.stream(REPEATING, budget(40))
+    for _ in range(4):
+        next(stream)
+    engine.loop.torn = True
+    output = [event.output for event in stream][-1]
+    assert output.token_ids == plain.token_ids
+    assert output.stats.mean_acceptance_length > 1.5
+    assert not engine.loop.proposer.lookups
+
+
+def test_leaving_releases_what_the_proposer_keeps():
+    engine = golden_engine(method="ngram")
+    stream = engine.stream([REPEATING, trajectories()[2]["prompt"]], budget(40))
+    next(stream)
+    assert engine.loop.proposer.lookups
+    stream.close()
+    assert not engine.loop.proposer.lookups
+
+
+def test_opting_out_is_the_requests_own():
+    assert SamplingParams().speculate
+    engine = golden_engine()
+    ran = ran_by(engine)
+    case = trajectories()[2]
+    output = engine.generate(case["prompt"], budget(20, speculate=False))
+    assert list(output.token_ids) == case["greedy"][:20]
+    assert set(ran) == {"seat_step", "prefill_step", "plain_step"}
