@@ -65,7 +65,7 @@ PRESETS = {
         target=TargetShape(),
         target_length=513,
         target_options=Optimization(
-            steps=1600,
+            steps=1200,
             batch_size=64,
             learning_rate=2e-3,
             weight_decay=0.1,
@@ -74,10 +74,10 @@ PRESETS = {
         drafter=DrafterShape(block_size=16, layers=4, features=5, from_target=True),
         recipe=Recipe(anchors=48),
         drafter_options=Optimization(
-            steps=2400, batch_size=64, learning_rate=1.5e-3, second_moment=0.95
+            steps=8000, batch_size=16, learning_rate=1e-3, second_moment=0.95
         ),
         drafter_length=384,
-        prompts=(32, 192),
+        prompts=(4, 128),
         on_policy_rows=24_576,
         held_out_rows=256,
         slots=1024,
