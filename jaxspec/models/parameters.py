@@ -61,8 +61,8 @@ def parameter_shapes(model: Qwen3 | DFlash) -> dict[str, jax.ShapeDtypeStruct]:
 def _initialized(model: Qwen3 | DFlash, key: Key[Array, ""]) -> Params:
     decoder = model.config.decoder
     one = jnp.ones(1, jnp.int32)
-    block = block_after(0 * one, one, one[:, None], width=1, page_size=1)
-    pool = pool_for(decoder, 2, 1, model.dtype)
+    block = block_after(0 * one, one, one[:, None], width=1, page_size=16)
+    pool = pool_for(decoder, 2, 16, model.dtype)
     if isinstance(model, Qwen3):
         inputs = (one[:, None], block, pool)
     else:
