@@ -9,6 +9,8 @@ from jaxspec import __version__
 COMMANDS = {
     "generate": "text from a prompt, with or without a drafter",
     "train": "a DFlash drafter for a Qwen3 target",
+    "bench": "speed and acceptance of methods side by side",
+    "profile": "where the time of a recorded run went",
     "convert": "a Hugging Face checkpoint to an Orbax one",
 }
 USAGE = "usage: jaxspec COMMAND [ARGUMENTS]    (jaxspec COMMAND --help says which)"

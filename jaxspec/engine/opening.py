@@ -28,7 +28,7 @@ class Opened:
 
     models: Models
     params: Params
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
 
 

@@ -11,6 +11,7 @@ PACKAGES = ("jaxspec", "pallas_kernels")
 
 # A room imports only rooms of the lines below its own.
 FLOORS = (
+    ("measure",),
     ("console",),
     ("engine",),
     ("training",),
@@ -114,8 +115,9 @@ def test_never_imported(package):
 
 
 @pytest.mark.parametrize("package", ["optax", "matplotlib", "tqdm"])
-def test_what_an_extra_brings_is_for_training_and_commands_only(package):
-    allowed = COMMANDS | {module for module in MODULES if module.startswith("jaxspec.training")}
+def test_what_an_extra_brings_is_for_training_measuring_and_commands_only(package):
+    rooms = ("jaxspec.training", "jaxspec.measure")
+    allowed = COMMANDS | {module for module in MODULES if module.startswith(rooms)}
     assert importers_of(package) <= allowed
 
 

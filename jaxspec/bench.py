@@ -1,0 +1,440 @@
+"""`python -m jaxspec.bench`: methods side by side, in one process, on the same requests."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxspec import cli
+
+if TYPE_CHECKING:
+    from jaxspec import Engine
+    from jaxspec.engine.opening import Opened
+    from jaxspec.measure.load import Run, Work
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(given)
+    arguments.given = given
+    return cli.run(lambda: _bench(arguments), arguments.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxspec bench",
+        description="Runs the same requests through every method, pass by pass in turn, and "
+        "compares speed and acceptance. Tokens are counted, not re-tokenised.",
+        allow_abbrev=False,
+    )
+    _add_models(parser.add_argument_group("models"))
+    _add_requests(parser.add_argument_group("requests"))
+    _add_load(parser.add_argument_group("load"))
+    _add_output(parser.add_argument_group("output"))
+    cli.add_profiling(parser.add_argument_group("profiling"))
+    return parser
+
+
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", help="folder or hub id of the target")
+    group.add_argument("--draft-model", help="folder or hub id of the drafter")
+    group.add_argument("--revision", help="branch, tag or commit of the target's hub id")
+    group.add_argument(
+        "--model-shape", help="instead of --model: qwen3-8b, qwen3-4b ... with random weights"
+    )
+    group.add_argument("--methods", default="none,dflash", help="default: none,dflash")
+    group.add_argument("--block-size", type=int, help="tokens per block: 1 current + drafts")
+    group.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    group.add_argument("--page-size", type=int, default=64)
+    group.add_argument("--prefill-chunk", type=int, default=512)
+    group.add_argument("--exact", action="store_true", help="bits independent of the method")
+    group.add_argument("--driver", default="auto", help="auto, lockstep or overlapped")
+
+
+def _add_requests(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--dataset", default="prose", help="prose, repetitive, random, or a file (default: prose)"
+    )
+    group.add_argument(
+        "--dataset-format", default="auto", help="auto, jsonl, spec-bench or sharegpt"
+    )
+    group.add_argument("--num-prompts", type=int, help="requests of a pass (default: all, or 8)")
+    group.add_argument("--input-len", type=int, help="prompts are cut to so many tokens")
+    group.add_argument("--output-len", type=int, default=64, help="tokens to generate at most")
+    group.add_argument("--no-chat-template", action="store_true", help="take prompts as they are")
+    group.add_argument("--ignore-eos", action="store_true", help="replies of exactly --output-len")
+    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument(
+        "--synthetic-acceptance-length",
+        type=float,
+        metavar="TOKENS",
+        help="draw acceptance with this mean length, bonus counted, instead of comparing drafts",
+    )
+    group.add_argument(
+        "--synthetic-acceptance-rates", metavar="R1,R2,...", help="the same, per place of the block"
+    )
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--concurrency", default="1,4", help="list: 1,4,16 (default: 1,4)")
+    group.add_argument(
+        "--request-rate", type=float, help="arrivals per second (default: one ends, one starts)"
+    )
+    group.add_argument("--passes", type=int, default=3, help="over all requests, per method")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--json", metavar="FILE", help="all figures and where they were measured")
+    group.add_argument("--plot", metavar="PNG", help="needs the extra `plot`")
+    group.add_argument("--breakdown", action="store_true", help="time draft, verify, accept apart")
+    group.add_argument(
+        "--bandwidth", type=float, metavar="GB/S", help="of the floor (default: a copy, measured)"
+    )
+    group.add_argument("--debug", action="store_true", help="show where an error came from")
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    concurrencies = _integers("--concurrency", arguments.concurrency)
+    methods = [name for name in arguments.methods.split(",") if name]
+    _check(arguments, methods)
+    samples = _read_samples(arguments)
+    opened = _open(arguments)
+    work = _work(arguments, opened, samples)
+    engines = _engines(arguments, opened, methods, concurrencies, work)
+    result = _measure(arguments, engines, concurrencies, work)
+    _say(*_report(result))
+    _write(arguments, result)
+    if arguments.profile_dir or arguments.dump_programs:
+        _profile(arguments, engines[methods[-1]], max(concurrencies), work)
+
+
+def _check(arguments: argparse.Namespace, methods: list[str]) -> None:
+    """What can be found before anything heavy is imported or loaded."""
+    from jaxspec.console.files import check_writable
+    from jaxspec.errors import UsageError
+
+    for name in ("passes", "output_len", "num_prompts", "input_len", "request_rate", "bandwidth"):
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; expected more than 0")
+    if bool(arguments.model) == bool(arguments.model_shape):
+        raise UsageError("expected either --model or --model-shape")
+    if not methods or len(set(methods)) < len(methods):
+        raise UsageError(f"--methods {arguments.methods!r}; expected different names: none,dflash")
+    if arguments.model_shape and arguments.draft_model:
+        raise UsageError("--model-shape comes with a drafter of its own; leave out --draft-model")
+    if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
+        raise UsageError("expected one form of synthetic acceptance: a length, or rates")
+    for file in (arguments.json, arguments.plot):
+        check_writable(file)
+    if arguments.plot:
+        from jaxspec.measure.plots import pyplot
+
+        pyplot()
+    cli.prepare_profiling(arguments)
+
+
+def _integers(flag: str, text: str) -> list[int]:
+    from jaxspec.errors import UsageError
+
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise UsageError(f"{flag} {text!r}; expected integers, commas between") from error
+    if numbers[0] < 1:
+        raise UsageError(f"{flag} {text!r}; expected at least 1")
+    return numbers
+
+
+def _synthetic(arguments: argparse.Namespace) -> float | tuple[float, ...] | None:
+    from jaxspec.errors import UsageError
+
+    if arguments.synthetic_acceptance_rates is None:
+        return arguments.synthetic_acceptance_length
+    try:
+        return tuple(float(rate) for rate in arguments.synthetic_acceptance_rates.split(","))
+    except ValueError as error:
+        found = arguments.synthetic_acceptance_rates
+        raise UsageError(f"--synthetic-acceptance-rates {found!r}; expected numbers") from error
+
+
+def _read_samples(arguments: argparse.Namespace) -> list[Any] | None:
+    """None for random ids, which need the size of the vocabulary."""
+    from jaxspec.measure.datasets import OWN, own_set, read_file
+
+    if arguments.dataset == "random":
+        return None
+    if arguments.dataset in OWN:
+        return own_set(arguments.dataset)
+    return read_file(arguments.dataset, arguments.dataset_format)
+
+
+def _open(arguments: argparse.Namespace) -> "Opened":
+    from jaxspec.engine.opening import choose_dtype, open_models
+    from jaxspec.measure.contenders import random_pair
+
+    dtype = choose_dtype(arguments.dtype)
+    if arguments.model_shape:
+        return random_pair(arguments.model_shape, arguments.block_size or 16, dtype, arguments.seed)
+    return open_models(
+        arguments.model,
+        arguments.draft_model,
+        "auto",
+        dtype,
+        arguments.block_size,
+        arguments.revision,
+    )
+
+
+def _work(
+    arguments: argparse.Namespace, opened: "Opened", samples: list[Any] | None
+) -> "list[Work]":
+    from jaxspec.console.prompts import encoded
+    from jaxspec.engine.params import SamplingParams
+    from jaxspec.errors import UsageError
+    from jaxspec.measure.datasets import random_ids
+    from jaxspec.measure.load import Work
+
+    if samples is None:
+        vocabulary = opened.models.target.config.vocab_size
+        count, length = arguments.num_prompts or 8, arguments.input_len or 128
+        samples = random_ids(count, length, vocabulary, arguments.seed)
+    samples = samples[: arguments.num_prompts]
+    texts = [sample.prompt for sample in samples if isinstance(sample.prompt, str)]
+    if texts and opened.tokenizer is None:
+        raise UsageError(
+            f"--dataset {arguments.dataset} holds text and --model-shape has no tokenizer; "
+            "expected --dataset random or a file with token ids"
+        )
+    prompts = [s.prompt if isinstance(s.prompt, str) else list(s.prompt) for s in samples]
+    encode = opened.tokenizer.encode if opened.tokenizer else None
+    ids = encoded(prompts, _render(arguments, opened), encode)
+
+    def params(index: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=samples[index].output_tokens or arguments.output_len,
+            temperature=arguments.temperature,
+            seed=(arguments.seed + index) % 2**32,
+            ignore_eos=arguments.ignore_eos,
+        )
+
+    return [Work(tuple(one[: arguments.input_len]), params(i)) for i, one in enumerate(ids)]
+
+
+def _render(arguments: argparse.Namespace, opened: "Opened") -> Any:
+    if arguments.no_chat_template or opened.chat_template is None:
+        return None
+    from jaxspec.text.chat import render_chat
+
+    return lambda prompt: render_chat(
+        opened.chat_template, [{"role": "user", "content": prompt}], enable_thinking=False
+    )
+
+
+def _engines(
+    arguments: argparse.Namespace,
+    opened: "Opened",
+    methods: list[str],
+    concurrencies: list[int],
+    work: "list[Work]",
+) -> "dict[str, Engine]":
+    from jaxspec.engine.plan import WIDTH_WITHOUT_DRAFTER
+    from jaxspec.measure.contenders import engine_for
+
+    longest = max(len(one.prompt) + one.params.max_tokens for one in work)
+    drafter = opened.models.drafter
+    block = drafter.config.block_size if drafter else WIDTH_WITHOUT_DRAFTER
+    pages_each = -(-(longest + max(block, WIDTH_WITHOUT_DRAFTER)) // arguments.page_size)
+    return {
+        method: engine_for(
+            opened,
+            method,
+            concurrencies,
+            max_batch=max(concurrencies),
+            max_model_len=longest,
+            page_size=arguments.page_size,
+            num_pages=pages_each * max(concurrencies),
+            prefill_chunk=arguments.prefill_chunk,
+            exact=arguments.exact,
+            driver=arguments.driver,
+            synthetic_acceptance=_synthetic(arguments),
+        )
+        for method in methods
+    }
+
+
+def _measure(
+    arguments: argparse.Namespace,
+    engines: "dict[str, Engine]",
+    concurrencies: list[int],
+    work: "list[Work]",
+) -> dict[str, Any]:
+    import jax
+
+    from jaxspec.console.compile_clock import CompileClock
+    from jaxspec.measure.breakdown import part_ms
+    from jaxspec.measure.environment import command_line, environment
+    from jaxspec.measure.floor import copy_bytes_per_second, step_bytes
+    from jaxspec.measure.results import add_speedups, row_of
+
+    clock = CompileClock()
+    bandwidth = (arguments.bandwidth or 0) * 1e9 or copy_bytes_per_second()
+    least = {name: step_bytes(e.loop.device.models, e.loop.device.params) for name, e in
+             engines.items()}  # fmt: skip
+    _warm_up(arguments, engines, concurrencies, work)
+    warm_s = clock.seconds
+    runs, compiled = _passes(arguments, engines, concurrencies, work, clock)
+    rows = [
+        row_of(name, c, runs[name, c], compiled[name, c], least[name], bandwidth)
+        for c in concurrencies
+        for name in engines
+    ]
+    add_speedups(rows, "none")
+    context = sum(len(one.prompt) for one in work) // len(work)
+    for row in rows:
+        if arguments.breakdown and row["method"] != "none":
+            row["part_ms"] = part_ms(engines[row["method"]], row["concurrency"], context)
+    peak = next(iter(engines.values())).stats().peak_memory_bytes
+    return {
+        "command": command_line("bench", arguments.given),
+        "environment": environment(),
+        "title": _title(arguments, work, jax.devices()[0].device_kind),
+        "synthetic": _synthetic(arguments) is not None,
+        "arguments": {k: v for k, v in vars(arguments).items() if k != "given"},
+        "prompts": len(work),
+        "prompt_tokens": [len(one.prompt) for one in work],
+        "copy_bytes_per_second": bandwidth,
+        "compile_s": warm_s,
+        "peak_memory_bytes": peak,
+        "rows": rows,
+    }
+
+
+def _title(arguments: argparse.Namespace, work: "list[Work]", device: str) -> str:
+    lengths = [len(one.prompt) for one in work]
+    span = f"{min(lengths)}" if min(lengths) == max(lengths) else f"{min(lengths)}-{max(lengths)}"
+    model = arguments.model_shape or "/".join(os.path.normpath(arguments.model).split(os.sep)[-2:])
+    weights = "random weights" if arguments.model_shape else arguments.dtype
+    heat = f"temperature {arguments.temperature:g}" if arguments.temperature else "greedy"
+    rate = f", {arguments.request_rate:g} requests/s" if arguments.request_rate else ""
+    return (
+        f"{model} ({weights}) on {device}: {len(work)} {os.path.basename(arguments.dataset)} "
+        f"prompts of {span} tokens, up to {max(one.params.max_tokens for one in work)} out, "
+        f"{heat}{rate}, {arguments.passes} passes"
+    )
+
+
+def _warm_up(
+    arguments: argparse.Namespace,
+    engines: "dict[str, Engine]",
+    concurrencies: list[int],
+    work: "list[Work]",
+) -> None:
+    """Compiles everything, then sends a short reply's worth of every load."""
+    from dataclasses import replace
+
+    from jaxspec.measure.contenders import compile_all
+    from jaxspec.measure.load import Load, Work, run_load
+
+    with _bar(len(engines) * (len(concurrencies) + 1), "warm-up", "") as bar:
+        for engine in engines.values():
+            compile_all(engine, draws=arguments.temperature > 0)
+            bar.update()
+            for c in concurrencies:
+                short = [
+                    Work(w.prompt, replace(w.params, max_tokens=min(8, w.params.max_tokens)))
+                    for w in (work * c)[: max(c, 2)]
+                ]
+                run_load(engine, short, Load(c))
+                bar.update()
+
+
+def _passes(
+    arguments: argparse.Namespace,
+    engines: "dict[str, Engine]",
+    concurrencies: list[int],
+    work: "list[Work]",
+    clock: Any,
+) -> "tuple[dict[tuple[str, int], list[Run]], dict[tuple[str, int], float]]":
+    """Every method in every pass, in turns that alternate, so that drift hits all alike."""
+    from jaxspec.measure.load import Load, run_load
+
+    names = list(engines)
+    runs = {(name, c): [] for name in names for c in concurrencies}
+    compiled = dict.fromkeys(runs, 0.0)
+    each = sum(one.params.max_tokens for one in work)
+    total = each * len(names) * len(concurrencies) * arguments.passes
+    with _bar(total, "measuring", "tok") as bar:
+        for turn in range(arguments.passes):
+            for c in concurrencies:
+                for name in names if turn % 2 == 0 else reversed(names):
+                    before = clock.seconds
+                    load = Load(c, arguments.request_rate, arguments.seed + turn)
+                    runs[name, c].append(run_load(engines[name], work, load, bar.update))
+                    compiled[name, c] += clock.seconds - before
+    return runs, compiled
+
+
+def _bar(total: int, name: str, unit: str) -> Any:
+    """A progress bar where somebody watches."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc=name, unit=unit, disable=None, leave=False, file=sys.stderr)
+
+
+def _report(result: dict[str, Any]) -> list[str]:
+    from jaxspec.measure.results import table
+
+    lines = [result["title"], table(result["rows"])]
+    if result["synthetic"]:
+        lines.append("* SYNTHETIC acceptance: drawn, not found; it says nothing of the drafter")
+    slower = [row for row in result["rows"] if row.get("speedup", {}).get("median", 1) < 1]
+    lines += [
+        f"{row['method']} is slower than plain decoding at concurrency {row['concurrency']}"
+        for row in slower
+    ]
+    late = sum(row["compile_s_while_measured"] for row in result["rows"])
+    if late > 0.1:
+        lines.append(f"warning: {late:.1f} s of compiling fell into the measured passes")
+    return lines
+
+
+def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    from jaxspec.console.files import write_json
+    from jaxspec.measure.plots import draw_bench
+
+    if arguments.json:
+        write_json(arguments.json, result)
+    if arguments.plot:
+        draw_bench(result, arguments.plot)
+        _say(f"plot: {arguments.plot}")
+
+
+def _profile(
+    arguments: argparse.Namespace, engine: "Engine", concurrency: int, work: "list[Work]"
+) -> None:
+    """One more pass of the last method at the largest concurrency; its times count nowhere."""
+    from jaxspec.measure.environment import command_line
+    from jaxspec.measure.load import Load, run_load
+    from jaxspec.measure.recording import dump_programs, recording
+
+    if arguments.dump_programs:
+        programs = dump_programs(engine, arguments.dump_programs, arguments.temperature > 0)
+        _say(f"programs: {len(programs)} in {arguments.dump_programs}, sizes in memory.json")
+    if arguments.profile_dir:
+        about = {"command": command_line("bench", arguments.given), "concurrency": concurrency}
+        about["prompt_tokens"] = [len(one.prompt) for one in work]
+        skip, steps = arguments.profile_skip, arguments.profile_steps
+        with recording(engine, arguments.profile_dir, skip, steps, about):
+            run_load(engine, work, Load(concurrency))
+        _say(f"profile: python -m jaxspec.profile {arguments.profile_dir}")
+
+
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Files that a command writes; one that cannot be written is found before the work is done."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from jaxspec.errors import LoadError
+
+
+def check_writable(path: str | None) -> None:
+    """Whether a file could be written there; its folder is not made."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise LoadError(f"{path} cannot be written: there is no folder {folder}")
+    if Path(path).is_dir() or not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise LoadError(f"{path} cannot be written: it is a folder, or not yours to write")
+
+
+def make_folder(path: str) -> Path:
+    """A folder that can be written to."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LoadError(f"folder {path} cannot be made: {error.strerror or error}") from error
+    if not os.access(folder, os.W_OK):
+        raise LoadError(f"folder {path} is not writable; expected one that is")
+    return folder
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    try:
+        Path(path).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise LoadError(f"{path} cannot be written: {error.strerror or error}") from error

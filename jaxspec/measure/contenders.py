@@ -1,0 +1,63 @@
+"""Engines over the same parameters, one per method, with only the programs the loads need."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.opening import Opened
+from jaxspec.engine.shapes import Shapes
+from jaxspec.engine.steps import Models
+from jaxspec.engine.warmup import every_program
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import random_params
+from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.qwen3 import Qwen3
+
+
+def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) -> Opened:
+    """A published geometry with random weights and a drafter to it; nothing is downloaded."""
+    config = qwen3(shape)
+    draft = dflash_for(config, block_size)
+    models = Models(Qwen3(config, draft.target_layer_ids, dtype), DFlash(draft, dtype))
+    target_key, drafter_key = jax.random.split(jax.random.key(seed))
+    params = {
+        "target": random_params(models.target, target_key),
+        "drafter": random_params(models.drafter, drafter_key),
+    }
+    return Opened(models, jax.block_until_ready(params), None, None)
+
+
+def without_drafter(opened: Opened) -> Opened:
+    """The target alone: it captures no features, so that plain decoding pays for none."""
+    target = dataclasses.replace(opened.models.target, capture=())
+    return dataclasses.replace(
+        opened, models=Models(target, None), params={"target": opened.params["target"]}
+    )
+
+
+def engine_for(opened: Opened, method: str, rows: Sequence[int], **options) -> Engine:
+    """An engine whose decode steps come in these numbers of rows and no others."""
+    if method == "none":
+        opened = without_drafter(opened)
+        options["synthetic_acceptance"] = None
+    engine = Engine.from_models(
+        opened.models, opened.params, opened.tokenizer, method=method, **options
+    )
+    shapes = engine.loop.plan.shapes
+    buckets = shapes.row_buckets if engine.loop.plan.exact else tuple(sorted(rows))
+    engine.loop.plan = dataclasses.replace(
+        engine.loop.plan, shapes=Shapes(buckets, shapes.prefill_shapes)
+    )
+    return engine
+
+
+def compile_all(engine: Engine, draws: bool) -> int:
+    """Compiles every program that the engine can need; says how many."""
+    device, programs = engine.loop.device, 0
+    for step, inputs, static in every_program(device, engine.loop.plan, draws):
+        device.lower(step, *inputs, **static).compile()
+        programs += 1
+    return programs

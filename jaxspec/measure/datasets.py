@@ -1,0 +1,132 @@
+"""Prompts to measure with: files in the usual layouts, two small sets of our own, random ids."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.errors import LoadError, UsageError
+
+OWN = ("prose", "repetitive")
+FORMATS = ("auto", "jsonl", "spec-bench", "sharegpt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One prompt of a dataset."""
+
+    prompt: str | tuple[int, ...]
+    category: str = ""
+    output_tokens: int | None = None
+    """How long its reply is to be; None leaves it to the benchmark."""
+
+
+def own_set(name: str) -> list[Sample]:
+    """prose: paragraphs that hardly repeat. repetitive: tables, lists and code that do."""
+    text = resources.files("jaxspec.measure").joinpath(f"data/{name}.jsonl").read_text("utf-8")
+    return _parsed(name, text, "jsonl")
+
+
+def read_file(path: str, layout: str = "auto") -> list[Sample]:
+    """Samples of a file; of a conversation only the first turn."""
+    if layout not in FORMATS:
+        raise UsageError(f"dataset format {layout!r}; expected one of {', '.join(FORMATS)}")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"dataset {path} cannot be read: {error}") from error
+    return _parsed(path, text, layout)
+
+
+def random_ids(count: int, length: int, vocab_size: int, seed: int) -> list[Sample]:
+    """Uniform token ids: nothing that a drafter could have learned."""
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, vocab_size, (count, length)).tolist()
+    return [Sample(tuple(row), "random") for row in rows]
+
+
+def _parsed(source: str, text: str, layout: str) -> list[Sample]:
+    samples = []
+    for where, entry in _entries(source, text):
+        if not isinstance(entry, dict):
+            raise UsageError(f"{where}: expected an object; found {str(entry)[:60]!r}")
+        found = LAYOUTS[layout if layout != "auto" else _layout(where, entry)](where, entry)
+        samples += [] if found is None else [found]
+    if not samples:
+        raise UsageError(f"dataset {source} has no prompt in it")
+    return samples
+
+
+def _entries(source: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Entries of a JSON array or of JSON lines, each with where it stands."""
+    if text.lstrip().startswith("["):
+        try:
+            entries = json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"{source} is not JSON: {error}") from error
+        yield from ((f"{source}, entry {i}", entry) for i, entry in enumerate(entries, 1))
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{source}, line {number}", json.loads(line)
+        except ValueError as error:
+            raise UsageError(
+                f"{source}, line {number}: not JSON ({error}); found {line[:60]!r}"
+            ) from error
+
+
+def _layout(where: str, entry: dict[str, Any]) -> str:
+    marks = {"prompt": "jsonl", "turns": "spec-bench", "conversations": "sharegpt"}
+    for mark, layout in marks.items():
+        if mark in entry:
+            return layout
+    raise UsageError(
+        f'{where}: expected "prompt", "turns" (Spec-Bench) or "conversations" (ShareGPT); '
+        f"found {', '.join(map(repr, entry)) or 'nothing'}"
+    )
+
+
+def _jsonl(where: str, entry: dict[str, Any]) -> Sample:
+    """{"prompt": text or ids, "category": ..., "output_tokens": ...}"""
+    prompt, tokens = entry.get("prompt"), entry.get("output_tokens")
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        prompt = tuple(prompt)
+    elif not (isinstance(prompt, str) and prompt):
+        raise UsageError(f'{where}: "prompt" is neither text nor a list of token ids')
+    if tokens is not None and not (type(tokens) is int and tokens > 0):
+        raise UsageError(f'{where}: "output_tokens" is {tokens!r}; expected a positive integer')
+    return Sample(prompt, str(entry.get("category", "")), tokens)
+
+
+def _spec_bench(where: str, entry: dict[str, Any]) -> Sample:
+    """{"question_id": ..., "category": ..., "turns": [text, ...]}"""
+    turns = entry.get("turns")
+    if not (isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0]):
+        raise UsageError(f'{where}: "turns" is no list that begins with a text')
+    return Sample(turns[0], str(entry.get("category", "")))
+
+
+def _sharegpt(where: str, entry: dict[str, Any]) -> Sample | None:
+    """{"conversations": [{"from": "human", "value": text}, ...]}; None if nobody asks first."""
+    turns = entry.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise UsageError(f'{where}: "conversations" is no list of objects')
+    if not turns or turns[0].get("from") not in ("human", "user"):
+        return None
+    text = turns[0].get("value")
+    if not isinstance(text, str):
+        raise UsageError(f'{where}: the first turn has no text in "value"')
+    return Sample(text, "sharegpt") if text else None
+
+
+LAYOUTS: dict[str, Callable[[str, dict[str, Any]], Sample | None]] = {
+    "jsonl": _jsonl,
+    "spec-bench": _spec_bench,
+    "sharegpt": _sharegpt,
+}

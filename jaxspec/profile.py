@@ -1,0 +1,52 @@
+"""`python -m jaxspec.profile DIR`: where the time of a recorded run went."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jaxspec import cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    return cli.run(lambda: _profile(arguments), arguments.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxspec profile",
+        description="Reads a trace that generate or bench recorded with --profile-dir, and prints "
+        "time by scope and by kernel. Needs no viewer and no accelerator.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="DIR", help="what --profile-dir named")
+    parser.add_argument("--top", type=int, default=15, help="kernels to list (default: 15)")
+    parser.add_argument("--json", metavar="FILE", help="the same tables, whole")
+    parser.add_argument("--plot", metavar="PNG", help="default: DIR/profile.png; - for none")
+    parser.add_argument("--debug", action="store_true", help="show where an error came from")
+    return parser
+
+
+def _profile(arguments: argparse.Namespace) -> None:
+    from jaxspec.console.files import check_writable, write_json
+    from jaxspec.errors import LoadError
+    from jaxspec.measure.profile_plot import draw_profile
+    from jaxspec.measure.profile_tables import in_words, summarise
+    from jaxspec.measure.trace import read_trace
+
+    picture = arguments.plot or f"{arguments.folder}/profile.png"
+    check_writable(arguments.json)
+    trace = read_trace(arguments.folder)
+    if not trace.kernels:
+        raise LoadError(f"the trace in {arguments.folder} has no kernel in it; record more steps")
+    found = summarise(trace)
+    print(*in_words(found, trace.run, arguments.top), sep="\n")
+    if arguments.json:
+        write_json(arguments.json, found | {"run": trace.run})
+    if picture != "-":
+        draw_profile(trace, found, picture)
+        print(f"picture: {picture}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
