@@ -4,41 +4,23 @@ Needs the CUDA plugin and compiler: `pip install -e '.[test,deviceless]'`.
 """
 
 import functools
-import importlib.util
-import pathlib
-import re
+import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
 from pallas_kernels.paged_attention import mosaic as attention
 from pallas_kernels.paged_attention.blocks import BlockSizes
 from pallas_kernels.qkv_write import mosaic as write
 
-TARGET = pathlib.Path(__file__).with_name("h100.txtpb")
 PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM = 512, 16, 8, 128
 BF16 = jnp.bfloat16
 
-needs_compiler = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("jax_cuda13_plugin", "nvidia"))),
-    reason="the CUDA compiler is not installed: pip install -e '.[deviceless]'",
-)
 
-
-@functools.cache
-def h100() -> NamedSharding:
-    found = topologies.get_topology_desc(
-        platform="cuda", topology_name="", target_config=TARGET.read_text(), topology="1x1x1"
-    )
-    return NamedSharding(Mesh(np.array(found.devices[:1]), ("x",)), PartitionSpec())
-
-
-def array(shape, dtype=BF16, sharding=None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+def array(shape, dtype=BF16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def attention_arguments(slots: int, width: int, group: int = 4, head_dim: int = HEAD_DIM):
@@ -61,9 +43,7 @@ def lower(function, arguments):
 
 
 def compile_for_h100(function, arguments, donate=()):
-    placed = [array(x.shape, x.dtype, h100()) for x in arguments]
-    lowered = jax.jit(function, donate_argnums=donate).lower(*placed)
-    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+    return compiled(jax.jit(function, donate_argnums=donate).lower(*placed(arguments)))
 
 
 def attend(causal: bool, **sizes):
@@ -97,12 +77,6 @@ def test_writing_lowers(group: int):
     assert "mosaic_gpu" in lower(norm_rotate_write, write_arguments(8, 16, group))
 
 
-def assert_no_spills(output: str) -> None:
-    found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", output)
-    assert found, "ptxas reported nothing"
-    assert all(pair == ("0", "0") for pair in found)
-
-
 @needs_compiler
 @pytest.mark.parametrize(
     ("slots", "width", "causal", "sizes"),
@@ -126,9 +100,9 @@ def test_attention_compiles_without_spills(
 @needs_compiler
 def test_writing_compiles_in_place_without_spills(monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    compiled = compile_for_h100(norm_rotate_write, write_arguments(1, 16), donate=(6, 7))
+    program = compile_for_h100(norm_rotate_write, write_arguments(1, 16), donate=(6, 7))
     assert_no_spills("".join(capfd.readouterr()))
-    assert_in_place(compiled, pools=2)
+    assert_in_place(program, pools=2)
 
 
 @needs_compiler
@@ -154,9 +128,7 @@ def test_layers_share_pools_in_place_and_lower_one_kernel_of_each_kind():
     assert lower(step, arguments).count("func.func private @paged_attention") == 1
 
 
-def assert_in_place(compiled, pools: int) -> None:
-    pool = PAGES * PAGE_SIZE * KV_HEADS * HEAD_DIM * 2
-    assert compiled.memory_analysis().alias_size_in_bytes == pools * pool
-    shape = f"bf16[{PAGES},{PAGE_SIZE},{KV_HEADS},{HEAD_DIM}]"
-    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line]
-    assert not [line for line in copies if shape in line]
+def assert_in_place(program, pools: int) -> None:
+    pool = (PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    assert program.memory_analysis().alias_size_in_bytes == pools * math.prod(pool) * 2
+    assert_no_pool_copies(program, pool)

@@ -1,0 +1,50 @@
+"""Compiles programs for one H100 on a machine without any."""
+
+import functools
+import importlib.util
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+TARGET = pathlib.Path(__file__).with_name("h100.txtpb")
+
+needs_compiler = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("jax_cuda13_plugin", "nvidia"))),
+    reason="the CUDA compiler is not installed: pip install -e '.[deviceless]'",
+)
+
+
+@functools.cache
+def device() -> NamedSharding:
+    found = topologies.get_topology_desc(
+        platform="cuda", topology_name="", target_config=TARGET.read_text(), topology="1x1x1"
+    )
+    return NamedSharding(Mesh(np.array(found.devices[:1]), ("x",)), PartitionSpec())
+
+
+def placed(shapes):
+    """The same shapes, on the H100."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device()), shapes)
+
+
+def compiled(lowered: jax.stages.Lowered, **options) -> jax.stages.Compiled:
+    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0, **options})
+
+
+def assert_no_spills(output: str) -> None:
+    found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", output)
+    assert found, "ptxas reported nothing"
+    assert all(pair == ("0", "0") for pair in found)
+
+
+def assert_no_pool_copies(program: jax.stages.Compiled, pool_shape: tuple[int, ...]) -> None:
+    shape = f"bf16[{','.join(map(str, pool_shape))}]"
+    copies = [
+        line for line in program.as_text().splitlines() if re.search(r" copy(-start)?\(", line)
+    ]
+    assert not [line for line in copies if shape in line]

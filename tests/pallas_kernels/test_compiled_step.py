@@ -1,0 +1,67 @@
+"""A whole speculative step of Qwen3-8B, compiled for an H100 on a machine without one."""
+
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
+
+from jaxspec.engine import steps
+from jaxspec.engine.state import empty_state
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import pool_for, random_params
+from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.qwen3 import Qwen3
+
+ROWS, PAGES_PER_SLOT, PAGE_SIZE = 8, 17, 64
+PAGES = ROWS * PAGES_PER_SLOT + 1
+
+
+def lowered_step() -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
+    """The step, the shape of one pool, and the number of pools."""
+    target = qwen3("qwen3-8b")
+    draft = dflash_for(target)
+    models = steps.Models(
+        Qwen3(target, draft.target_layer_ids, jnp.bfloat16, "mosaic"),
+        DFlash(draft, jnp.bfloat16, "mosaic"),
+    )
+    params = jax.eval_shape(
+        lambda: {
+            "target": random_params(models.target, jax.random.key(0)),
+            "drafter": random_params(models.drafter, jax.random.key(1)),
+        }
+    )
+    pools = [
+        lambda decoder=decoder: pool_for(decoder, PAGES, PAGE_SIZE, jnp.bfloat16)
+        for decoder in (target.decoder, draft.decoder)
+    ]
+    state = jax.eval_shape(lambda: empty_state(pools[0](), pools[1](), ROWS, PAGES_PER_SLOT))
+    rows = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+    step = jax.jit(steps.spec_step, static_argnums=0, donate_argnums=2, static_argnames="draws")
+    lowered = step.lower(
+        models, placed(params), placed(state), placed(rows), placed(rows), draws=False
+    )
+    decoder = target.decoder
+    layers = decoder.num_layers + draft.decoder.num_layers
+    return lowered, (PAGES, PAGE_SIZE, decoder.num_kv_heads, decoder.head_dim), 2 * layers
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_step_is_one_command_buffer_in_place(monkeypatch, capfd, tmp_path: pathlib.Path):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    lowered, pool, pools = lowered_step()
+    program = compiled(lowered, xla_dump_to=str(tmp_path))
+
+    assert_no_spills("".join(capfd.readouterr()))
+    assert_no_pool_copies(program, pool)
+    aliased = program.memory_analysis().alias_size_in_bytes
+    assert 0 <= aliased - pools * math.prod(pool) * 2 < 10_000  # the rest of the state is small
+    assert program.memory_analysis().temp_size_in_bytes < 100e6
+
+    [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
+    assert top_level == ["kCommandBuffer"]
