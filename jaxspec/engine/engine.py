@@ -141,12 +141,16 @@ class Engine:
     ) -> Iterator[StreamEvent]:
         """Increments, as they are accepted. Leaving the iteration ends what is still running."""
         prompts = [prompts] if _is_one(prompts) else list(prompts)
-        ids = self._submit(prompts, _one_per_prompt(params, len(prompts)))
-        return self._events({id: index for index, id in enumerate(ids)})
+        params = _one_per_prompt(params, len(prompts))
+        events = self._events([self._request(*pair) for pair in zip(prompts, params, strict=True)])
+        next(events)  # Begun, so that it cleans up even if nobody ever reads from it.
+        return events
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queues one prompt for `step` to work on; its id."""
-        return self._submit([prompt], [params or SamplingParams()])[0]
+        request = self._request(prompt, params or SamplingParams())
+        self._queue(request)
+        return request.id
 
     def step(self, ids: Iterable[int]) -> list[StreamEvent]:
         """One step for everybody; tells what these submitted requests got, by id as index."""
@@ -169,10 +173,15 @@ class Engine:
             finished=self._finished,
         )
 
-    def _events(self, indices: dict[int, int]) -> Iterator[StreamEvent]:
-        """Steps until every one of these requests has ended, and tells of theirs alone."""
+    def _events(self, requests: list[Request]) -> Iterator[StreamEvent | None]:
+        """Queues these requests, yields None, then steps until every one of them has ended and
+        tells of theirs alone."""
+        indices = {request.id: index for index, request in enumerate(requests)}
         live = set(indices)
         try:
+            for request in requests:
+                self._queue(request)
+            yield None
             while live:
                 for increment in self.loop.take_increments(live):
                     if increment.finish_reason is not None:
@@ -194,14 +203,11 @@ class Engine:
             self._finished = pool([output.stats], self._finished)
         return StreamEvent(index, increment.token_ids, increment.text, output)
 
-    def _submit(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[int]:
-        requests = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
-        for request in requests:
-            if refusal := self._never_fits(request):
-                self.loop.refuse(request, refusal)
-            else:
-                self.loop.submit(request)
-        return [request.id for request in requests]
+    def _queue(self, request: Request) -> None:
+        if refusal := self._never_fits(request):
+            self.loop.refuse(request, refusal)
+        else:
+            self.loop.submit(request)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         self._submitted += 1

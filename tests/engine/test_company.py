@@ -90,3 +90,11 @@ def test_a_long_prompt_holds_others_up_by_one_chunk():
     chunks = [i for i, step in enumerate(ran) if step == "prefill_step"]
     assert len(chunks) == -(-300 // 32)
     assert all("verify_step" in ran[a:b] for a, b in zip(chunks, chunks[1:]))
+
+
+def test_a_stream_that_nobody_reads_holds_nothing():
+    engine = golden_engine()
+    events = engine.stream([case["prompt"] for case in trajectories()[:2]], budget(8))
+    assert len(engine.loop.waiting) == 2
+    del events
+    assert engine.loop.idle and engine.free_pages == engine.total_pages
