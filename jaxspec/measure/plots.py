@@ -83,9 +83,9 @@ def _throughput(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         ]
         axes.errorbar(at, middle, spread, marker="o", capsize=3, color=colour, label=_label(method))
     axes.set(title="Throughput", xlabel="concurrent requests", ylabel="output tokens/s")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
     _concurrency_axis(axes, rows)
-    axes.legend()
+    axes.legend(loc="upper left", ncols=4)
 
 
 def _speedup(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -97,10 +97,10 @@ def _speedup(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
             axes.plot(at, middle, marker="o", color=colour, label=_label(method))
             for x, y in zip(at, middle):
                 axes.annotate(f"{y:.2f}x", (x, y), (0, 7), textcoords="offset points", ha="center")
-            axes.legend()
+            axes.legend(loc="upper right", ncols=4)
     axes.set(title="Speedup", xlabel="concurrent requests", ylabel="times plain decoding")
-    low, high = axes.get_ylim()
-    axes.set_ylim(0, max(high, 1) * 1.15)
+    high = axes.get_ylim()[1]
+    axes.set_ylim(0, max(high, 1) * 1.2)
     _concurrency_axis(axes, rows)
 
 

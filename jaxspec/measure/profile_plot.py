@@ -31,7 +31,8 @@ def _time_line(axes: Any, trace: Trace) -> None:
     kernels = _of_middle_step(trace)
     begin = min(kernel.start_ns for kernel in kernels)
     lines = list(dict.fromkeys(kernel.line for kernel in kernels))
-    for phase in dict.fromkeys(kernel.phase for kernel in kernels):
+    phases = {kernel.phase for kernel in kernels}
+    for phase in sorted(phases, key=lambda name: (*PHASES, name).index(name)):
         for row, line in enumerate(lines):
             spans = [
                 ((k.start_ns - begin) / 1e6, (k.end_ns - k.start_ns) / 1e6)

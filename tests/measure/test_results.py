@@ -1,0 +1,61 @@
+"""Rows of the table from runs that are known."""
+
+import pytest
+
+from jaxspec.engine.output import RequestOutput
+from jaxspec.engine.stats import RequestStats
+from jaxspec.measure.floor import StepBytes
+from jaxspec.measure.load import Load, Run, due_times
+from jaxspec.measure.results import add_speedups, percentiles, row_of, table
+
+
+def run(seconds, *lengths, step=0.01):
+    outputs = tuple(
+        RequestOutput(
+            (1,) * 10, (2,) * tokens, "", "length", None, None,
+            RequestStats(prompt_tokens=10, generation_tokens=tokens, decode_s=0.1 * (tokens - 1)),
+        )
+        for tokens in lengths
+    )  # fmt: skip
+    return Run(seconds, outputs, (step, step, 2 * step))
+
+
+LEAST = StepBytes(verify=1000, draft=0, target_row=2, draft_row=0)
+
+
+def test_a_row():
+    row = row_of("none", 4, [run(1.0, 10, 30), run(2.0, 10, 30)], 0.0, LEAST, 1e5)
+    assert row["output_tokens_per_s"] == {"median": 30, "min": 20, "max": 40}
+    assert row["step_ms"]["p50"] == pytest.approx(10)
+    assert row["tpot_ms"]["p50"] == pytest.approx(100)
+    context = 10 + (10 + 30) / 2 / 2
+    assert row["floor_ms"] == pytest.approx(1e3 * (1000 + 4 * context * 2) / 1e5)
+    assert row["floor_fraction"] == pytest.approx(row["floor_ms"] / 10)
+    assert row["finish_reasons"] == {"length": 4}
+    assert row["speculation"]["generation_tokens"] == 80
+
+
+def test_speedups_are_of_the_same_pass_and_concurrency():
+    plain = row_of("none", 1, [run(1.0, 10), run(4.0, 10)], 0.0, LEAST, 1e5)
+    fast = row_of("dflash", 1, [run(0.5, 10), run(1.0, 10)], 0.0, LEAST, 1e5)
+    alone = row_of("dflash", 2, [run(0.5, 10)], 0.0, LEAST, 1e5)
+    add_speedups([plain, fast, alone], "none")
+    assert fast["speedup"] == {"median": 3, "min": 2, "max": 4}
+    assert "speedup" not in alone
+    lines = table([plain, fast, alone]).splitlines()
+    assert len({len(line) for line in lines}) == 1, "columns line up"
+    assert "3.00x" in lines[2]
+
+
+def test_nothing_measured_is_no_number():
+    assert percentiles([]) == {}
+    row = row_of("none", 1, [Run(1.0, run(1.0, 1).outputs, ())], 0.0, LEAST, 1e5)
+    assert row["floor_fraction"] is None and row["tpot_ms"] == {}
+    assert table([row])
+
+
+def test_arrivals():
+    assert due_times(3, Load(1)) == [0, 0, 0]
+    times = due_times(4000, Load(1, request_rate=20.0, seed=1))
+    assert times == sorted(times) and times[-1] == pytest.approx(200, rel=0.1)
+    assert times == due_times(4000, Load(1, 20.0, 1)) != due_times(4000, Load(1, 20.0, 2))

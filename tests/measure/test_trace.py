@@ -1,0 +1,145 @@
+"""Traces made by hand: nesting, overlap, streams, and programs that share a name."""
+
+import json
+
+import pytest
+from jax.profiler import ProfileData
+
+from jaxspec.errors import LoadError
+from jaxspec.measure.profile_tables import in_words, summarise
+from jaxspec.measure.recording import scopes
+from jaxspec.measure.trace import read_trace, scope_of
+
+HLO = """HloModule jit_spec_step, is_scheduled=true
+
+ENTRY %main (p: f32[2]) -> f32[2] {
+  %p = f32[2]{0} parameter(0), metadata={op_name="slots"}
+  %fusion.1 = f32[2]{0} fusion(%p), kind=kLoop, metadata={op_name="jit(spec_step)/draft/a/mlp/down/dot" stack_frame_id=3}
+  ROOT fusion.2 = f32[2]{0} fusion(%fusion.1), metadata={op_name="jit(spec_step)/verify/Qwen3/layer_0/layers_0/attention/qkv/norm/mul"}
+}
+"""  # noqa: E501
+
+
+def space(planes: dict[str, dict[str, list[tuple]]]) -> bytes:
+    """planes -> lines -> events of (name, start us, length us, stats)."""
+    text = []
+    for plane, lines in planes.items():
+        names, stats, body = {}, {}, []
+        for number, (line, events) in enumerate(lines.items(), 1):
+            body.append(f'lines {{ id: {number} name: "{line}"')
+            for name, start, length, given in events:
+                id = names.setdefault(name, len(names) + 1)
+                body.append(
+                    f"events {{ metadata_id: {id} offset_ps: {int(start * 1e6)} "
+                    f"duration_ps: {int(length * 1e6)}"
+                )
+                for key, value in given.items():
+                    stat = stats.setdefault(key, len(stats) + 1)
+                    kind = "int64_value" if isinstance(value, int) else "str_value"
+                    said = value if isinstance(value, int) else f'"{value}"'
+                    body.append(f"stats {{ metadata_id: {stat} {kind}: {said} }}")
+                body.append("}")
+            body.append("}")
+        for name, id in names.items():
+            body.append(f'event_metadata {{ key: {id} value {{ id: {id} name: "{name}" }} }}')
+        for name, id in stats.items():
+            body.append(f'stat_metadata {{ key: {id} value {{ id: {id} name: "{name}" }} }}')
+        text.append(f'planes {{ name: "{plane}" {" ".join(body)} }}')
+    return ProfileData.text_proto_to_serialized_xspace("\n".join(text))
+
+
+def of(op, module="jit_spec_step", program=1):
+    return {"hlo_op": op, "hlo_module": module, "program_id": program}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(planes, programs=(), run=None):
+        (tmp_path / "host.xplane.pb").write_bytes(space(planes))
+        (tmp_path / "programs.json").write_text(json.dumps(list(programs)))
+        (tmp_path / "run.json").write_text(json.dumps(run or {}))
+        return str(tmp_path)
+
+    return write
+
+
+STEPS = {"python": [("step", 0, 50, {"step_num": 4}), ("step", 60, 50, {"step_num": 5})]}
+GPU = {
+    "/device:GPU:0": {
+        "Stream #17(Compute)": [
+            ("gemm_a", 0, 10, of("fusion.1")),
+            ("gemm_b", 12, 20, of("fusion.2")),
+            ("gemm_a", 60, 10, of("fusion.1")),
+            ("gemm_b", 70, 20, of("fusion.2")),
+            ("MemcpyD2H", 95, 5, {}),
+        ],
+        "XLA Ops": [("fusion.1", 0, 100, of("fusion.1"))],
+    },
+    "/host:CPU": STEPS,
+}
+
+
+def test_scopes_of_a_program():
+    found = scopes(HLO)
+    assert found["module"] == "jit_spec_step"
+    assert found["op_names"]["fusion.1"] == "jit(spec_step)/draft/a/mlp/down/dot"
+    assert scope_of(found["op_names"]["fusion.2"], "") == ("verify", "qkv")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "expected"),
+    [
+        ("jit(spec_step)/draft/qwen3/Qwen3.logits/head/embedding.logits/dot", "", "draft head"),
+        ("jit(spec_step)/commit/context/dflash/x/qkv.columns/dot", "", "commit context"),
+        ("jit(f)/verify/Qwen3/layer_0/layers_0/attention/attention/dot", "", "verify attention"),
+        ("jit(f)/verify/Qwen3/layer_0/layers_0/attention/attention_out/out/dot", "",
+         "verify attention_out"),
+        ("jit(f)/verify/Qwen3/norm/mul", "", "verify final norm"),
+        ("reduce_sum", "jit_draft_step", "draft other"),
+        ("", "jit_mystery", "(no scope) other"),
+    ],
+)  # fmt: skip
+def test_scope_of_an_instruction(name, module, expected):
+    assert " ".join(scope_of(name, module)) == expected
+
+
+def test_sums_by_scope_gaps_and_steps(folder):
+    run = {"bytes": {"verify": 2000}, "copy_bytes_per_second": 1e9}  # 2 us per step
+    trace = read_trace(folder(GPU, [scopes(HLO)], run))
+    found = summarise(trace)
+    assert (found["steps"], found["kernels"]) == (2, 5), "other lines repeat the stream's"
+    assert found["kernel_ms"] == pytest.approx(0.065)
+    assert found["wall_ms"] == pytest.approx(0.1) and found["busy_ms"] == pytest.approx(0.065)
+    assert found["gaps_over_1us"] == 3 and found["longest_gap_us"] == pytest.approx(28)
+    scope = {(s["phase"], s["part"]): s for s in found["scopes"]}
+    assert scope["draft", "down"]["ms_per_step"] == pytest.approx(0.010)
+    assert scope["verify", ""]["ms_per_step"] == pytest.approx(0.020)
+    assert scope["verify", ""]["floor_fraction"] == pytest.approx(0.1)
+    assert sum(s["share"] for s in found["scopes"] if s["part"]) == pytest.approx(1)
+    assert found["by_kernel"][0] | {"share": 0} == {
+        "phase": "verify", "part": "qkv", "name": "gemm_b", "calls": 2,
+        "ms": pytest.approx(0.04), "us_per_call": pytest.approx(20), "share": 0,
+    }  # fmt: skip
+    assert any("gemm_b" in line for line in in_words(found, trace.run, top=3))
+
+
+def test_nested_instructions_count_once_and_threads_overlap(folder):
+    host = {
+        "worker/1": [("call", 0, 10, of("fusion.1")), ("inner", 2, 6, of("fusion.2"))],
+        "worker/2": [("other", 5, 10, of("fusion.2")), ("no instruction", 0, 99, {})],
+    }
+    found = summarise(read_trace(folder({"/host:CPU": host}, [scopes(HLO)])))
+    assert found["kernel_ms"] == pytest.approx(0.020), "4 of the call itself, 6 inside, 10 beside"
+    assert found["busy_ms"] == found["wall_ms"] == pytest.approx(0.015)
+
+
+def test_programs_of_one_name_are_told_apart_by_their_instructions(folder):
+    other = {"module": "jit_spec_step", "op_names": {"only.here": "jit(f)/accept/x"}}
+    host = {"w": [("a", 0, 1, of("fusion.1")), ("b", 2, 1, of("only.here", program=2))]}
+    trace = read_trace(folder({"/host:CPU": host}, [other, scopes(HLO)]))
+    assert [kernel.phase for kernel in trace.kernels] == ["draft", "accept"]
+
+
+def test_a_folder_without_a_trace(tmp_path):
+    with pytest.raises(LoadError, match="--profile-dir"):
+        read_trace(str(tmp_path))
