@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from jaxspec import cli
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(given)
+    arguments.given = given
     return cli.run(lambda: _generate(arguments), arguments.debug)
 
 
@@ -31,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling(parser.add_argument_group("sampling"))
     _add_engine(parser.add_argument_group("engine"))
     _add_output(parser.add_argument_group("output"))
+    cli.add_profiling(parser.add_argument_group("profiling"))
     return parser
 
 
@@ -47,6 +50,12 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         "--block-size", type=int, help="tokens per block: 1 current + drafts (default: as trained)"
     )
     group.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    group.add_argument(
+        "--draft-sampling",
+        default="drawn",
+        help="of sampled prompts: drawn (accepted more often), or likeliest (a seed says the same "
+        "without a drafter; what --check needs)",
+    )
     group.add_argument("--num-drafts", type=int, default=7, help="of ngram, per step (default: 7)")
     group.add_argument("--max-ngram", type=int, default=5, help="longest run of tokens looked up")
     group.add_argument("--min-ngram", type=int, default=1, help="shortest run of tokens looked up")
@@ -111,6 +120,8 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> None:
+    cli.prepare_profiling(arguments)
+
     from jaxspec.console.prompts import PromptSources, encoded, read_prompts
 
     params = _sampling_params(arguments)
@@ -127,7 +138,8 @@ def _generate(arguments: argparse.Namespace) -> None:
     engine = _engine(arguments, target, draft, len(prompts))
     ids = encoded(prompts, _chat(arguments, engine), engine.tokenizer.encode)
     compiled_before, begin = clock.seconds, time.perf_counter()
-    outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
+    with _profiled(arguments, engine):
+        outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
     seconds = time.perf_counter() - begin
     if not arguments.quiet:
         _say(*summary(outputs, seconds, clock.seconds - compiled_before))
@@ -183,6 +195,7 @@ def _engine(
         exact=arguments.exact,
         seed=arguments.seed,
         driver=arguments.driver,
+        draft_sampling=arguments.draft_sampling,
         num_drafts=arguments.num_drafts,
         max_ngram=arguments.max_ngram,
         min_ngram=arguments.min_ngram,
@@ -208,6 +221,29 @@ def _chat(arguments: argparse.Namespace, engine: "Engine") -> Any:
         )
 
     return render
+
+
+@contextmanager
+def _profiled(arguments: argparse.Namespace, engine: "Engine") -> Iterator[None]:
+    """Records and dumps what the flags ask for."""
+    if not (arguments.profile_dir or arguments.dump_programs):
+        yield
+        return
+    from jaxspec.measure.environment import command_line
+    from jaxspec.measure.recording import dump_programs, recording
+
+    if arguments.dump_programs:
+        draws = arguments.temperature > 0 or arguments.logprobs is not None
+        programs = dump_programs(engine, arguments.dump_programs, draws)
+        _say(f"programs: {len(programs)} in {arguments.dump_programs}, sizes in memory.json")
+    if not arguments.profile_dir:
+        yield
+        return
+    about = {"command": command_line("generate", arguments.given)}
+    skip, steps = arguments.profile_skip, arguments.profile_steps
+    with recording(engine, arguments.profile_dir, skip, steps, about):
+        yield
+    _say(f"profile: python -m jaxspec.profile {arguments.profile_dir}")
 
 
 def _stream_text(

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def _is_steady(engine: Engine, concurrency: int) -> bool:
     )
 
 
-def _check(outputs: Sequence[RequestOutput]) -> None:
+def _check(outputs: Iterable[RequestOutput]) -> None:
     for output in outputs:
         if output.error is not None:
             raise LoadError(f"a request failed, so there is nothing to report: {output.error}")

@@ -1,0 +1,134 @@
+"""The bench as a command, on the golden pair: what it counts, draws, records and refuses."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+from jaxspec import bench, profile
+
+PAIR = pathlib.Path(__file__).parents[1] / "data" / "goldens" / "a"
+MODELS = ["--model", str(PAIR / "target"), "--draft-model", str(PAIR / "draft")]
+SMALL = [
+    *MODELS, "--dtype", "float32", "--no-chat-template", "--num-prompts", "3", "--input-len", "12",
+    "--output-len", "10", "--ignore-eos", "--passes", "2", "--concurrency", "2", "--page-size",
+    "16", "--prefill-chunk", "16",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(scope="module")
+def result(folder):
+    recorded = ["--profile-dir", f"{folder}/trace", "--profile-skip", "1", "--profile-steps", "3"]
+    written = ["--json", f"{folder}/bench.json", "--plot", f"{folder}/bench.png", "--breakdown"]
+    assert bench.main([*SMALL, *written, *recorded, "--dump-programs", f"{folder}/programs"]) == 0
+    return json.loads((folder / "bench.json").read_text())
+
+
+def test_every_method_counts_the_tokens_it_emitted(result):
+    assert [(r["method"], r["concurrency"]) for r in result["rows"]] == [("none", 2), ("dflash", 2)]
+    for row in result["rows"]:
+        assert row["speculation"]["generation_tokens"] == 2 * 3 * 10
+        assert row["finish_reasons"] == {"length": 2 * 3}
+        assert row["speedup"]["median"] > 0
+        assert row["compile_s_while_measured"] == 0
+        assert row["output_tokens_per_s"]["min"] > 0
+
+
+def test_acceptance_stays_within_what_was_drafted(result):
+    plain, drafted = (row["speculation"] for row in result["rows"])
+    assert plain["num_spec_steps"] == 0 < drafted["num_spec_steps"]
+    assert drafted["num_accepted_draft_tokens"] <= drafted["num_draft_tokens"]
+    assert not drafted["synthetic"] and not result["synthetic"]
+    assert drafted["num_spec_steps"] * drafted["mean_acceptance_length"] >= 2 * 3 * 9
+
+
+def test_the_step_is_taken_apart(result):
+    parts = next(row["part_ms"] for row in result["rows"] if row["method"] == "dflash")
+    assert set(parts) == {"draft", "verify", "accept"} and min(parts.values()) > 0
+
+
+def test_where_it_was_measured(result):
+    assert result["command"].startswith("python -m jaxspec.bench --model")
+    assert {"device", "versions", "XLA_FLAGS"} <= set(result["environment"])
+
+
+def test_the_picture_is_one(result, folder):
+    picture = (folder / "bench.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
+
+
+def test_programs_are_dumped(result, folder):
+    memory = json.loads((folder / "programs" / "memory.json").read_text())
+    assert {name["program"].split("-")[1] for name in memory} >= {"prefill_step", "verify_step"}
+    text = (folder / "programs" / f"{memory[-1]['program']}.hlo.txt").read_text()
+    assert text.startswith("HloModule jit_")
+
+
+def test_the_trace_is_read_without_a_viewer(result, folder, capsys):
+    assert profile.main([f"{folder}/trace", "--json", f"{folder}/profile.json"]) == 0
+    out, err = capsys.readouterr()
+    assert "verify" in out and "launches/step" in out and "profile.png" in err
+    found = json.loads((folder / "profile.json").read_text())
+    assert found["steps"] == 3 == found["run"]["steps_recorded"]
+    phases = {scope["phase"]: scope for scope in found["scopes"] if not scope["part"]}
+    assert {"draft", "verify", "commit"} <= set(phases)
+    parts = {s["part"] for s in found["scopes"] if s["phase"] == "verify"}
+    assert {"attention", "qkv", "gate_up", "down", "head"} <= parts
+    assert sum(s["share"] for s in phases.values()) == pytest.approx(1)
+    known = sum(s["share"] for name, s in phases.items() if name != "(no scope)")
+    assert known > 0.97, "nearly all time has a scope"
+    assert (folder / "trace" / "profile.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
+    drawn = ["--synthetic-acceptance-rates", "1,1,0.5", "--methods", "dflash"]
+    file = folder / "synthetic.json"
+    small = [*SMALL, "--passes", "1"]
+    assert bench.main([*small, *drawn, "--json", str(file)]) == 0
+    assert "* SYNTHETIC" in capsys.readouterr().err
+    result = json.loads(file.read_text())
+    (row,) = result["rows"]
+    assert result["synthetic"] and row["speculation"]["synthetic"]
+    assert row["speculation"]["acceptance_rate_per_position"][:2] == [1, 1]
+    assert sum(row["speculation"]["accepted_per_position"][3:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--model-shape", "qwen3-9b", "--dataset", "random"], 2, "no model shape 'qwen3-9b'"),
+        ([], 2, "either --model or --model-shape"),
+        ([*MODELS, "--concurrency", "1,x"], 2, "--concurrency '1,x'; expected integers"),
+        ([*MODELS, "--concurrency", "0"], 2, "expected at least 1"),
+        ([*MODELS, "--request-rate", "-1"], 2, "--request-rate is -1.0"),
+        ([*MODELS, "--methods", "none,none"], 2, "expected different names"),
+        ([*MODELS, "--dataset", "no/such.jsonl"], 1, "cannot be read"),
+        ([*MODELS, "--dataset-format", "csv", "--dataset", __file__], 2, "dataset format 'csv'"),
+        ([*MODELS, "--json", "/no/such/folder/x.json"], 1, "there is no folder"),
+        ([*MODELS, "--profile-dir", f"{__file__}/x"], 1, "cannot be made"),
+        ([*MODELS, "--profile-steps", "0"], 2, "at least 1"),
+        ([*MODELS, "--profile-readable"], 2, "name --profile-dir too"),
+        (
+            [*MODELS, "--synthetic-acceptance-rates", "a,b", "--num-prompts", "1"],
+            2,
+            "expected numbers",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(arguments, code, said, capsys):
+    assert bench.main(arguments) == code
+    out, err = capsys.readouterr()
+    assert not out and len(err.splitlines()) == 1
+    assert err.startswith("error: ") and said in err
+
+
+def test_plots_without_matplotlib_name_the_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert bench.main([*MODELS, "--plot", "x.png"]) == 1
+    assert "jaxspec-decode[plot]" in capsys.readouterr().err
