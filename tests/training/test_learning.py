@@ -15,6 +15,9 @@ from training_toys import (
     toy_target,
 )
 
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.steps import Models
 from jaxspec.errors import UsageError
 from jaxspec.models.dflash import DFlash
 from jaxspec.training.kept_features import with_kept_features
@@ -47,8 +50,16 @@ def test_toy_overfits_to_full_acceptance():
 
     objective = toy_objective(Recipe(anchors=6, labels="argmax"))
     params, frozen = toy_params(objective)
-    _, metrics = run(objective, params, {**frozen, "target": taught}, OPTIONS, rows)
+    frozen = {**frozen, "target": taught}
+    learned, metrics = run(objective, params, frozen, OPTIONS, rows)
     assert metrics["acceptance_length"] == objective.drafter.config.block_size
+
+    params = {"target": taught, "drafter": {**frozen["drafter"], **learned}}
+    models = Models(objective.target, objective.drafter)
+    engine = Engine.from_models(models, params, max_batch=2, max_model_len=24, page_size=8)
+    prompts = rows.tokens[:2, :6].tolist()
+    for output in engine.generate(prompts, SamplingParams(max_tokens=13)):
+        assert set(output.stats.acceptance_lengths) == {objective.drafter.config.block_size}
 
 
 @pytest.mark.parametrize("labels", ["argmax", "data", "distill"])
