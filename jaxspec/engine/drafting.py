@@ -8,6 +8,7 @@ from jaxtyping import Array, Int
 from jaxspec.engine.inputs import block_of, filled, padded
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.request import Request
+from jaxspec.engine.steps import Drafts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +39,27 @@ def _host_span(loop: Loop, request: Request) -> Sequence[int]:
     return loop.proposer.propose(request.id, room)
 
 
-def draft(
-    loop: Loop, slots: Int[Array, " rows"], proposals: Proposals
-) -> tuple[Int[Array, "rows drafts"], Int[Array, " rows"]]:
-    """Drafts and their number. There is no column where nobody drafts; with `exact` there is."""
+def draft(loop: Loop, slots: Int[Array, " rows"], proposals: Proposals, draws: bool) -> Drafts:
+    """Drafts of every row. There is no column where nobody drafts; with `exact` there is."""
     rows, width = slots.size, loop.plan.width - 1
     lengths = padded(tuple(map(len, proposals.from_host)), rows, 0)
     if any(proposals.from_device):
-        drafts = loop.device.run("draft_step", slots)
-        num_drafts = padded(proposals.from_device, rows, 0)
+        drafts = _drafts_of_the_drafter(loop, slots, proposals, draws)
         if not any(proposals.from_host):
-            return drafts, num_drafts
+            return drafts
         spans = block_of(proposals.from_host, rows, width)
-        return loop.device.run("replace_step", drafts, num_drafts, spans, lengths)
+        mine = drafts.tokens, drafts.num_drafts, spans, lengths, drafts.logits
+        return loop.device.run("replace_step", *mine)
     if any(proposals.from_host):
-        return block_of(proposals.from_host, rows, width), lengths
-    return filled((rows, width if loop.plan.exact else 0), 0), lengths
+        return Drafts(block_of(proposals.from_host, rows, width), lengths)
+    return Drafts(filled((rows, width if loop.plan.exact else 0), 0), lengths)
+
+
+def _drafts_of_the_drafter(
+    loop: Loop, slots: Int[Array, " rows"], proposals: Proposals, draws: bool
+) -> Drafts:
+    num_drafts = padded(proposals.from_device, slots.size, 0)
+    if draws and loop.plan.drawn_drafts:
+        tokens, logits = loop.device.run("drawn_draft_step", slots)
+        return Drafts(tokens, num_drafts, logits)
+    return Drafts(loop.device.run("draft_step", slots), num_drafts)

@@ -25,11 +25,13 @@ def lockstep(loop: Loop) -> None:
     if not (requests := loop.decoding()):
         return
     slots = loop.slots(requests)
-    drafts, num_drafts = draft(loop, slots, propose(loop, requests))
     draws = loop.draws(requests)
-    verified = device.run("verify_step", slots, drafts, num_drafts, draws=draws)
+    drafts = draft(loop, slots, propose(loop, requests), draws)
+    verified = device.run(
+        "verify_step", slots, drafts.tokens, drafts.num_drafts, drafts.logits, draws=draws
+    )
     accepted = accept(
-        np.asarray(drafts), np.asarray(verified.tokens), np.asarray(verified.num_drafts)
+        np.asarray(drafts.tokens), np.asarray(verified.tokens), np.asarray(verified.num_drafts)
     )
     loop.fly(requests, device.run("commit_step", slots, verified, jax.device_put(accepted)))
     loop.land_all()
@@ -60,10 +62,14 @@ def _decode(loop: Loop, requests: list[Request]) -> StepResult:
     run, slots, draws = loop.device.run, loop.slots(requests), loop.draws(requests)
     proposals = propose(loop, requests)
     if loop.plan.exact or any(proposals.from_host):
-        drafts, num_drafts = draft(loop, slots, proposals)
-        verified = run("verify_step", slots, drafts, num_drafts, draws=draws)
-        return run("accept_step", slots, drafts, verified)
+        drafts = draft(loop, slots, proposals, draws)
+        verified = run(
+            "verify_step", slots, drafts.tokens, drafts.num_drafts, drafts.logits, draws=draws
+        )
+        return run("accept_step", slots, drafts.tokens, verified)
     if any(proposals.from_device):
         num_drafts = padded(proposals.from_device, slots.size, 0)
+        if draws and loop.plan.drawn_drafts:
+            return run("drawn_spec_step", slots, num_drafts)
         return run("spec_step", slots, num_drafts, draws=draws)
     return run("plain_step", slots, draws=draws)

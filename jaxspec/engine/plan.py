@@ -40,6 +40,8 @@ class Plan:
     num_pages: int
     """Pages of the pools, the trash page among them."""
     shapes: Shapes
+    drawn_drafts: bool = True
+    """Whether the drafter draws its drafts for requests that draw."""
 
     @property
     def max_pages(self) -> int:
@@ -119,6 +121,7 @@ def plan_engine(models: Models, options: EngineOptions) -> Plan:
         page_size=options.page_size,
         num_pages=0,
         shapes=shapes_for(options.max_batch, chunk, options.exact),
+        drawn_drafts=options.draft_sampling == "drawn" and not options.exact,
     )
 
 

@@ -12,6 +12,8 @@ DRAWING = (steps.prefill_step, steps.verify_step, steps.plain_step, steps.spec_s
 OTHERS = (
     steps.seat_step,
     steps.draft_step,
+    steps.drawn_draft_step,
+    steps.drawn_spec_step,
     steps.commit_step,
     steps.accept_step,
     steps.replace_step,

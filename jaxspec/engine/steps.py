@@ -1,7 +1,7 @@
 """The steps: pure functions of models, parameters, state and inputs.
 
     prefill_step              a chunk of prompts in, keys, values and context written
-    draft_step                the drafter proposes a block
+    draft_step                the drafter proposes a block; drawn_draft_step draws it
     verify_step               the target reads current token and drafts in one forward
     commit_step               accepted rows become context, lengths advance; the rest is rolled
                               back by not being counted
@@ -26,7 +26,14 @@ from jaxspec.engine.state import EngineState
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers import dflash
-from jaxspec.sampling import SlotSampling, TopLogprobs, greedy, sample, top_logprobs
+from jaxspec.sampling import (
+    SlotSampling,
+    TopLogprobs,
+    greedy,
+    sample,
+    sample_beside_drafts,
+    top_logprobs,
+)
 
 Params = dict[str, Any]
 
@@ -54,6 +61,19 @@ class PromptChunk:
     """Position of the first of them."""
     counts: Int[Array, " rows"]
     """How many are real."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drafts:
+    """What is to be verified."""
+
+    tokens: Int[Array, "rows drafts"]
+    num_drafts: Int[Array, " rows"]
+    """How many of each row's count."""
+    logits: Float[Array, "rows drafts vocab"] | None = None
+    """What they were drawn from, before each request's temperature and filters; None where they
+    were not drawn."""
 
 
 @jax.tree_util.register_dataclass
@@ -127,6 +147,26 @@ def draft_step(
         return dataclasses.replace(state, draft_pool=pool), drafts
 
 
+def drawn_draft_step(
+    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+) -> tuple[EngineState, tuple[Int[Array, "rows drafts"], Float[Array, "rows drafts vocab"]]]:
+    """`draft_step` for batches in which somebody samples: drafts are drawn as requests ask.
+    Also gives the logits they were drawn from."""
+    with jax.named_scope("draft"):
+        width = models.drafter.config.block_size
+        block = _block_of(state, slots, _active(state, slots) * width, width)
+        drafts, logits, pool = dflash.propose_drawn(
+            models.target,
+            models.drafter,
+            params,
+            state.last_tokens[slots],
+            block,
+            state.draft_pool,
+            state.sampling.of(slots),
+        )
+        return dataclasses.replace(state, draft_pool=pool), (drafts, logits)
+
+
 def replace_step(
     models: Models,
     params: Params,
@@ -135,11 +175,16 @@ def replace_step(
     num_drafts: Int[Array, " rows"],
     proposed: Int[Array, "rows drafts"],
     num_proposed: Int[Array, " rows"],
-) -> tuple[EngineState, tuple[Int[Array, "rows drafts"], Int[Array, " rows"]]]:
-    """Drafts and their number: the host's for rows where it proposed some."""
+    logits: Float[Array, "rows drafts vocab"] | None = None,
+) -> tuple[EngineState, Drafts]:
+    """The host's drafts for rows where it proposed some; drawn by nobody, so certain."""
     mine = num_proposed > 0
     replaced = jnp.where(mine[:, None], proposed, drafts)
-    return state, (replaced, jnp.where(mine, num_proposed, num_drafts))
+    if logits is not None:
+        chosen = jnp.arange(logits.shape[-1]) == proposed[..., None]
+        certain = jnp.where(chosen, 0.0, -jnp.inf).astype(logits.dtype)
+        logits = jnp.where(mine[:, None, None], certain, logits)
+    return state, Drafts(replaced, jnp.where(mine, num_proposed, num_drafts), logits)
 
 
 def verify_step(
@@ -149,6 +194,7 @@ def verify_step(
     slots: Int[Array, " rows"],
     drafts: Int[Array, "rows drafts"],
     num_drafts: Int[Array, " rows"],
+    draft_logits: Float[Array, "rows drafts vocab"] | None = None,
     *,
     draws: bool,
 ) -> tuple[EngineState, Verified]:
@@ -160,8 +206,11 @@ def verify_step(
         hidden, features, pool = models.target.apply(
             {"params": params["target"]}, tokens, block, state.target_pool
         )
+        beside = None
+        if draft_logits is not None:
+            beside = Drafts(drafts, num_drafts, draft_logits)
         said, logprobs = _read_tokens(
-            models, params, state, slots, hidden, block.positions + 1, draws
+            models, params, state, slots, hidden, block.positions + 1, draws, beside
         )
         verified = Verified(said, active * num_drafts, active, features, logprobs)
         return dataclasses.replace(state, target_pool=pool), verified
@@ -245,6 +294,21 @@ def spec_step(
     return accept_step(models, params, state, slots, drafts, verified)
 
 
+def drawn_spec_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    num_drafts: Int[Array, " rows"],
+) -> tuple[EngineState, StepResult]:
+    """`spec_step` with drafts that are drawn."""
+    state, (drafts, logits) = drawn_draft_step(models, params, state, slots)
+    state, verified = verify_step(
+        models, params, state, slots, drafts, num_drafts, logits, draws=True
+    )
+    return accept_step(models, params, state, slots, drafts, verified)
+
+
 def _active(state: EngineState, slots: Int[Array, " rows"]) -> Int[Array, " rows"]:
     return (state.lengths[slots] < state.limits[slots]).astype(jnp.int32)
 
@@ -263,12 +327,18 @@ def _read_tokens(
     hidden: Float[Array, "rows width hidden"],
     positions: Int[Array, "rows width"],
     draws: bool,
+    drawn: Drafts | None = None,
 ) -> tuple[Int[Array, "rows width"], TopLogprobs | None]:
     """The target's tokens at `positions`, from the hidden states one place before them."""
     logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
     if not draws:
         return greedy(logits), None
-    tokens = sample(logits, state.sampling.of(slots), positions)
+    rows = state.sampling.of(slots)
+    if drawn is None:
+        tokens = sample(logits, rows, positions)
+    else:
+        beside = drawn.tokens, drawn.num_drafts, drawn.logits
+        tokens = sample_beside_drafts(logits, *beside, rows, positions)
     return tokens, top_logprobs(logits, tokens)
 
 

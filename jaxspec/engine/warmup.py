@@ -50,28 +50,35 @@ def every_program(device: Device, plan: Plan, draws: bool) -> Iterator[Program]:
 def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> Iterator[Program]:
     """What one decode step runs, in its order."""
     static = {"draws": draws}
-    overlapped = plan.driver == "overlapped"
+    overlapped, drawn = plan.driver == "overlapped", draws and plan.drawn_drafts and plan.drafter
     if overlapped and not plan.exact:
         yield "plain_step", (slots,), static
-        if plan.drafter:
+        if plan.drafter and drawn:
+            yield "drawn_spec_step", (slots, slots), {}
+        elif plan.drafter:
             yield "spec_step", (slots, slots), static
         if not plan.host:
             return
     drafts = Shape((*slots.shape, plan.width - 1), np.int32)
-    if plan.drafter:
+    logits = None
+    if drawn:
+        yield "drawn_draft_step", (slots,), {}
+        _, (_, logits) = device.lower("drawn_draft_step", slots).out_info
+    elif plan.drafter:
         yield "draft_step", (slots,), {}
     if plan.drafter and plan.host:
-        yield "replace_step", (drafts, slots, drafts, slots), {}
+        yield "replace_step", (drafts, slots, drafts, slots, logits), {}
     widths = {plan.width} if plan.exact or overlapped else {1, plan.width}
     for width in sorted(widths):
-        yield from _verify_programs(device, plan, slots, width, static)
+        drafts = Shape((*slots.shape, width - 1), np.int32)
+        verify = (slots, drafts, slots, logits if width > 1 else None)
+        yield from _verify_programs(device, plan, verify, static)
 
 
 def _verify_programs(
-    device: Device, plan: Plan, slots: Shape, width: int, static: dict[str, bool]
+    device: Device, plan: Plan, verify: tuple[Any, ...], static: dict[str, bool]
 ) -> Iterator[Program]:
-    drafts = Shape((*slots.shape, width - 1), np.int32)
-    verify = (slots, drafts, slots)
+    slots, drafts, *_ = verify
     yield "verify_step", verify, static
     _, verified = device.lower("verify_step", *verify, **static).out_info
     if plan.driver == "lockstep":

@@ -10,6 +10,7 @@ from jaxspec.cache.block import Block
 from jaxspec.cache.pool import KVPool
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.sampling import SlotSampling, draw_drafts
 
 Params = dict[str, Any]
 
@@ -26,6 +27,25 @@ def propose(
     logits, pool = draft_logits(target, drafter, params, current, block, pool)
     drafted = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return _apply(drafter, params["drafter"], drafted, method="target_tokens"), pool
+
+
+def propose_drawn(
+    target: Qwen3,
+    drafter: DFlash,
+    params: dict[str, Params],
+    current: Int[Array, " slots"],
+    block: Block,
+    pool: KVPool,
+    sampling: SlotSampling,
+) -> tuple[Int[Array, "slots drafts"], Float[Array, "slots drafts vocab"], KVPool]:
+    """A token drawn at every place of the block after the current token's, and from what."""
+    logits, pool = draft_logits(target, drafter, params, current, block, pool)
+    if drafter.config.draft_vocab_size is not None:
+        own = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
+        ids = _apply(drafter, params["drafter"], own, method="target_tokens")[0]
+        nowhere = jnp.full((*logits.shape[:-1], drafter.config.vocab_size), -jnp.inf, logits.dtype)
+        logits = nowhere.at[..., ids].set(logits)
+    return draw_drafts(logits, sampling, block.positions[:, 1:]), logits, pool
 
 
 def draft_logits(

@@ -5,11 +5,17 @@ import dataclasses
 from jaxspec.errors import UsageError
 
 MATCHES = ("recent", "earliest")
+DRAFT_SAMPLING = ("drawn", "likeliest")
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeculationOptions:
-    """Choices of the proposers that draft on the host."""
+    """Choices about what is drafted. None of them changes what tokens are drawn from."""
+
+    draft_sampling: str = "drawn"
+    """How a drafter drafts for a sampled request. drawn: as the request draws, which is accepted
+    more often; likeliest: as for a greedy one, and a seed says the same without a drafter; with
+    `exact` always likeliest."""
 
     num_drafts: int = 7
     """Drafts per step at most, of a method without a drafter; a drafter's block decides for it."""
@@ -36,6 +42,11 @@ class SpeculationOptions:
     def _speculation_rules(self) -> list[tuple[bool, str, str]]:
         low, high = self.min_ngram, self.max_ngram
         return [
+            (
+                self.draft_sampling not in DRAFT_SAMPLING,
+                f"draft_sampling is {self.draft_sampling!r}",
+                f"one of {', '.join(DRAFT_SAMPLING)}",
+            ),
             (self.num_drafts < 1, f"num_drafts is {self.num_drafts}", "at least 1"),
             (low < 1, f"min_ngram is {low}", f"1 to max_ngram ({high})"),
             (low > high, f"min_ngram is {low} and max_ngram {high}", "min_ngram <= max_ngram"),

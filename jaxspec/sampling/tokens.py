@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 
 @jax.tree_util.register_dataclass
@@ -25,6 +25,15 @@ class SlotSampling:
 
     def of(self, slots: Int[Array, " rows"]) -> "SlotSampling":
         return jax.tree.map(lambda entries: entries[slots], self)
+
+
+ALONE = 0
+"""A token of the target, drawn without a draft beside it."""
+
+
+def key_at(seed: UInt32[Array, ""], position: Int[Array, ""], purpose: int) -> Key[Array, ""]:
+    """Of one draw; nothing else decides it."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), purpose)
 
 
 def sample(
@@ -49,7 +58,7 @@ def _draw(
     def draw(
         logits: Float[Array, " vocab"], row: SlotSampling, position: Int[Array, ""]
     ) -> Int[Array, ""]:
-        key = jax.random.fold_in(jax.random.key(row.seed), position)
+        key = key_at(row.seed, position, ALONE)
         return jax.random.categorical(key, filtered(logits, row)).astype(jnp.int32)
 
     over_width = jax.vmap(draw, in_axes=(0, None, 0))

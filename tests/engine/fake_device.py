@@ -205,7 +205,7 @@ class FakeDevice(Device):
         right = sum(history) % WIDTH
         return [d if i < right else (d + 1) % VOCAB for i, d in enumerate(drafts[1:])]
 
-    def verify_step(self, state, slots, drafts, num_drafts):
+    def verify_step(self, state, slots, drafts, num_drafts, draft_logits=None):
         active, said = [], []
         rows = zip(*(np.asarray(x).tolist() for x in (slots, drafts, num_drafts)))
         for slot, proposed, count in rows:

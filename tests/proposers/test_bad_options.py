@@ -9,6 +9,7 @@ from jaxspec.errors import UsageError
 @pytest.mark.parametrize(
     ("options", "found", "expected"),
     [
+        (dict(draft_sampling="greedy"), "draft_sampling is 'greedy'", "drawn, likeliest"),
         (dict(num_drafts=0), "num_drafts is 0", "at least 1"),
         (dict(min_ngram=0), "min_ngram is 0", "1 to max_ngram"),
         (
