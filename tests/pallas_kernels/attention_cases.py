@@ -1,6 +1,7 @@
 """Paged attention calls whose every unreadable row is NaN, and what they must give in float64."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,7 @@ class Inputs:
         return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
+@functools.cache
 def inputs(case: Case) -> Inputs:
     """Shuffled pages; NaN in the trash page and in every row that nobody may see."""
     rng = np.random.default_rng(case.seed)
@@ -65,8 +67,10 @@ def inputs(case: Case) -> Inputs:
     return Inputs(*numbers, *(jnp.asarray(x, jnp.int32) for x in (table, case.lengths, spans)))
 
 
-def expected(case: Case, given: Inputs) -> np.ndarray:
+@functools.cache
+def expected(case: Case) -> np.ndarray:
     """[slots, width, heads, head_dim] in float64; rows that were not kept are NaN."""
+    given = inputs(case)
     query, keys, values = (np.asarray(x, np.float64) for x in given.arguments()[:3])
     table, lengths, spans = (np.asarray(x) for x in given.arguments()[3:])
     slots, kv_heads, width, group, head_dim = query.shape
