@@ -1,0 +1,139 @@
+"""jaxspec as a library inside a loop of your own: own proposer, own acceptance rule, features out.
+
+    python scripts/research_loop.py --model DIR --draft-model DIR --prompt "def quicksort(" \
+        --tolerance 0.5 --features features.npz
+
+Nothing of the engine's host loop is used. The steps are pure functions (models, params, state,
+inputs) -> (state, result); `Device` compiles them and keeps the one live state. Between draft and
+verify, and between verify and commit, everything is an array that may be looked at or replaced.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.engine.opening import Opened, open_models
+from jaxspec.engine.programs import Device
+from jaxspec.engine.state import empty_state
+from jaxspec.engine.steps import PromptChunk, Seat, Verified
+from jaxspec.models.parameters import pool_for
+from jaxspec.sampling import SlotSampling
+
+PAGE_SIZE = 64
+SLOT = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a run gave."""
+
+    tokens: list[int]
+    acceptance_lengths: list[int]
+    features: np.ndarray
+    """The target's, of every token committed after the prompt: [tokens, features]."""
+
+
+Proposer = Callable[[list[int], np.ndarray], np.ndarray]
+"""(all tokens so far, the drafter's block of drafts) -> drafts, as many."""
+AcceptanceRule = Callable[[np.ndarray, Verified], int]
+"""(drafts, what the target said) -> how many to keep."""
+
+
+def look_back_or_drafter(history: list[int], drafted: np.ndarray) -> np.ndarray:
+    """What followed the newest earlier occurrence of the last three tokens, else the drafter's."""
+    last = history[-3:]
+    for start in range(len(history) - 4, -1, -1):
+        if history[start : start + 3] == last:
+            followed = history[start + 3 : start + 3 + len(drafted)]
+            return np.array([*followed, *drafted[len(followed) :]], np.int32)
+    return drafted
+
+
+def within(nats: float) -> AcceptanceRule:
+    """Keeps drafts at most so much less likely than the target's own token; 0 is lossless."""
+
+    def keep(drafts: np.ndarray, verified: Verified) -> int:
+        tops = jax.tree.map(lambda leaf: np.asarray(leaf[0]), verified.logprobs)
+        for place, draft in enumerate(drafts):
+            among = np.flatnonzero(tops.tokens[place] == draft)
+            if not len(among) or tops.values[place, 0] - tops.values[place, among[0]] > nats:
+                return place
+        return len(drafts)
+
+    return keep
+
+
+def run(
+    opened: Opened, prompt: list[int], tokens: int, propose: Proposer, keep: AcceptanceRule
+) -> Found:
+    """Draft, propose, verify, accept, commit, until there are so many tokens."""
+    device = seated(opened, len(prompt) + tokens)
+    slots = jnp.array([SLOT], jnp.int32)
+    reply, lengths, features = [read_prompt(device, prompt)], [], []
+    while len(reply) < tokens:
+        drafted = np.asarray(device.run("draft_step", slots))[0]
+        drafts = propose([*prompt, *reply], drafted)
+        num_drafts = jnp.array([len(drafts)], jnp.int32)
+        verified = device.run(
+            "verify_step", slots, jnp.asarray(drafts)[None], num_drafts, draws=True
+        )
+        kept = keep(drafts, verified)
+        device.run("commit_step", slots, verified, jnp.array([kept], jnp.int32))
+        reply += [*drafts[:kept].tolist(), int(verified.tokens[0, kept])]
+        lengths.append(kept + 1)
+        features.append(np.asarray(verified.features[0, : kept + 1], np.float32))
+    return Found(reply[:tokens], lengths, np.concatenate(features))
+
+
+def seated(opened: Opened, length: int) -> Device:
+    """A state with one slot, all of whose pages belong to it."""
+    target, drafter = opened.models.target, opened.models.drafter
+    pages = -(-(length + drafter.config.block_size) // PAGE_SIZE)
+    pools = [
+        pool_for(model.config.decoder, pages + 1, PAGE_SIZE, model.dtype)
+        for model in (target, drafter)
+    ]
+    device = Device(opened.models, opened.params, empty_state(*pools, 1, pages))
+    zero, whole = jnp.zeros((), jnp.int32), jnp.ones(())
+    greedy = SlotSampling(
+        temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.uint32(0)
+    )
+    all_pages = jnp.arange(1, pages + 1, dtype=jnp.int32)
+    device.run("seat_step", Seat(zero, all_pages, jnp.int32(length), greedy))
+    return device
+
+
+def read_prompt(device: Device, prompt: list[int]) -> int:
+    """The token after it."""
+    one = lambda value: jnp.array([value], jnp.int32)
+    chunk = PromptChunk(one(SLOT), jnp.array([prompt], jnp.int32), one(0), one(len(prompt)))
+    return int(device.run("prefill_step", chunk, draws=False).tokens[0, 0])
+
+
+def main(argv: list[str] | None = None) -> Found:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft-model", required=True)
+    parser.add_argument("--prompt", default="def quicksort(")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--tolerance", type=float, default=0.0, help="nats; 0 is lossless")
+    parser.add_argument("--features", help="file for the features, .npz")
+    options = parser.parse_args(argv)
+    opened = open_models(options.model, options.draft_model, "dflash", jnp.float32, None, None)
+    prompt = opened.tokenizer.encode(options.prompt, add_special_tokens=True)
+    rule = within(options.tolerance)
+    found = run(opened, prompt, options.max_tokens, look_back_or_drafter, rule)
+    print(opened.tokenizer.decode(found.tokens))
+    mean = np.mean(found.acceptance_lengths)
+    print(f"acceptance length {mean:.2f}, features {found.features.shape}")
+    if options.features:
+        np.savez(options.features, features=found.features, tokens=found.tokens)
+    return found
+
+
+if __name__ == "__main__":
+    main()
