@@ -119,7 +119,19 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--debug", action="store_true", help="show where an error came from")
 
 
+def _refuse_a_check_that_must_fail(arguments: argparse.Namespace) -> None:
+    drawn = arguments.draft_sampling == "drawn" and not arguments.exact
+    if arguments.check and drawn and arguments.temperature > 0 and arguments.method != "none":
+        from jaxspec.errors import UsageError
+
+        raise UsageError(
+            "--check holds sampled text against plain decoding, but drafts are drawn, and a seed "
+            "then says something else; add --draft-sampling likeliest"
+        )
+
+
 def _generate(arguments: argparse.Namespace) -> None:
+    _refuse_a_check_that_must_fail(arguments)
     cli.prepare_profiling(arguments)
 
     from jaxspec.console.prompts import PromptSources, encoded, read_prompts

@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxspec import generate
 from jaxspec.engine.plan import EngineOptions, choose_method
 from jaxspec.errors import UsageError
 
@@ -50,3 +51,9 @@ def test_methods(method, expected):
 def test_auto_takes_what_is_there():
     assert choose_method("auto", has_drafter=True) == "dflash"
     assert choose_method("auto", has_drafter=False) == "none"
+
+
+def test_a_check_that_must_fail_is_not_begun(capsys):
+    command = ["--model", "none", "--prompt", "a", "--temperature", "1", "--check"]
+    assert generate.main(command) == 2
+    assert "--draft-sampling likeliest" in capsys.readouterr().err

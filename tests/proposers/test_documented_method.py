@@ -1,0 +1,41 @@
+"""The method that `docs/methods.md` adds is added, and speculates."""
+
+import pathlib
+import re
+
+import pytest
+from golden_pair import budget, golden_engine, trajectories
+
+from jaxspec.proposers.methods import METHODS, HostProposer
+
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
+
+
+@pytest.fixture
+def documented():
+    (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+    assert example.count("\n") <= 32
+    before = dict(METHODS)
+    exec(compile(example, str(DOCUMENT), "exec"), {})
+    (name,) = set(METHODS) - set(before)
+    yield name
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.mark.parametrize("driver", ["lockstep", "overlapped"])
+def test_it_runs(documented, driver):
+    engine = golden_engine(method=documented, driver=driver)
+    assert isinstance(engine.loop.proposer, HostProposer)
+    cases = trajectories()[1:6]
+    prompts = [[7, 30, 201, 9] * 8, *(case["prompt"] for case in cases)]
+    outputs = engine.generate(prompts, budget(30))
+    for output, case in zip(outputs[1:], cases):
+        assert list(output.token_ids) == case["greedy"][:30]
+    assert outputs[0].stats.num_accepted_draft_tokens > 0
+    assert not engine.loop.proposer.newest, "all were released"
+
+
+def test_every_method_is_told_of():
+    text = DOCUMENT.read_text()
+    assert all(f"`{name}`" in text for name in METHODS)
