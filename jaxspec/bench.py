@@ -82,6 +82,9 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--request-rate", type=float, help="arrivals per second (default: one ends, one starts)"
     )
+    group.add_argument(
+        "--requests-per-slot", type=int, metavar="N", help="N requests per concurrent one in a pass"
+    )
     group.add_argument("--passes", type=int, default=3, help="over all requests, per method")
 
 
@@ -92,18 +95,26 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--bandwidth", type=float, metavar="GB/S", help="of the floor (default: a copy, measured)"
     )
+    group.add_argument(
+        "--anchors", metavar="FILE", help="other systems' step times, to print beside ours"
+    )
     group.add_argument("--debug", action="store_true", help="show where an error came from")
 
 
 def _bench(arguments: argparse.Namespace) -> None:
+    from jaxspec.measure.peers import steady_decode
+
     concurrencies = _integers("--concurrency", arguments.concurrency)
     methods = [name for name in arguments.methods.split(",") if name]
     _check(arguments, methods)
     samples = _read_samples(arguments)
+    peers = _peers(arguments)
     opened = _open(arguments)
     work = _work(arguments, opened, samples)
     engines = _engines(arguments, opened, methods, concurrencies, work)
     result = _measure(arguments, engines, concurrencies, work)
+    if peers:
+        result["steady_decode"] = steady_decode(result["rows"], peers)
     _say(*_report(result))
     _write(arguments, result)
     if arguments.profile_dir or arguments.dump_programs:
@@ -115,7 +126,8 @@ def _check(arguments: argparse.Namespace, methods: list[str]) -> None:
     from jaxspec.console.files import check_writable
     from jaxspec.errors import UsageError
 
-    for name in ("passes", "output_len", "num_prompts", "input_len", "request_rate", "bandwidth"):
+    positive = ("passes", "requests_per_slot", "output_len")
+    for name in (*positive, "num_prompts", "input_len", "request_rate", "bandwidth"):
         value = getattr(arguments, name)
         if value is not None and not value > 0:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; expected more than 0")
@@ -169,6 +181,14 @@ def _read_samples(arguments: argparse.Namespace) -> list[Any] | None:
     if arguments.dataset in OWN:
         return own_set(arguments.dataset)
     return read_file(arguments.dataset, arguments.dataset_format)
+
+
+def _peers(arguments: argparse.Namespace) -> list[Any]:
+    from jaxspec.measure.peers import read_peers
+
+    if arguments.anchors is None:
+        return []
+    return read_peers(arguments.anchors, arguments.model_shape or os.path.basename(arguments.model))
 
 
 def _open(arguments: argparse.Namespace) -> "Opened":
@@ -364,17 +384,26 @@ def _passes(
     names = list(engines)
     runs = {(name, c): [] for name in names for c in concurrencies}
     compiled = dict.fromkeys(runs, 0.0)
-    each = sum(one.params.max_tokens for one in work)
-    total = each * len(names) * len(concurrencies) * arguments.passes
+    each = sum(w.params.max_tokens for c in concurrencies for w in _sent(arguments, work, c))
+    total = each * len(names) * arguments.passes
     with _bar(total, "measuring", "tok") as bar:
         for turn in range(arguments.passes):
             for c in concurrencies:
                 for name in names if turn % 2 == 0 else reversed(names):
                     before = clock.seconds
                     load = Load(c, arguments.request_rate, arguments.seed + turn)
-                    runs[name, c].append(run_load(engines[name], work, load, bar.update))
+                    sent = _sent(arguments, work, c)
+                    runs[name, c].append(run_load(engines[name], sent, load, bar.update))
                     compiled[name, c] += clock.seconds - before
     return runs, compiled
+
+
+def _sent(arguments: argparse.Namespace, work: "list[Work]", concurrency: int) -> "list[Work]":
+    """The requests of one pass: all, or so many per slot, from the start again if need be."""
+    if arguments.requests_per_slot is None:
+        return work
+    count = arguments.requests_per_slot * concurrency
+    return (work * -(-count // len(work)))[:count]
 
 
 def _bar(total: int, name: str, unit: str) -> Any:
@@ -385,9 +414,11 @@ def _bar(total: int, name: str, unit: str) -> Any:
 
 
 def _report(result: dict[str, Any]) -> list[str]:
+    from jaxspec.measure.peers import peer_table
     from jaxspec.measure.results import table
 
     lines = [result["title"], table(result["rows"])]
+    lines += peer_table(result["steady_decode"]) if "steady_decode" in result else []
     if result["synthetic"]:
         lines.append("* SYNTHETIC acceptance: drawn, not found; it says nothing of the drafter")
     slower = [row for row in result["rows"] if row.get("speedup", {}).get("median", 1) < 1]

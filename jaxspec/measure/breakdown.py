@@ -27,7 +27,7 @@ def part_ms(engine: Engine, rows: int, context: int) -> dict[str, float]:
     num_drafts = filled((rows,), drafts_per_row)
     verify = lambda: device.run("verify_step", slots, drafts, num_drafts, draws=False)
     calls: dict[str, Callable[[], Any]] = {"verify": verify}
-    if engine.loop.plan.method == "dflash":
+    if engine.loop.plan.drafter:
         calls["draft"] = lambda: device.run("draft_step", slots)
     with _seated(engine, rows, context):
         verified = verify()

@@ -7,6 +7,7 @@ from jaxspec.errors import LoadError
 
 COLOURS = ("#3b6fb6", "#d1682c", "#3f8f5b", "#8a5fb0", "#7a7a7a")
 GREY = "#9a9a9a"
+ALPHA_OF_PART = {"draft": 0.35, "verify": 0.7, "accept": 1.0}
 
 
 def pyplot() -> Any:
@@ -96,7 +97,11 @@ def _speedup(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
             at, middle = [r["concurrency"] for r in own], [r["speedup"]["median"] for r in own]
             axes.plot(at, middle, marker="o", color=colour, label=_label(method))
             for x, y in zip(at, middle):
-                axes.annotate(f"{y:.2f}x", (x, y), (0, 7), textcoords="offset points", ha="center")
+                below = y < max(r["speedup"]["median"] for r in rows if r["concurrency"] == x)
+                shift = (0, -14 if below else 7)
+                axes.annotate(
+                    f"{y:.2f}x", (x, y), shift, textcoords="offset points", ha="center", fontsize=8
+                )
             axes.legend(loc="upper right", ncols=4)
     axes.set(title="Speedup", xlabel="concurrent requests", ylabel="times plain decoding")
     high = axes.get_ylim()[1]
@@ -141,8 +146,9 @@ def _acceptance(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.plot(
             *zip(*reached),
             marker=".",
+            markeredgecolor="black",
             linewidth=1,
-            color="#444444",
+            color=colour,
             label=f"{_label(method)}, once all before were accepted",
         )
     axes.set_xticks(list(places))
@@ -155,33 +161,31 @@ def _step_times(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
     at = sorted({row["concurrency"] for row in rows})
     methods = list(_methods(rows).items())
     width = 0.8 / len(methods)
-    drawn: set[str] = set()
-
-    def label(name: str) -> str | None:
-        return None if name in drawn else (drawn.add(name) or name)
-
     for i, (method, own) in enumerate(methods):
+        colour = COLOURS[i % len(COLOURS)]
+        axes.bar(0, 0, color=colour, label=f"{_label(method)} step")
         for row in own:
             x = at.index(row["concurrency"]) + (i - (len(methods) - 1) / 2) * width
-            parts = row.get("part_ms") or {}
-            bottom = 0.0
-            for shade, (part, value) in zip(("#e9b893", COLOURS[1], "#8f4416"), parts.items()):
-                axes.bar(x, value, width * 0.92, bottom, color=shade, label=label(f"{part} alone"))
-                bottom += value
-            if row["step_ms"]:
-                median = row["step_ms"]["p50"]
-                if not parts:
-                    colour = COLOURS[i % len(COLOURS)]
-                    name = label(f"{_label(method)} step")
-                    axes.bar(x, median, width * 0.92, color=colour, label=name)
-                else:
-                    name = label(f"{_label(method)} step, in the engine")
-                    axes.plot(x, median, "D", color="black", markersize=5, label=name)
-            edge = width * 0.46
-            axes.plot(
-                [x - edge, x + edge], [row["floor_ms"]] * 2, color="black", linewidth=1.5,
-                linestyle=":", label=label("memory floor"),
-            )  # fmt: skip
+            _step_bar(axes, x, width * 0.92, colour, row)
+    if any(row.get("part_ms") for row in rows):
+        for part, alpha in ALPHA_OF_PART.items():
+            axes.bar(0, 0, color="black", alpha=alpha, label=f"{part} alone")
+        axes.plot([], [], "D", color="black", markersize=5, label="whole step in the engine")
+    axes.plot([], [], color="black", linewidth=1.5, linestyle=":", label="memory floor")
     axes.set_xticks(range(len(at)), [str(c) for c in at])
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.35)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.4)
     axes.legend(fontsize=8, ncols=2, loc="upper left")
+
+
+def _step_bar(axes: Any, x: float, width: float, colour: str, row: dict[str, Any]) -> None:
+    """The step, or its parts one on the other with the step as a mark; the floor as a line."""
+    bottom = 0.0
+    for part, value in (row.get("part_ms") or {}).items():
+        axes.bar(x, value, width, bottom, color=colour, alpha=ALPHA_OF_PART[part])
+        bottom += value
+    if row["step_ms"] and bottom:
+        axes.plot(x, row["step_ms"]["p50"], "D", color="black", markersize=5)
+    elif row["step_ms"]:
+        axes.bar(x, row["step_ms"]["p50"], width, color=colour)
+    floor = [row["floor_ms"]] * 2
+    axes.plot([x - width / 2, x + width / 2], floor, color="black", linewidth=1.5, linestyle=":")
