@@ -156,7 +156,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     if not arguments.quiet:
         _say(*summary(outputs, seconds, clock.seconds - compiled_before))
     if arguments.json:
-        _write_json(arguments.json, prompts, outputs)
+        _write_json(arguments, prompts, outputs)
     _fail_if_any_failed(outputs)
     if arguments.check:
         _check(engine, ids, params, outputs)
@@ -280,14 +280,22 @@ def _stream_text(
     return [outputs[index] for index in sorted(outputs)]
 
 
-def _write_json(file: str, prompts: list[Any], outputs: "list[RequestOutput]") -> None:
+def _write_json(
+    arguments: argparse.Namespace, prompts: list[Any], outputs: "list[RequestOutput]"
+) -> None:
+    """A line per prompt, each with what is needed to make it again."""
     from jaxspec.console.report import output_object
     from jaxspec.errors import LoadError
+    from jaxspec.measure.environment import environment
 
+    names = ("model", "draft_model", "revision", "method", "dtype", "seed", "exact")
+    made_with = environment() | {name: getattr(arguments, name) for name in names}
+    file = arguments.json
     try:
         with nullcontext(sys.stdout) if file == "-" else open(file, "w") as stream:
             for prompt, output in zip(prompts, outputs, strict=True):
-                print(json.dumps(output_object(prompt, output)), file=stream)
+                line = output_object(prompt, output) | {"environment": made_with}
+                print(json.dumps(line), file=stream)
     except OSError as error:
         raise LoadError(f"--json {file} cannot be written: {error}") from error
 

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.measure.environment import environment
 from pallas_kernels import pack_queries, paged_attention, qkv_write
 from pallas_kernels.paged_attention import mosaic
 from pallas_kernels.paged_attention.blocks import BlockSizes
@@ -237,16 +238,6 @@ def sweep() -> list[dict]:
     return rows
 
 
-def environment() -> dict:
-    device = jax.devices()[0]
-    return {
-        "device": device.device_kind,
-        "platform_version": device.client.platform_version,
-        "jax": jax.__version__,
-        "copy_tb_s": COPY_TB_S,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=pathlib.Path, help="write the rows to this file")
@@ -258,7 +249,11 @@ def main() -> None:
     rows = sweep() if options.sweep else compare(options.only, implementations)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1))
+        options.json.write_text(
+            json.dumps(
+                {"environment": environment() | {"copy_tb_s": COPY_TB_S}, "rows": rows}, indent=1
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import environment, milliseconds_per_call, write_json
+from measuring import milliseconds_per_call, write_json
 
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.drivers import DRIVERS
@@ -28,6 +28,7 @@ from jaxspec.engine.loop import Loop
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import Plan
 from jaxspec.engine.steps import Models, commit_step, draft_step, verify_step
+from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import NAMES, dflash_for, qwen3

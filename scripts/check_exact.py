@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import environment, write_json
+from measuring import write_json
 
 from jaxspec.cache.block import block_after
 from jaxspec.engine.drivers import DRIVERS
@@ -31,6 +31,7 @@ from jaxspec.engine.loop import Loop
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.steps import Models
+from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params
 from jaxspec.models.presets import NAMES, dflash_for, qwen3

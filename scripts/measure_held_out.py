@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import environment, write_json
+from measuring import write_json
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
+from jaxspec.measure.environment import environment
 
 HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
 

@@ -1,30 +1,13 @@
-"""What the measuring scripts share: timers, the environment block, JSON out."""
+"""What the measuring scripts share: timers and JSON out."""
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-
-PACKAGES = ("jax", "jaxlib", "flax", "numpy")
-
-
-def environment() -> dict[str, Any]:
-    """Where a figure was measured."""
-    device = jax.devices()[0]
-    client = device.client
-    return {
-        "device": device.device_kind,
-        "platform": client.platform_version.splitlines()[0],
-        "versions": {name: version(name) for name in PACKAGES},
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def milliseconds_per_call(call: Callable[[], Any], calls: int, rounds: int = 5) -> dict[str, float]:
