@@ -342,7 +342,7 @@ def _title(arguments: argparse.Namespace, work: "list[Work]", device: str) -> st
     return (
         f"{model} ({weights}) on {device}: {len(work)} {os.path.basename(arguments.dataset)} "
         f"prompts of {span} tokens, up to {max(one.params.max_tokens for one in work)} out, "
-        f"{heat}{rate}, {arguments.passes} passes"
+        f"{heat}{rate}, passes: {arguments.passes}"
     )
 
 

@@ -15,6 +15,7 @@ from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.methods import METHODS
 
 
 def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) -> Opened:
@@ -40,8 +41,9 @@ def without_drafter(opened: Opened) -> Opened:
 
 def engine_for(opened: Opened, method: str, rows: Sequence[int], **options) -> Engine:
     """An engine whose decode steps come in these numbers of rows and no others."""
-    if method == "none":
+    if method in METHODS and not METHODS[method].drafter:
         opened = without_drafter(opened)
+    if method == "none":
         options["synthetic_acceptance"] = None
     engine = Engine.from_models(
         opened.models, opened.params, opened.tokenizer, method=method, **options

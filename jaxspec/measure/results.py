@@ -86,24 +86,23 @@ def _counted(names: Sequence[str]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-COLUMNS = (
-    ("conc", 4),
-    ("method", 8),
-    ("tok/s", 9),
-    ("min..max", 17),
-    ("speedup", 8),
-    ("accept", 7),
-    ("step ms p50/p90/p99", 22),
-    ("floor", 6),
-    ("TTFT ms p50/p99", 17),
-    ("TPOT ms p50/p99", 17),
+HEADINGS = (
+    ("", "conc"),
+    ("", "method"),
+    ("output", "tok/s"),
+    ("", "speedup"),
+    ("", "accept"),
+    ("step ms", "p50/p90/p99"),
+    ("", "floor"),
+    ("TTFT ms", "p50/p99"),
+    ("TPOT ms", "p50/p99"),
 )
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """For a person; `accept` is the mean acceptance length, `floor` the share of the bandwidth."""
-    lines = [[name for name, _ in COLUMNS], *map(_cells, rows)]
-    widths = [width for _, width in COLUMNS]
+    lines = [*map(list, zip(*HEADINGS)), *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines
     )
@@ -118,7 +117,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         str(row["concurrency"]),
         row["method"],
         f"{rate['median']:.1f}",
-        f"{rate['min']:.1f}..{rate['max']:.1f}",
         f"{row['speedup']['median']:.2f}x" if "speedup" in row else "-",
         f"{speculation['mean_acceptance_length']:.2f}{drawn}" if speculates else "-",
         _joined(row["step_ms"], ("p50", "p90", "p99")),
@@ -129,4 +127,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _joined(found: dict[str, float], names: Sequence[str]) -> str:
-    return "/".join(f"{found[name]:.4g}" for name in names) if found else "-"
+    return "/".join(_short(found[name]) for name in names) if found else "-"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
