@@ -272,6 +272,7 @@ def _engines(
             opened,
             method,
             concurrencies,
+            [len(one.prompt) for one in work],
             max_batch=max(concurrencies),
             max_model_len=longest,
             page_size=arguments.page_size,

@@ -39,8 +39,11 @@ def without_drafter(opened: Opened) -> Opened:
     )
 
 
-def engine_for(opened: Opened, method: str, rows: Sequence[int], **options) -> Engine:
-    """An engine whose decode steps come in these numbers of rows and no others."""
+def engine_for(
+    opened: Opened, method: str, rows: Sequence[int], prompt_lengths: Sequence[int], **options
+) -> Engine:
+    """An engine whose decode steps come in these numbers of rows and no others, and whose prefill
+    steps are as wide as prompts of these lengths need."""
     if method in METHODS and not METHODS[method].drafter:
         opened = without_drafter(opened)
     if method == "none":
@@ -50,10 +53,19 @@ def engine_for(opened: Opened, method: str, rows: Sequence[int], **options) -> E
     )
     shapes = engine.loop.plan.shapes
     buckets = shapes.row_buckets if engine.loop.plan.exact else tuple(sorted(rows))
-    engine.loop.plan = dataclasses.replace(
-        engine.loop.plan, shapes=Shapes(buckets, shapes.prefill_shapes)
-    )
+    prefill = _needed_shapes(shapes.prefill_shapes, prompt_lengths)
+    engine.loop.plan = dataclasses.replace(engine.loop.plan, shapes=Shapes(buckets, prefill))
     return engine
+
+
+def _needed_shapes(
+    shapes: tuple[tuple[int, int], ...], prompt_lengths: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Those of the widest width, and of narrower ones that the end of some prompt fits into."""
+    widths = sorted({width for _, width in shapes})
+    ends = {(length - 1) % widths[-1] + 1 for length in prompt_lengths}
+    needed = {widths[-1], *(next(w for w in widths if w >= end) for end in ends)}
+    return tuple(shape for shape in shapes if shape[1] in needed)
 
 
 def compile_all(engine: Engine, draws: bool) -> int:
