@@ -107,6 +107,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--exact", action="store_true", help="bits that do not depend on method or company"
     )
+    group.add_argument(
+        "--adaptive",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="choose in every step how many drafts of the drafter to verify",
+    )
     group.add_argument("--driver", default="auto", help="auto, lockstep or overlapped")
 
 
@@ -152,7 +158,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     compiled_before, begin = clock.seconds, time.perf_counter()
     with _profiled(arguments, engine):
         outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
-    seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
     if not arguments.quiet:
         _say(*summary(outputs, seconds, clock.seconds - compiled_before))
     if arguments.json:
@@ -205,6 +211,7 @@ def _engine(
         num_pages=arguments.num_pages,
         memory_fraction=arguments.memory_fraction,
         exact=arguments.exact,
+        adaptive=arguments.adaptive,
         seed=arguments.seed,
         driver=arguments.driver,
         draft_sampling=arguments.draft_sampling,

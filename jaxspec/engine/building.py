@@ -6,10 +6,12 @@ from functools import partial
 import jax
 
 from jaxspec.engine import memory
+from jaxspec.engine.costs import measure_costs
 from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.plan import EngineOptions, Plan, plan_engine, synthetic_of
 from jaxspec.engine.programs import Device
+from jaxspec.engine.spans import AdaptiveSpans
 from jaxspec.engine.state import EngineState, empty_state
 from jaxspec.engine.steps import Models, Params
 from jaxspec.engine.warmup import temporaries
@@ -31,7 +33,8 @@ def build_loop(
     device = Device(models, params, new_state())
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
-    return Loop(device, new_state, plan, DRIVERS[plan.driver], tokenizer, proposer)
+    spans = AdaptiveSpans(measure_costs(device, plan)) if plan.tiers else None
+    return Loop(device, new_state, plan, DRIVERS[plan.driver], tokenizer, proposer, spans)
 
 
 def _new_state(models: Models, plan: Plan) -> EngineState:

@@ -7,6 +7,7 @@ from jaxtyping import Array, Int
 
 from jaxspec.engine.inputs import block_of, filled, padded
 from jaxspec.engine.loop import Loop
+from jaxspec.engine.plan import Plan
 from jaxspec.engine.request import Request
 from jaxspec.engine.steps import Drafts
 
@@ -20,14 +21,25 @@ class Proposals:
     from_device: tuple[int, ...]
     """Drafts to take from the drafter's block."""
 
+    def tier(self, plan: Plan) -> dict[str, int]:
+        """How wide to draft. Spans of the host fit into the whole block only."""
+        return {} if any(self.from_host) else plan.tier(1 + max(self.from_device))
+
 
 def propose(loop: Loop, requests: list[Request]) -> Proposals:
     """Asks the host's proposer, and gives every request that speculates the drafter's block."""
-    block = loop.plan.width - 1 if loop.plan.drafter else 0
+    block = _width(loop, requests) - 1 if loop.plan.drafter else 0
     return Proposals(
         from_host=tuple(_host_span(loop, request) for request in requests),
         from_device=tuple(block if request.params.speculate else 0 for request in requests),
     )
+
+
+def _width(loop: Loop, requests: list[Request]) -> int:
+    if loop.spans is None:
+        return loop.plan.width
+    rows = loop.plan.shapes.rows_for(len(requests))
+    return loop.spans.width(rows, [request.id for request in requests])
 
 
 def _host_span(loop: Loop, request: Request) -> Sequence[int]:
@@ -59,7 +71,8 @@ def _drafts_of_the_drafter(
     loop: Loop, slots: Int[Array, " rows"], proposals: Proposals, draws: bool
 ) -> Drafts:
     num_drafts = padded(proposals.from_device, slots.size, 0)
+    tier = proposals.tier(loop.plan)
     if draws and loop.plan.drawn_drafts:
-        tokens, logits = loop.device.run("drawn_draft_step", slots)
+        tokens, logits = loop.device.run("drawn_draft_step", slots, **tier)
         return Drafts(tokens, num_drafts, logits)
-    return Drafts(loop.device.run("draft_step", slots), num_drafts)
+    return Drafts(loop.device.run("draft_step", slots, **tier), num_drafts)

@@ -69,7 +69,8 @@ def _decode(loop: Loop, requests: list[Request]) -> StepResult:
         return run("accept_step", slots, drafts.tokens, verified)
     if any(proposals.from_device):
         num_drafts = padded(proposals.from_device, slots.size, 0)
+        tier = proposals.tier(loop.plan)
         if draws and loop.plan.drawn_drafts:
-            return run("drawn_spec_step", slots, num_drafts)
-        return run("spec_step", slots, num_drafts, draws=draws)
+            return run("drawn_spec_step", slots, num_drafts, **tier)
+        return run("spec_step", slots, num_drafts, draws=draws, **tier)
     return run("plain_step", slots, draws=draws)

@@ -15,6 +15,7 @@ from jaxspec.engine.inputs import logprobs_of, padded, prompt_chunk, seat_of
 from jaxspec.engine.plan import Plan
 from jaxspec.engine.programs import Device
 from jaxspec.engine.request import Increment, Request
+from jaxspec.engine.spans import AdaptiveSpans
 from jaxspec.engine.state import EngineState
 from jaxspec.engine.steps import StepResult
 from jaxspec.proposers.methods import HostProposer
@@ -43,6 +44,7 @@ class Loop:
         driver: Callable[["Loop"], None],
         tokenizer: Tokenizer | None,
         proposer: HostProposer | None = None,
+        spans: AdaptiveSpans | None = None,
     ):
         self.device = device
         self.new_state = new_state
@@ -50,6 +52,7 @@ class Loop:
         self.driver = driver
         self.tokenizer = tokenizer
         self.proposer = proposer
+        self.spans = spans
         self.book = pages.new_book(plan.num_pages, plan.page_size)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
@@ -185,12 +188,15 @@ class Loop:
     def _propose_after(
         self, request: Request, tokens: tuple[int, ...], num_drafts: int = 0, accepted: int = 0
     ) -> None:
-        if self.proposer is not None and request.params.speculate:
-            self.proposer.commit(request.id, tokens, num_drafts, accepted)
+        for listener in self._listeners() if request.params.speculate else ():
+            listener.commit(request.id, tokens, num_drafts, accepted)
 
     def _release_proposals(self, id: int) -> None:
-        if self.proposer is not None:
-            self.proposer.release(id)
+        for listener in self._listeners():
+            listener.release(id)
+
+    def _listeners(self) -> list[HostProposer | AdaptiveSpans]:
+        return [listener for listener in (self.proposer, self.spans) if listener is not None]
 
     def _candidates(self) -> list[Request]:
         if self.suspects:

@@ -17,6 +17,8 @@ log = logging.getLogger("jaxspec")
 
 DRIVERS = ("auto", "lockstep", "overlapped")
 WIDTH_WITHOUT_DRAFTER = 16
+NARROWER_WIDTHS = (1, 4, 8)
+"""Of verify steps, beside the drafter's own, where spans adapt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,10 @@ class Plan:
     num_pages: int
     """Pages of the pools, the trash page among them."""
     shapes: Shapes
-    drawn_drafts: bool = True
+    drawn_drafts: bool = False
     """Whether the drafter draws its drafts for requests that draw."""
+    tiers: tuple[int, ...] = ()
+    """Widths that adaptive spans choose from, rising; empty where they do not adapt."""
 
     @property
     def max_pages(self) -> int:
@@ -57,6 +61,10 @@ class Plan:
     def host(self) -> bool:
         """Whether somebody proposes on the host."""
         return METHODS[self.method].host is not None
+
+    def tier(self, width: int) -> dict[str, int]:
+        """How a program is asked for this width: the whole one goes without saying."""
+        return {} if width == self.width else {"width": width}
 
     def rows_of(self, request: Request) -> int:
         """Rows a request can ever write: its budget, and a block that begins at its end."""
@@ -81,6 +89,9 @@ class EngineOptions(SpeculationOptions):
     """Share of the device memory that JAX may have which weights, programs and pools take."""
     exact: bool = False
     """Run every phase through one program, so that bits do not depend on the company."""
+    adaptive: bool = False
+    """Choose in every step how many of the drafter's drafts to verify, from what was accepted and
+    from step times that are measured first. Without a drafter it does nothing."""
     seed: int = 0
     """Where seeds of sampled requests that name none come from."""
     prefill_chunk: int = 512
@@ -96,6 +107,8 @@ class EngineOptions(SpeculationOptions):
         for name in ("max_batch", "max_model_len", "page_size", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.adaptive and self.exact:
+            raise UsageError("adaptive spans have a program per width, exact has one; choose one")
         if self.num_pages is not None and self.num_pages < 1:
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
         if not 0 < self.memory_fraction <= 1:
@@ -122,6 +135,7 @@ def plan_engine(models: Models, options: EngineOptions) -> Plan:
         num_pages=0,
         shapes=shapes_for(options.max_batch, chunk, options.exact),
         drawn_drafts=options.draft_sampling == "drawn" and not options.exact,
+        tiers=_tiers(method, options, block_size),
     )
 
 
@@ -138,6 +152,12 @@ def _width(method: str, options: EngineOptions, block_size: int) -> int:
     if METHODS[method].host is None:
         return 1
     return min(options.num_drafts + 1, block_size)
+
+
+def _tiers(method: str, options: EngineOptions, block_size: int) -> tuple[int, ...]:
+    if not (options.adaptive and METHODS[method].drafter):
+        return ()
+    return (*(width for width in NARROWER_WIDTHS if width < block_size), block_size)
 
 
 def choose_method(method: str, has_drafter: bool) -> str:

@@ -11,22 +11,23 @@ from jaxspec.engine.steps import Models, Params
 DRAWING = (steps.prefill_step, steps.verify_step, steps.plain_step, steps.spec_step)
 OTHERS = (
     steps.seat_step,
-    steps.draft_step,
-    steps.drawn_draft_step,
-    steps.drawn_spec_step,
     steps.commit_step,
     steps.accept_step,
     steps.replace_step,
 )
+DRAFTING = (steps.draft_step, steps.drawn_draft_step, steps.drawn_spec_step)
+STATIC = {
+    **{step.__name__: () for step in OTHERS},
+    **{step.__name__: ("draws",) for step in DRAWING},
+    **{step.__name__: ("width",) for step in DRAFTING},
+    "spec_step": ("draws", "width"),
+}
 
 # Compiled once per shape for all engines of a process: the models are static and hashable. The
 # state is donated; whoever holds it must take the returned one in its place.
 COMPILED = {
-    **{s.__name__: jax.jit(s, static_argnums=0, donate_argnums=2) for s in OTHERS},
-    **{
-        s.__name__: jax.jit(s, static_argnums=0, static_argnames="draws", donate_argnums=2)
-        for s in DRAWING
-    },
+    name: jax.jit(getattr(steps, name), static_argnums=0, static_argnames=static, donate_argnums=2)
+    for name, static in STATIC.items()
 }
 
 
@@ -38,7 +39,7 @@ class Device:
         self.params = params
         self.state: EngineState | None = state
 
-    def run(self, step: str, *inputs: Any, **static: bool) -> Any:
+    def run(self, step: str, *inputs: Any, **static: int) -> Any:
         """Runs a step on the state and returns what it gives besides the next state."""
         result = COMPILED[step](self.models, self.params, self.state, *inputs, **static)
         if isinstance(result, EngineState):
@@ -47,7 +48,7 @@ class Device:
         self.state, output = result
         return output
 
-    def lower(self, step: str, *inputs: Any, **static: bool) -> jax.stages.Lowered:
+    def lower(self, step: str, *inputs: Any, **static: int) -> jax.stages.Lowered:
         """The program of a step, not run; compiling it is what the next run would do."""
         return COMPILED[step].lower(self.models, self.params, self.state, *inputs, **static)
 

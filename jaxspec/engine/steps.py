@@ -135,26 +135,37 @@ def prefill_step(
 
 
 def draft_step(
-    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    *,
+    width: int | None = None,
 ) -> tuple[EngineState, Int[Array, "rows drafts"]]:
-    """A block of drafts for every row. Writes scratch rows into the drafter's pool."""
+    """A block of drafts for every row, cut to what a step of `width` verifies. Writes scratch rows
+    into the drafter's pool."""
     with jax.named_scope("draft"):
-        width = models.drafter.config.block_size
-        block = _block_of(state, slots, _active(state, slots) * width, width)
+        block_size = models.drafter.config.block_size
+        block = _block_of(state, slots, _active(state, slots) * block_size, block_size)
         drafts, pool = dflash.propose(
             models.target, models.drafter, params, state.last_tokens[slots], block, state.draft_pool
         )
-        return dataclasses.replace(state, draft_pool=pool), drafts
+        return dataclasses.replace(state, draft_pool=pool), drafts[:, : _places(models, width)]
 
 
 def drawn_draft_step(
-    models: Models, params: Params, state: EngineState, slots: Int[Array, " rows"]
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    *,
+    width: int | None = None,
 ) -> tuple[EngineState, tuple[Int[Array, "rows drafts"], Float[Array, "rows drafts vocab"]]]:
     """`draft_step` for batches in which somebody samples: drafts are drawn as requests ask.
     Also gives the logits they were drawn from."""
     with jax.named_scope("draft"):
-        width = models.drafter.config.block_size
-        block = _block_of(state, slots, _active(state, slots) * width, width)
+        block_size = models.drafter.config.block_size
+        block = _block_of(state, slots, _active(state, slots) * block_size, block_size)
         drafts, logits, pool = dflash.propose_drawn(
             models.target,
             models.drafter,
@@ -164,7 +175,8 @@ def drawn_draft_step(
             state.draft_pool,
             state.sampling.of(slots),
         )
-        return dataclasses.replace(state, draft_pool=pool), (drafts, logits)
+        places = _places(models, width)
+        return dataclasses.replace(state, draft_pool=pool), (drafts[:, :places], logits[:, :places])
 
 
 def replace_step(
@@ -287,9 +299,10 @@ def spec_step(
     num_drafts: Int[Array, " rows"],
     *,
     draws: bool,
+    width: int | None = None,
 ) -> tuple[EngineState, StepResult]:
     """Draft, verify, accept and commit; nothing goes through the host."""
-    state, drafts = draft_step(models, params, state, slots)
+    state, drafts = draft_step(models, params, state, slots, width=width)
     state, verified = verify_step(models, params, state, slots, drafts, num_drafts, draws=draws)
     return accept_step(models, params, state, slots, drafts, verified)
 
@@ -300,13 +313,19 @@ def drawn_spec_step(
     state: EngineState,
     slots: Int[Array, " rows"],
     num_drafts: Int[Array, " rows"],
+    *,
+    width: int | None = None,
 ) -> tuple[EngineState, StepResult]:
     """`spec_step` with drafts that are drawn."""
-    state, (drafts, logits) = drawn_draft_step(models, params, state, slots)
+    state, (drafts, logits) = drawn_draft_step(models, params, state, slots, width=width)
     state, verified = verify_step(
         models, params, state, slots, drafts, num_drafts, logits, draws=True
     )
     return accept_step(models, params, state, slots, drafts, verified)
+
+
+def _places(models: Models, width: int | None) -> int:
+    return (models.drafter.config.block_size if width is None else width) - 1
 
 
 def _active(state: EngineState, slots: Int[Array, " rows"]) -> Int[Array, " rows"]:

@@ -15,7 +15,7 @@ from jaxspec.engine.programs import Device
 from jaxspec.engine.steps import PromptChunk, Seat
 from jaxspec.sampling import SlotSampling
 
-Program = tuple[str, tuple[Any, ...], dict[str, bool]]
+Program = tuple[str, tuple[Any, ...], dict[str, int]]
 """Name of a step, shapes of its inputs, static choices."""
 
 
@@ -32,7 +32,7 @@ def temporaries(device: Device, plan: Plan) -> int:
     return max(_needed(device, *program) for program in programs)
 
 
-def _needed(device: Device, step: str, inputs: tuple[Any, ...], static: dict[str, bool]) -> int:
+def _needed(device: Device, step: str, inputs: tuple[Any, ...], static: dict[str, int]) -> int:
     analysis = device.lower(step, *inputs, **static).compile().memory_analysis()
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return analysis.temp_size_in_bytes + fresh
@@ -53,30 +53,38 @@ def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> I
     overlapped, drawn = plan.driver == "overlapped", draws and plan.drawn_drafts and plan.drafter
     if overlapped and not plan.exact:
         yield "plain_step", (slots,), static
-        if plan.drafter and drawn:
-            yield "drawn_spec_step", (slots, slots), {}
-        elif plan.drafter:
-            yield "spec_step", (slots, slots), static
+        for tier in _drafted_tiers(plan):
+            if drawn:
+                yield "drawn_spec_step", (slots, slots), tier
+            else:
+                yield "spec_step", (slots, slots), static | tier
         if not plan.host:
             return
-    drafts = Shape((*slots.shape, plan.width - 1), np.int32)
-    logits = None
-    if drawn:
-        yield "drawn_draft_step", (slots,), {}
-        _, (_, logits) = device.lower("drawn_draft_step", slots).out_info
-    elif plan.drafter:
-        yield "draft_step", (slots,), {}
+    block = Shape((*slots.shape, plan.width - 1), np.int32)
+    drafted = {plan.width: (block, None)}
+    for tier in _drafted_tiers(plan):
+        name = "drawn_draft_step" if drawn else "draft_step"
+        yield name, (slots,), tier
+        _, found = device.lower(name, slots, **tier).out_info
+        drafts, logits = found if drawn else (found, None)
+        drafted[drafts.shape[1] + 1] = (drafts, logits)
     if plan.drafter and plan.host:
+        drafts, logits = drafted[plan.width]
         yield "replace_step", (drafts, slots, drafts, slots, logits), {}
-    widths = {plan.width} if plan.exact or overlapped else {1, plan.width}
-    for width in sorted(widths):
-        drafts = Shape((*slots.shape, width - 1), np.int32)
-        verify = (slots, drafts, slots, logits if width > 1 else None)
-        yield from _verify_programs(device, plan, verify, static)
+    if not (plan.exact or overlapped):
+        drafted[1] = (Shape((*slots.shape, 0), np.int32), None)
+    for drafts, logits in drafted.values():
+        yield from _verify_programs(device, plan, (slots, drafts, slots, logits), static)
+
+
+def _drafted_tiers(plan: Plan) -> list[dict[str, int]]:
+    """How the drafter is asked for each width that it may have to draft."""
+    widths = [width for width in plan.tiers or (plan.width,) if width > 1]
+    return [plan.tier(width) for width in widths] if plan.drafter else []
 
 
 def _verify_programs(
-    device: Device, plan: Plan, verify: tuple[Any, ...], static: dict[str, bool]
+    device: Device, plan: Plan, verify: tuple[Any, ...], static: dict[str, int]
 ) -> Iterator[Program]:
     slots, drafts, *_ = verify
     yield "verify_step", verify, static

@@ -1,0 +1,41 @@
+"""What a step costs at every compiled size, measured before anybody is served."""
+
+import statistics
+import time
+
+import jax
+
+from jaxspec.engine.inputs import filled
+from jaxspec.engine.plan import Plan
+from jaxspec.engine.programs import Device
+from jaxspec.engine.spans import Costs
+
+TIMED = 5
+"""Runs of each program after its first."""
+
+
+def measure_costs(device: Device, plan: Plan) -> Costs:
+    """Median seconds of one-program steps, on the slot that nobody has: weights are read and
+    multiplied as ever, contexts are empty."""
+    return {
+        (rows, width): _seconds(device, plan, rows, width)
+        for rows in plan.shapes.row_buckets
+        for width in plan.tiers
+    }
+
+
+def _seconds(device: Device, plan: Plan, rows: int, width: int) -> float:
+    times = []
+    for _ in range(1 + TIMED):
+        begin = time.perf_counter()
+        jax.block_until_ready(_run(device, plan, rows, width))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def _run(device: Device, plan: Plan, rows: int, width: int) -> object:
+    slots = filled((rows,), plan.num_slots)
+    if width == 1:
+        return device.run("plain_step", slots, draws=False)
+    num_drafts = filled((rows,), width - 1)
+    return device.run("spec_step", slots, num_drafts, draws=False, **plan.tier(width))
