@@ -8,6 +8,8 @@ import shlex
 
 import pytest
 
+from jaxspec.proposers import methods
+
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -39,6 +41,7 @@ def place(tmp_path, monkeypatch):
     for name in ("tests", "scripts", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))  # a block may add its own
 
 
 @pytest.mark.parametrize(("language", "text"), list(blocks()))
