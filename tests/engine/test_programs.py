@@ -23,6 +23,12 @@ LAYOUTS = {
     "exact": dict(driver="overlapped", max_batch=2, prefill_chunk=5, exact=True),
     "lockstep": dict(driver="lockstep", max_batch=1, prefill_chunk=4),
     "plain": dict(driver="overlapped", max_batch=1, prefill_chunk=7, method="none"),
+    "ngram": dict(driver="overlapped", max_batch=1, prefill_chunk=7, method="ngram"),
+    "ngram, lockstep": dict(driver="lockstep", max_batch=1, prefill_chunk=7, method="ngram"),
+    "both": dict(
+        driver="overlapped", max_batch=1, prefill_chunk=8, method="dflash+ngram", max_ngram=1
+    ),
+    "adaptive": dict(driver="overlapped", max_batch=1, prefill_chunk=9, adaptive=True),
 }
 
 
