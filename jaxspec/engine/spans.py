@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 FADE = 0.03
-"""Weight of the newest step in the running shares."""
+"""Weight of the newest step in the running shares, once many were seen."""
 MARGIN = 0.03
 """By how much another width has to be better than the current one."""
 PROBE_AFTER, PROBE_AT_LEAST_EVERY = 32, 256
@@ -28,6 +28,8 @@ class Survival:
     """Running share of steps that accepted the draft at each place, and all before it."""
 
     shares: tuple[float, ...]
+    seen: int = 4
+    """Steps behind them; what is hoped for at first counts as a few."""
 
 
 NOTHING = Survival(())
@@ -41,11 +43,13 @@ def hopeful(places: int) -> Survival:
 
 def after_step(survival: Survival, num_drafts: int, accepted: int) -> Survival:
     """Places that were not verified keep their shares."""
+    seen = survival.seen + 1
+    weight = max(FADE, 1 / seen)
     shares = [
-        share + FADE * ((place < accepted) - share) if place < num_drafts else share
+        share + weight * ((place < accepted) - share) if place < num_drafts else share
         for place, share in enumerate(survival.shares)
     ]
-    return Survival(tuple(shares))
+    return Survival(tuple(shares), seen)
 
 
 def expected_tokens(survival: Survival, width: int) -> float:

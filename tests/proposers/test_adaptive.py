@@ -39,8 +39,16 @@ def test_expected_tokens():
 
 
 def test_only_verified_places_are_judged():
-    survival = after_step(Survival((0.5, 0.5, 0.5)), num_drafts=2, accepted=1)
+    survival = after_step(Survival((0.5, 0.5, 0.5), seen=99), num_drafts=2, accepted=1)
     assert survival.shares == pytest.approx((0.515, 0.485, 0.5))
+    assert survival.seen == 100
+
+
+def test_the_first_steps_weigh_more():
+    survival = Survival((0.8,))
+    for _ in range(12):
+        survival = after_step(survival, num_drafts=1, accepted=0)
+    assert survival.shares[0] == pytest.approx(0.8 * 4 / 16)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +163,14 @@ def test_tokens_are_those_of_plain_decoding(prices, driver):
     assert not loop.spans.survivals, "all were released"
 
 
-def test_with_a_table_that_was_measured_and_a_drafter_of_noise():
+def test_a_table_is_measured_and_a_drafter_of_noise_is_not_asked():
     options = dict(adaptive=True, max_batch=1, max_model_len=160, shapes=None)
     engine = golden_engine(params=noisy_drafter(), **options)
     plan = engine.loop.plan
     assert plan.tiers == (1, 4, 8)
     assert set(engine.loop.spans.costs) == {(1, 1), (1, 4), (1, 8)}
     assert all(seconds > 0 for seconds in engine.loop.spans.costs.values())
+    engine.loop.spans.costs = {(1, width): 1.0 + 0.1 * width for width in plan.tiers}
     case = trajectories()[2]
     for params in (budget(60), budget(20, temperature=0.8, seed=1)):
         output = engine.generate(case["prompt"], params)
