@@ -3,19 +3,23 @@
     python scripts/check_exact.py --model qwen3-0.6b --json exact.json
 
 bf16, random weights with a head of their own (a tied random model only repeats itself). Drafts
-come from three sources: none, DFlash with random weights (never right), and a replay of the plain
-run with a fifth of the drafts spoiled (right for a while, then wrong, at every place of the
-block). Compared with `==`: all tokens, and the top 20 log probabilities of every token.
+come from four sources: none, DFlash with random weights (never right), prompt lookup, and a replay
+of the plain run with a fifth of the drafts spoiled (right for a while, then wrong, at every place
+of the block). Compared with `==`: all tokens, and the top 20 log probabilities of every token.
 
 Without `exact`, the gate is regret: no emitted token may be more than 0.20 nat less likely than
 the likeliest one when the stream itself is read in one go; every position is checked, and streams
 must be of equal length.
+
+Every stage says on stderr what it took; the report is written after each, so that a time limit
+costs the last stages only.
 """
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,79 +29,129 @@ import numpy as np
 from measuring import write_json
 
 from jaxspec.cache.block import block_after
+from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.inputs import block_of, filled
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.shapes import Shapes
 from jaxspec.engine.steps import Models
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params
 from jaxspec.models.presets import NAMES, dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.ngram import NgramProposer
 
 REGRET = 0.20
+SPOILED = 0.2
+SLOTS, CHUNK, CONTEXT = 8, 128, 512
+COMPANY = "in company"
+ALONE = "alone"
+CASES = (
+    ("exact", ("none", COMPANY)),
+    ("exact", ("dflash", COMPANY)),
+    ("exact", ("ngram", COMPANY)),
+    ("exact", ("replay", COMPANY)),
+    ("exact", ("replay", ALONE)),
+    ("buckets", ("none", COMPANY)),
+    ("buckets", ("replay", COMPANY)),
+    ("buckets", ("ngram", COMPANY)),
+    ("buckets", ("dflash", ALONE)),
+    ("exact", ("dflash", ALONE)),
+    ("exact", ("ngram", ALONE)),
+)
+"""In the order in which a time limit should cut them: the slowest last."""
+Prompts = Sequence[Sequence[int]]
 
 
 def main() -> None:
     options = parse()
-    models, params = build(options)
-    random = np.random.default_rng(0)
-    vocabulary = models.target.config.vocab_size
-    prompts = [
-        random.integers(0, vocabulary, length).tolist()
-        for length in random.integers(5, options.longest_prompt, options.prompts)
-    ]
-    report: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "environment": environment(),
-        "model": options.model,
-        "tokens_per_method": options.prompts * options.tokens,
-    }
+    report = Report(options)
+    models, params = report.stage("weights", lambda: build(options))
+    prompts = random_prompts(options, models.target.config.vocab_size)
     exact = Fleet(options, models, params, exact=True)
-    plain = exact.alone("none", prompts)
-    report["distinct_tokens"] = len({t for o in plain for t in o.token_ids})
-    report["exact"] = {
-        f"{method}, {company}": compare(plain, run(method, prompts, plain))
-        for method in ("none", "dflash", "replay")
-        for company, run in (("alone", exact.alone), ("in company", exact.together))
-    }
-    report["exact_ms_per_step"] = exact.milliseconds
-    write_json(options.json, report)  # what a time limit leaves is still written
-    print(json.dumps(report["exact"]), file=sys.stderr, flush=True)
+    plain = report.stage("exact: none, alone", lambda: exact.run("none", ALONE, prompts))
+    report.contents["distinct_tokens"] = len({t for o in plain for t in o.token_ids})
     loose = Fleet(options, models, params, exact=False)
-    report["buckets"] = {
-        f"{method}, {company}": regrets(models, params, run(method, prompts, plain), plain)
-        for method, company, run in (
-            ("none", "in company", loose.together),
-            ("dflash", "alone", loose.alone),
-            ("replay", "in company", loose.together),
+    regrets = Regrets(models, params)
+
+    def judge(part: str, case: tuple[str, str]) -> dict[str, Any]:
+        if part == "exact":
+            return compare(plain, exact.run(*case, prompts, plain))
+        return regrets(loose.run(*case, prompts, plain), plain)
+
+    for part, case in CASES:
+        report.judge(part, case, judge)
+    report.contents["exact_ms_per_step"] = exact.milliseconds
+    report.contents["bucket_ms_per_step"] = loose.milliseconds
+    report.close()
+
+
+class Report:
+    """What was found so far, on stderr and in a file."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.path, self.clock, self.begin = options.json, CompileClock(), time.perf_counter()
+        self.failed: list[str] = []
+        self.contents: dict[str, Any] = {
+            "command": " ".join(["python", *sys.argv]),
+            "environment": environment(),
+            "model": options.model,
+            "tokens_per_case": options.prompts * options.tokens,
+            "exact": {},
+            "buckets": {},
+        }
+
+    def stage(self, name: str, work: Callable[[], Any]) -> Any:
+        begin, compiled = time.perf_counter(), self.clock.seconds
+        result = work()
+        now = time.perf_counter()
+        print(
+            f"{now - self.begin:6.1f} s  {name}: {now - begin:.1f} s, "
+            f"{self.clock.seconds - compiled:.1f} of them compiling",
+            file=sys.stderr,
+            flush=True,
         )
-    }
-    report["bucket_ms_per_step"] = loose.milliseconds
-    write_json(options.json, report)
-    for name in ("exact", "exact_ms_per_step", "buckets", "bucket_ms_per_step"):
-        print(name)
-        for case, result in report[name].items():
-            print(f"  {case:<22}{result}")
-    failed = [c for c, r in report["exact"].items() if not r["equal"]]
-    failed += [c for c, r in report["buckets"].items() if not r["passed"]]
-    sys.exit(f"differ: {failed}" if failed else None)
+        return result
+
+    def judge(self, part: str, case: tuple[str, str], judge: Callable[..., dict]) -> None:
+        name = ", ".join(case)
+        found = self.stage(f"{part}: {name}", lambda: judge(part, case))
+        self.contents[part][name] = found
+        self.failed += [] if found["passed"] else [f"{part}: {name}"]
+        print(f"          {found}", file=sys.stderr, flush=True)
+        write_json(self.path, self.contents)
+
+    def close(self) -> None:
+        write_json(self.path, self.contents)
+        print(json.dumps(self.contents, indent=1))
+        sys.exit(f"differ: {self.failed}" if self.failed else None)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="qwen3-0.6b", choices=(*NAMES, "tiny"))
     parser.add_argument("--prompts", type=int, default=10)
-    parser.add_argument("--tokens", type=int, default=220)
-    parser.add_argument("--longest-prompt", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=204)
+    parser.add_argument("--longest-prompt", type=int, default=CHUNK)
     parser.add_argument("--json", help="file for the report")
     return parser.parse_args()
 
 
+def random_prompts(options: argparse.Namespace, vocabulary: int) -> Prompts:
+    random = np.random.default_rng(0)
+    lengths = random.integers(5, options.longest_prompt, options.prompts)
+    return [random.integers(0, vocabulary, length).tolist() for length in lengths]
+
+
 def build(options: argparse.Namespace) -> tuple[Models, dict[str, Any]]:
-    config = replace(qwen3("qwen3-0.6b"), tie_word_embeddings=False)
+    config = replace(
+        qwen3("qwen3-0.6b" if options.model == "tiny" else options.model),
+        tie_word_embeddings=False,
+    )
     if options.model == "tiny":
         decoder = replace(config.decoder, num_layers=5, hidden_size=64, intermediate_size=128)
         config = replace(config, decoder=decoder, vocab_size=500)
@@ -109,76 +163,80 @@ def build(options: argparse.Namespace) -> tuple[Models, dict[str, Any]]:
         "target": random_params(models.target, jax.random.key(0)),
         "drafter": random_params(models.drafter, jax.random.key(1)),
     }
-    return models, params
+    return models, jax.block_until_ready(params)
 
 
 class Fleet:
-    """One engine per method, all over the same parameters."""
+    """One engine that takes on one method after the other; its programs stay."""
 
     def __init__(self, options: argparse.Namespace, models: Models, params: Any, exact: bool):
-        self.params = SamplingParams(
-            max_tokens=options.tokens, ignore_eos=True, logprobs=20 if exact else None
-        )
+        logprobs = 20 if exact else None
+        self.params = SamplingParams(options.tokens, ignore_eos=True, logprobs=logprobs)
         self.engine = Engine.from_models(
             models,
             params,
             method="dflash",
-            max_batch=8,
-            max_model_len=512,
-            num_pages=8 * 9,
-            prefill_chunk=128,
+            max_batch=SLOTS,
+            max_model_len=CONTEXT,
+            num_pages=SLOTS * (CONTEXT // 64 + 1),
+            prefill_chunk=CHUNK,
             exact=exact,
             driver="overlapped",
+            num_drafts=models.drafter.config.block_size - 1,
+            ngram_threshold=0.0,
         )
         self.milliseconds: dict[str, float] = {}
 
-    def alone(
-        self, method: str, prompts: list[list[int]], plain: list[RequestOutput] = ()
+    def run(
+        self, method: str, company: str, prompts: Prompts, plain: Sequence[RequestOutput] = ()
     ) -> list[RequestOutput]:
-        self.switch(method, prompts, plain)
-        outputs = []
-        for prompt in prompts:
-            begin = time.perf_counter()
-            outputs.append(self.engine.generate(prompt, self.params))
-            print(method, len(outputs), file=sys.stderr, flush=True)
-            seconds = time.perf_counter() - begin
-        steps = max(len(outputs[-1].stats.acceptance_lengths), 1)
-        steps = steps if method != "none" else self.params.max_tokens
-        self.milliseconds[f"{method}, alone"] = round(seconds / steps * 1e3, 3)
+        """Every prompt's output; steps are timed where their number is known."""
+        self.take_on(method, company, plain)
+        if company == COMPANY:
+            return self.together(prompts)
+        self.engine.generate(prompts[0], replace(self.params, max_tokens=2))
+        begin = time.perf_counter()
+        outputs = [self.engine.generate(prompt, self.params) for prompt in prompts]
+        seconds = time.perf_counter() - begin
+        drafting = sum(output.stats.num_spec_steps for output in outputs)
+        steps = drafting if method in ("dflash", "replay") else None
+        steps = len(prompts) * self.params.max_tokens if method == "none" else steps
+        if steps:
+            self.milliseconds[f"{method}, {company}"] = round(seconds / steps * 1e3, 3)
         return outputs
 
-    def together(
-        self, method: str, prompts: list[list[int]], plain: list[RequestOutput] = ()
-    ) -> list[RequestOutput]:
+    def together(self, prompts: Prompts) -> list[RequestOutput]:
         """Among neighbours that come and go: short requests keep passing through."""
-        self.switch(method, prompts, plain)
-        passing = [prompt[: 3 + i] for i, prompt in enumerate(prompts * 3)]
-        budgets = [5 + 7 * (i % 9) for i in range(len(passing))]
-        mixed = [p for pair in zip(passing, prompts * 3) for p in pair][: 2 * len(prompts)]
-        rest = passing[len(prompts) :]
-        asked = [self.params] * len(mixed) + [None] * len(rest)
-        for i in range(len(mixed)):
-            if i % 2 == 0:
-                asked[i] = replace(self.params, max_tokens=budgets[i])
-        for i in range(len(rest)):
-            asked[len(mixed) + i] = replace(self.params, max_tokens=budgets[i])
-        return self.engine.generate(mixed + rest, asked)[1 : 2 * len(prompts) : 2]
+        passing = [(prompt[: 3 + i], 5 + 7 * (i % 9)) for i, prompt in enumerate([*prompts] * 3)]
+        asked = []
+        for i, neighbour in enumerate(passing):
+            asked.append((neighbour[0], replace(self.params, max_tokens=neighbour[1])))
+            if i < len(prompts):
+                asked.append((prompts[i], self.params))
+        outputs = self.engine.generate(*map(list, zip(*asked)))
+        return outputs[1 : 2 * len(prompts) : 2]
 
-    def switch(self, method: str, prompts: list[list[int]], plain: list[RequestOutput]) -> None:
-        """The same engine drafts differently; its programs stay."""
+    def take_on(self, method: str, company: str, plain: Sequence[RequestOutput]) -> None:
         loop = self.engine.loop
-        exact = loop.plan.exact
+        width = loop.plan.block_size if loop.plan.exact or method != "none" else 1
+        shapes = loop.plan.shapes
+        if not loop.plan.exact:  # few buckets: compiling takes longer than decoding
+            shapes = Shapes((1 if company == ALONE else SLOTS,), ((4, CHUNK),))
         name = "none" if method == "replay" else method
-        width = loop.plan.block_size if exact or method != "none" else 1
-        loop.plan = replace(loop.plan, method=name, width=width)
+        loop.plan = replace(loop.plan, method=name, width=width, shapes=shapes)
+        loop.proposer = NgramProposer(self.engine.options) if method == "ngram" else None
         loop.driver = DRIVERS["overlapped"]
         if method == "replay":
-            known = {tuple(p): o.token_ids for p, o in zip(prompts, plain)}
+            known = {output.prompt_token_ids: output.token_ids for output in plain}
             loop.driver = replay(known, np.random.default_rng(1))
 
 
 def replay(known: dict[tuple[int, ...], tuple[int, ...]], random: np.random.Generator):
-    """A driver whose drafts are the known continuation, a fifth of them spoiled."""
+    """A driver whose drafts are the known continuation, some of them spoiled."""
+
+    def drafts_for(prompt: tuple[int, ...], after: int, count: int) -> list[int]:
+        right = known.get(prompt, ())[after : after + count]
+        return [1 if random.random() < SPOILED else token for token in right]
 
     def drive(loop: Loop) -> None:
         loop.admit()
@@ -186,16 +244,11 @@ def replay(known: dict[tuple[int, ...], tuple[int, ...]], random: np.random.Gene
         loop.land_all()
         if not (requests := loop.decoding()):
             return
-        slots = loop.slots(requests)
-        drafts = np.zeros((slots.size, loop.plan.width - 1), np.int32)
-        for row, request in enumerate(requests):
-            after = len(request.token_ids)
-            right = known.get(request.prompt, ())[after : after + drafts.shape[1]]
-            drafts[row, : len(right)] = right
-        spoiled = random.random(drafts.shape) < 0.2
-        drafts = jnp.asarray(np.where(spoiled, 1, drafts))
-        num_drafts = jnp.asarray(np.full(slots.size, drafts.shape[1], np.int32))
-        verified = loop.device.run("verify_step", slots, drafts, num_drafts, draws=loop.plan.exact)
+        slots, count = loop.slots(requests), loop.plan.width - 1
+        spans = [drafts_for(r.prompt, len(r.token_ids), count) for r in requests]
+        drafts, num_drafts = block_of(spans, slots.size, count), filled((slots.size,), count)
+        block = slots, drafts, num_drafts, None
+        verified = loop.device.run("verify_step", *block, draws=loop.plan.exact)
         loop.fly(requests, loop.device.run("accept_step", slots, drafts, verified))
         loop.land_all()
 
@@ -208,35 +261,40 @@ def compare(expected: list[RequestOutput], found: list[RequestOutput]) -> dict[s
     logprobs = [e.logprobs == f.logprobs for e, f in zip(expected, found, strict=True)]
     lengths = [f.stats.mean_acceptance_length for f in found]
     return {
-        "equal": all(tokens) and all(logprobs),
+        "passed": all(tokens) and all(logprobs),
         "tokens_compared": sum(len(e.token_ids) for e in expected),
         "prompts_with_equal_tokens": f"{sum(tokens)}/{len(tokens)}",
         "prompts_with_equal_logprobs": f"{sum(logprobs)}/{len(logprobs)}",
+        "drafts_verified": sum(f.stats.num_draft_tokens for f in found),
         "mean_acceptance_length": round(float(np.mean(lengths)), 2),
     }
 
 
-def regrets(
-    models: Models, params: Any, found: list[RequestOutput], plain: list[RequestOutput]
-) -> dict[str, Any]:
+class Regrets:
     """The worst token of every stream, judged by reading the stream in one go."""
-    score = jax.jit(lambda tokens: scores(models, params, tokens))
-    length = 512
-    worst, same = 0.0, 0
-    for output, reference in zip(found, plain, strict=True):
+
+    def __init__(self, models: Models, params: Any):
+        self.params = params
+        self.score = jax.jit(lambda params, tokens: scores(models, params, tokens))
+
+    def __call__(self, found: list[RequestOutput], plain: list[RequestOutput]) -> dict[str, Any]:
+        worst = max(map(self.worst, found))
+        lengths = all(len(f.token_ids) == len(p.token_ids) for f, p in zip(found, plain))
+        same = sum(f.token_ids == p.token_ids for f, p in zip(found, plain, strict=True))
+        return {
+            "passed": worst <= REGRET and lengths,
+            "worst_regret_nat": round(worst, 4),
+            "streams_equal_to_exact_plain": f"{same}/{len(found)}",
+            "drafts_verified": sum(f.stats.num_draft_tokens for f in found),
+        }
+
+    def worst(self, output: RequestOutput) -> float:
+        assert output.error is None, output.error
         tokens = [*output.prompt_token_ids, *output.token_ids]
-        padded = np.zeros(length, np.int32)
+        padded = np.zeros(CONTEXT, np.int32)
         padded[: len(tokens)] = tokens
-        first = len(output.prompt_token_ids) - 1
-        regret = np.asarray(score(padded))[first : len(tokens) - 1]
-        worst = max(worst, float(regret.max()))
-        same += output.token_ids == reference.token_ids
-    lengths = all(len(f.token_ids) == len(p.token_ids) for f, p in zip(found, plain))
-    return {
-        "passed": worst <= REGRET and lengths,
-        "worst_regret_nat": round(worst, 4),
-        "streams_equal_to_exact_plain": f"{same}/{len(found)}",
-    }
+        regret = np.asarray(self.score(self.params, padded))
+        return float(regret[len(output.prompt_token_ids) - 1 : len(tokens) - 1].max())
 
 
 def scores(models: Models, params: Any, tokens: jax.Array) -> jax.Array:
