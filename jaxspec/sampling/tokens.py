@@ -41,8 +41,11 @@ def sample(
     rows: SlotSampling,
     positions: Int[Array, "slots width"],
 ) -> Int[Array, "slots width"]:
-    """The token at each of `positions`, drawn for rows with a temperature."""
-    return jnp.where(rows.temperature[:, None] > 0, _draw(logits, rows, positions), greedy(logits))
+    """The token at each of `positions`, drawn for rows with a temperature. Where no row has one,
+    nothing is sorted and nothing drawn, though the program is the same."""
+    hot, likeliest = rows.temperature[:, None] > 0, greedy(logits)
+    draw = lambda: jnp.where(hot, _draw(logits, rows, positions), likeliest)
+    return jax.lax.cond(jnp.any(hot), draw, lambda: likeliest)
 
 
 def greedy(logits: Float[Array, "slots width vocab"]) -> Int[Array, "slots width"]:

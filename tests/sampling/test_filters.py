@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.sampling import SlotSampling, sample, top_logprobs
+from jaxspec.sampling.logprobs import likeliest
 from jaxspec.sampling.tokens import filtered
 
 
@@ -115,3 +116,33 @@ def test_logprobs_are_the_model_s_own():
     np.testing.assert_allclose(found.chosen, own, rtol=1e-6)
     np.testing.assert_allclose(found.values, -np.sort(-expected, -1)[..., :20], rtol=1e-6)
     np.testing.assert_array_equal(found.tokens, np.argsort(-expected, -1)[..., :20])
+
+
+@pytest.mark.parametrize("vocab", [20, 63, 64, 65, 1000, 4096])
+@pytest.mark.parametrize("values", ["spread", "tied", "with minus infinity"])
+def test_the_likeliest_are_those_of_a_sort(vocab, values):
+    """Ties included, which bf16 logits are full of: the lower id comes first."""
+    found = np.random.default_rng(vocab).normal(size=(2, 3, vocab)).astype(np.float32)
+    if values != "spread":
+        found = np.round(found)
+    if values == "with minus infinity":
+        found[..., 5:] = -np.inf
+    expected_values, expected_tokens = jax.lax.top_k(jnp.asarray(found), 20)
+    top_values, top_tokens = likeliest(jnp.asarray(found), 20)
+    np.testing.assert_array_equal(top_values, expected_values)
+    np.testing.assert_array_equal(top_tokens, expected_tokens)
+
+
+def test_nothing_is_sorted_where_nobody_has_a_temperature():
+    """A batch of greedy rows says the same whether the branch that draws runs for others or not."""
+    logits = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, VOCAB)), jnp.float32)
+    positions = jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
+    cold, hot = {"temperature": 0.0}, {"temperature": 1.0, "seed": 5}
+    alone = sample(logits, rows_of(cold, cold), positions)
+    beside = sample(logits, rows_of(cold, hot), positions)
+    assert alone.tolist() == jnp.argmax(logits, axis=-1).tolist()
+    assert beside[0].tolist() == alone[0].tolist() and beside[1].tolist() != alone[1].tolist()
+    jaxpr = jax.make_jaxpr(sample)(logits, rows_of(cold, cold), positions)
+    always = [str(step) for step in jaxpr.eqns if step.primitive.name != "cond"]
+    assert len(always) == len(jaxpr.eqns) - 1
+    assert "sort" in str(jaxpr) and not any("sort" in step for step in always)
