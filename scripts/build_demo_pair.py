@@ -2,9 +2,10 @@
 
     python scripts/build_demo_pair.py --text FOLDER [FOLDER ...] --out DIR
     python scripts/build_demo_pair.py --text FOLDER --out DIR --preset tiny    # minutes on a CPU
+    python scripts/build_demo_pair.py --text FOLDER --out DIR --preset large   # the larger proof
 
 DIR/target and DIR/drafter are the pair, DIR/report.json says how it went. The files named in
-demo_held_out.txt are never trained on.
+demo_held_out.txt are never trained on. Phases by the clock end with their learning rate at zero.
 """
 
 import argparse
@@ -16,7 +17,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tokenizers
 
 from jaxspec.checkpoint.load import load_target
@@ -25,8 +25,16 @@ from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.files import VOCABULARY_FILE
 from jaxspec.training.bpe import END, MASK, train_tokenizer
-from jaxspec.training.corpus import Documents, Selection, collect, divide, rows_of_corpus
-from jaxspec.training.data import Rows
+from jaxspec.training.corpus import (
+    Documents,
+    Selection,
+    collect,
+    divide,
+    rows_of_corpus,
+    set_aside,
+    windows_of_corpus,
+)
+from jaxspec.training.data import Rows, joined
 from jaxspec.training.export import export_zlab
 from jaxspec.training.loop import train
 from jaxspec.training.objective import DrafterObjective, TargetObjective, in_dtype, split_frozen
@@ -53,6 +61,11 @@ class Preset:
     prompts: tuple[int, int]
     """Shortest and longest beginning that on-policy rows are continued from."""
     on_policy_rows: int
+    on_policy_seconds: float
+    """After which no more rows are continued."""
+    reserve: float
+    """Share of the documents that the target never sees. Half of the on-policy rows begin there:
+    after text that it knows by heart, a target does not talk as it does after text it does not."""
     held_out_rows: int
     slots: int
     """Rows continued at a time."""
@@ -65,22 +78,54 @@ PRESETS = {
         target=TargetShape(),
         target_length=513,
         target_options=Optimization(
-            steps=1200,
+            seconds=75.0,
             batch_size=64,
             learning_rate=2e-3,
             weight_decay=0.1,
             second_moment=0.95,
         ),
-        drafter=DrafterShape(block_size=16, layers=4, features=5, from_target=True),
+        drafter=DrafterShape(block_size=16, layers=5, features=5, from_target=True),
         recipe=Recipe(anchors=48),
         drafter_options=Optimization(
-            steps=8000, batch_size=16, learning_rate=1e-3, second_moment=0.95
+            seconds=210.0, batch_size=32, learning_rate=2e-3, second_moment=0.95
         ),
-        drafter_length=384,
-        prompts=(4, 128),
-        on_policy_rows=24_576,
-        held_out_rows=256,
+        drafter_length=320,
+        prompts=(8, 128),
+        on_policy_rows=49_152,
+        on_policy_seconds=50.0,
+        reserve=0.15,
+        held_out_rows=128,
         slots=1024,
+    ),
+    "large": Preset(
+        target=TargetShape(
+            vocab_size=2048,
+            hidden_size=512,
+            intermediate_size=1536,
+            layers=20,
+            heads=8,
+            kv_heads=4,
+        ),
+        target_length=513,
+        target_options=Optimization(
+            seconds=110.0,
+            batch_size=32,
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            second_moment=0.95,
+        ),
+        drafter=DrafterShape(block_size=16, layers=5, features=5, from_target=True),
+        recipe=Recipe(anchors=48),
+        drafter_options=Optimization(
+            seconds=180.0, batch_size=16, learning_rate=1e-3, second_moment=0.95
+        ),
+        drafter_length=320,
+        prompts=(8, 128),
+        on_policy_rows=49_152,
+        on_policy_seconds=50.0,
+        reserve=0.15,
+        held_out_rows=64,
+        slots=512,
     ),
     "tiny": Preset(
         target=TargetShape(
@@ -94,6 +139,8 @@ PRESETS = {
         drafter_length=64,
         prompts=(8, 32),
         on_policy_rows=64,
+        on_policy_seconds=60.0,
+        reserve=0.3,
         held_out_rows=16,
         slots=32,
         documents=40,
@@ -103,20 +150,22 @@ PRESETS = {
 
 def main() -> None:
     options = parse()
-    preset = with_steps(PRESETS[options.preset], options)
+    preset = with_lengths(PRESETS[options.preset], options)
     clock, report = Clock(), {"preset": dataclasses.asdict(preset)}
     held_out = set(HELD_OUT.read_text().split())
     documents, unseen = divide(collect(options.text, Selection()), held_out)
     documents = documents[: preset.documents]
+    known, reserved = set_aside(documents, preset.reserve, seed=0)
     report["text"] = {
         "documents": len(documents),
+        "reserved_documents": len(reserved),
         "characters": sum(len(text) for _, text in documents),
         "held_out_documents": len(unseen),
     }
     tokenizer = tokenizer_for(options.target, documents, preset.target.vocab_size)
     end, mask = tokenizer.token_to_id(END), tokenizer.token_to_id(MASK)
-    rows = rows_of_corpus(documents, tokenizer, end, preset.target_length, seed=0)
-    report["text"]["tokens"] = rows.tokens.size
+    rows = rows_of_corpus(known, tokenizer, end, preset.target_length, seed=0)
+    report["text"]["target_tokens"] = rows.tokens.size
     clock.lap("text and tokenizer")
 
     cadence = Cadence(log_every=options.log_every, checkpoint_minutes=60.0)
@@ -135,18 +184,18 @@ def main() -> None:
             TargetObjective(Qwen3(config), jnp.float32), params, {}, fresh, preset.held_out_rows
         )
 
-    def on_policy(documents: list, count: int, seed: int) -> Rows:
-        text = rows_of_corpus(documents, tokenizer, end, preset.drafter_length, seed)
-        some = np.random.default_rng(seed).permutation(len(text.tokens))[:count]
-        start = Rows(text.tokens[some], text.first[some])
-        speaker = Qwen3(config, (), compute)
-        return continued_rows(speaker, spoken, start, *preset.prompts, preset.slots, seed)
+    def on_policy(documents: Documents, count: int, seed: int) -> Rows:
+        start = windows_of_corpus(documents, tokenizer, end, preset.drafter_length, count, seed)
+        speaker = Qwen3(config, (), compute, "xla")
+        seconds = preset.on_policy_seconds / 2
+        return continued_rows(speaker, spoken, start, *preset.prompts, preset.slots, seed, seconds)
 
     compute = preset.drafter_options.compute
     spoken = in_dtype(params, compute)
-    learned, judged = on_policy(documents, preset.on_policy_rows, 1), None
-    if unseen:
-        judged = on_policy(unseen, preset.held_out_rows, 2)
+    judged = on_policy(unseen, preset.held_out_rows, 2) if unseen else None
+    half = preset.on_policy_rows // 2
+    learned = joined(on_policy(reserved, half, 1), on_policy(known, half, 3))
+    report["text"]["on_policy_rows"] = len(learned.tokens)
     clock.lap("on-policy data")
 
     shape = drafter_config(config, preset.drafter, mask)
@@ -213,15 +262,22 @@ class Clock:
         print(f"{name}: {self.laps[name]} s", flush=True)
 
 
-def with_steps(preset: Preset, options: argparse.Namespace) -> Preset:
-    def steps(optimization: Optimization, count: int | None) -> Optimization:
-        return dataclasses.replace(optimization, steps=count or optimization.steps)
+def with_lengths(preset: Preset, options: argparse.Namespace) -> Preset:
+    def lasting(
+        optimization: Optimization, steps: int | None, seconds: float | None
+    ) -> Optimization:
+        if steps is not None:
+            return dataclasses.replace(optimization, steps=steps, seconds=None)
+        return dataclasses.replace(optimization, seconds=seconds or optimization.seconds)
 
     return dataclasses.replace(
         preset,
-        target_options=steps(preset.target_options, options.target_steps),
-        drafter_options=steps(preset.drafter_options, options.drafter_steps),
+        target_options=lasting(preset.target_options, options.target_steps, options.target_seconds),
+        drafter_options=lasting(
+            preset.drafter_options, options.drafter_steps, options.drafter_seconds
+        ),
         on_policy_rows=options.on_policy_rows or preset.on_policy_rows,
+        on_policy_seconds=options.on_policy_seconds or preset.on_policy_seconds,
     )
 
 
@@ -239,9 +295,12 @@ def parse() -> argparse.Namespace:
         help="a target that an earlier build made of the same text, instead of a new one",
     )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
-    parser.add_argument("--target-steps", type=int)
+    parser.add_argument("--target-seconds", type=float, help="for the target, compiling included")
+    parser.add_argument("--target-steps", type=int, help="instead of seconds")
+    parser.add_argument("--drafter-seconds", type=float)
     parser.add_argument("--drafter-steps", type=int)
     parser.add_argument("--on-policy-rows", type=int)
+    parser.add_argument("--on-policy-seconds", type=float)
     parser.add_argument("--log-every", type=int, default=50)
     options = parser.parse_args()
     options.work = options.work or options.out / "work"

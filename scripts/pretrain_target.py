@@ -28,6 +28,7 @@ def main() -> None:
     )
     optimization = Optimization(
         steps=options.steps,
+        seconds=options.seconds,
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
         weight_decay=0.1,
@@ -62,6 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--seconds", type=float, help="instead of steps")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--compute", choices=("bfloat16", "float32"), default="bfloat16")

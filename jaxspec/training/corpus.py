@@ -6,6 +6,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 import tokenizers
+from jaxtyping import Int
 
 from jaxspec.errors import LoadError
 from jaxspec.training.data import Rows, rows_of_stream, text_files
@@ -75,6 +76,14 @@ def divide(documents: Documents, held_out: set[str]) -> tuple[Documents, Documen
     return kept, unseen
 
 
+def set_aside(documents: Documents, share: float, seed: int) -> tuple[Documents, Documents]:
+    """The documents but a random share of them, and that share."""
+    chosen = np.random.default_rng(seed).permutation(len(documents))
+    aside = set(chosen[: round(share * len(documents))].tolist())
+    kept = [document for i, document in enumerate(documents) if i not in aside]
+    return kept, [documents[i] for i in sorted(aside)]
+
+
 def repeats(text: str, others: set[str], most: float) -> bool:
     lines = telling_lines(text)
     return len(lines & others) > most * max(len(lines), 1)
@@ -93,8 +102,28 @@ def rows_of_corpus(
     seed: int,
 ) -> Rows:
     """Documents in a random order, each ended, cut into rows wherever the length is reached."""
+    return rows_of_stream(stream_of_corpus(documents, tokenizer, end_token, seed), length)
+
+
+def windows_of_corpus(
+    documents: Documents,
+    tokenizer: tokenizers.Tokenizer,
+    end_token: int,
+    length: int,
+    count: int,
+    seed: int,
+) -> Rows:
+    """Rows from random places, of which there may be more than the text has without overlap."""
+    stream = stream_of_corpus(documents, tokenizer, end_token, seed)
+    places = len(rows_of_stream(stream, length).tokens) * length - length + 1
+    starts = np.random.default_rng(seed).integers(0, places, count)
+    return Rows(stream[starts[:, None] + np.arange(length)], np.zeros(count, np.int32))
+
+
+def stream_of_corpus(
+    documents: Documents, tokenizer: tokenizers.Tokenizer, end_token: int, seed: int
+) -> Int[np.ndarray, " tokens"]:
     order = np.random.default_rng(seed).permutation(len(documents))
     texts = [documents[i][1] for i in order]
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-    stream = [np.array([*one.ids, end_token], np.int32) for one in encoded]
-    return rows_of_stream(np.concatenate(stream), length)
+    return np.concatenate([np.array([*one.ids, end_token], np.int32) for one in encoded])

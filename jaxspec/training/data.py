@@ -1,6 +1,7 @@
 """Text files to rows of tokens, and the order in which a run sees them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class Rows:
         """A function of the step alone: resuming needs no state. Every epoch has its own order."""
         places = np.arange(step * batch_size, (step + 1) * batch_size)
         epochs, within = np.divmod(places, len(self.tokens))
-        order = {epoch: self.order(seed, int(epoch)) for epoch in np.unique(epochs)}
+        count = len(self.tokens)
+        order = {epoch: order_of_epoch(count, seed, int(epoch)) for epoch in np.unique(epochs)}
         picked = np.array([order[epoch][place] for epoch, place in zip(epochs, within)])
         return self.batch(picked)
 
@@ -37,11 +39,19 @@ class Rows:
             return Batch(tokens, first)
         return Batch(tokens, first, self.features[picked], self.labels[picked])
 
-    def order(self, seed: int, epoch: int) -> Int[np.ndarray, " rows"]:
-        return np.random.default_rng([seed, epoch]).permutation(len(self.tokens))
-
     def save(self, path: Path) -> None:
         np.savez(path, tokens=self.tokens, first=self.first)
+
+
+@functools.lru_cache(maxsize=2)  # a step asks for one epoch, at times for the next one too
+def order_of_epoch(count: int, seed: int, epoch: int) -> Int[np.ndarray, " {count}"]:
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def joined(*parts: Rows) -> Rows:
+    """Of one length each, without features."""
+    tokens = np.concatenate([part.tokens for part in parts])
+    return Rows(tokens, np.concatenate([part.first for part in parts]))
 
 
 def load_rows(path: Path) -> Rows:

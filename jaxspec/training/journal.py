@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import SupportsFloat
 
 from tqdm import tqdm
 
@@ -11,26 +12,49 @@ from tqdm import tqdm
 class Journal:
     """Lines of log.jsonl from `start` on; lines that a killed run wrote beyond it are dropped."""
 
-    def __init__(self, folder: Path, start: int, steps: int, name: str) -> None:
+    def __init__(self, folder: Path, start: int, steps: int | None, name: str) -> None:
         self.path = folder / "log.jsonl"
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= start]
         self.path.write_text("".join(kept))
         self._file = self.path.open("a")
-        self._bar = tqdm(total=steps, initial=start, desc=name, unit="step", mininterval=1.0)
+        # A bar is for terminals: in a file it would be a line per second.
+        self._bar = tqdm(
+            total=steps, initial=start, desc=name, unit="step", mininterval=1.0, disable=None
+        )
         self._last = (time.monotonic(), start)
+        self._begin = time.monotonic()
 
     def advance(self) -> None:
         self._bar.update()
 
-    def write(self, step: int, metrics: Mapping[str, float], tokens_per_step: int) -> None:
+    @property
+    def last_step(self) -> int:
+        """That was written, or that the run begins after."""
+        return self._last[1]
+
+    def write(
+        self,
+        step: int,
+        metrics: Mapping[str, SupportsFloat],
+        tokens_per_step: int,
+        waited: float,
+    ) -> None:
+        """`waited` is the share of the time that the host waited for the device."""
+        values = {name: float(value) for name, value in metrics.items()}
         now, (then, before) = time.monotonic(), self._last
         rate = (step - before) * tokens_per_step / max(now - then, 1e-9)
         self._last = (now, step)
-        line = {"step": step, **metrics, "tokens_per_second": round(rate)}
+        line = {
+            "step": step,
+            **values,
+            "tokens_per_second": round(rate),
+            "waited": waited,
+            "seconds": round(now - self._begin, 2),
+        }
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        shown = {name: f"{value:.4g}" for name, value in metrics.items()}
+        shown = {name: f"{value:.4g}" for name, value in values.items()}
         self._bar.set_postfix({**shown, "tokens/s": f"{rate:.3g}"}, refresh=False)
 
     def close(self) -> None:

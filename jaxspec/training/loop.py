@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxspec.errors import UsageError
 from jaxspec.models.parameters import Params
 from jaxspec.training.data import Rows
 from jaxspec.training.journal import Journal, plot
+from jaxspec.training.pace import Lead, turns
 from jaxspec.training.recipe import Cadence, Optimization
-from jaxspec.training.snapshots import Snapshots
+from jaxspec.training.snapshots import NoSnapshots, Snapshots
 from jaxspec.training.step import Objective, everywhere, first_state, make_step, spread
 
 
@@ -27,32 +29,37 @@ def train(
     cadence: Cadence,
     folder: Path,
 ) -> Params:
-    """Trains to the last step, from the newest state in `folder` if there is one.
+    """Trains to the end, from the newest state in `folder` if there is one.
 
-    Ctrl-C and SIGTERM end it after the step they fall into, with that step's state kept.
+    Ctrl-C and SIGTERM end it after the step they fall into, with that step's state kept. A run by
+    the clock keeps none.
     """
     check_division(options)
-    snapshots = Snapshots(folder / "states")
+    timed = options.seconds is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    snapshots = NoSnapshots() if timed else Snapshots(folder / "states")
     state = jax.device_put(first_state(params, options), everywhere())
     if snapshots.latest is not None:
         state = snapshots.restore(state)
     frozen = jax.device_put(frozen, everywhere())
     step, start = make_step(objective, options), int(state.step)
-    journal = Journal(folder, start, options.steps, folder.name)
-    saved = time.monotonic()
+    journal = Journal(folder, start, None if timed else options.steps, folder.name)
+    saved, lead, done = time.monotonic(), Lead(), start
     with contextlib.closing(snapshots), contextlib.closing(journal), told_to_stop() as stop:
-        for done in range(start + 1, options.steps + 1):
+        for done, progress in turns(options, start):
             batch = rows.batch_of_step(done - 1, options.batch_size, options.seed)
-            state, metrics = step(state, frozen, spread(batch))
+            state, metrics = step(state, frozen, spread(batch), np.float32(progress))
+            lead.launched(metrics)
             journal.advance()
-            if done % cadence.log_every == 0 or done == options.steps:
-                values = {name: float(value) for name, value in metrics.items()}
-                journal.write(done, values, batch.tokens.size)
+            if done % cadence.log_every == 0:
+                journal.write(done, metrics, batch.tokens.size, lead.share_waited())
             if stop.is_set() or time.monotonic() - saved >= 60 * cadence.checkpoint_minutes:
                 snapshots.save(state)
                 saved = time.monotonic()
             if stop.is_set():
                 raise KeyboardInterrupt
+        if done > journal.last_step:
+            journal.write(done, metrics, batch.tokens.size, lead.share_waited())
         snapshots.save(state)
     plot(folder)
     return state.params

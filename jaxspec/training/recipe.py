@@ -41,14 +41,17 @@ class Optimization:
     """How parameters follow the gradient."""
 
     steps: int = 1000
+    seconds: float | None = None
+    """Instead of steps: as many as fit into this time, compiling included. What is learned then
+    hangs on the machine, and nothing is kept to resume from."""
     batch_size: int = 8
     """Sequences per step, over all devices and accumulated parts."""
     accumulation: int = 1
     """Parts that a step's batch is computed in, one after the other."""
     learning_rate: float = 6e-4
-    """At the top, after the warm-up; a cosine takes it to zero at the last step."""
+    """At the top, after the warm-up; a cosine takes it to zero at the end."""
     warmup: float = 0.04
-    """Fraction of the steps."""
+    """Fraction of the run."""
     clip: float = 1.0
     """Largest norm of the whole gradient."""
     weight_decay: float = 0.0

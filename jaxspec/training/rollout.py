@@ -4,6 +4,8 @@ A drafter is asked to guess what the target says after what the target said; row
 people's text soon leave that path.
 """
 
+import math
+import time
 from functools import partial
 
 import jax
@@ -22,13 +24,25 @@ PAGE_SIZE = 16
 
 
 def continued_rows(
-    target: Qwen3, params: Params, rows: Rows, shortest: int, longest: int, slots: int, seed: int
+    target: Qwen3,
+    params: Params,
+    rows: Rows,
+    shortest: int,
+    longest: int,
+    slots: int,
+    seed: int,
+    seconds: float = math.inf,
 ) -> Rows:
-    """Keeps a beginning of `shortest` to `longest` tokens of every row, and replaces the rest."""
+    """Keeps a beginning of `shortest` to `longest` tokens of every row, and replaces the rest.
+
+    When the time is up, the rows that were not reached are left out.
+    """
+    end = time.monotonic() + seconds
     rng = np.random.default_rng([seed, len(rows.tokens)])
     first = rng.integers(shortest, longest + 1, len(rows.tokens)).astype(np.int32)
     spoken = np.array(rows.tokens, np.int32)
-    for start in tqdm(range(0, len(spoken), slots), desc="on-policy data", unit="batch"):
+    starts = range(0, len(spoken), slots)
+    for start in tqdm(starts, desc="on-policy data", unit="batch", disable=None):
         part = slice(start, start + slots)
         missing = slots - len(spoken[part])
         tokens = np.pad(spoken[part], ((0, missing), (0, 0)))
@@ -36,6 +50,9 @@ def continued_rows(
             target, shortest, params, tokens, np.pad(first[part], (0, missing))
         )
         spoken[part] = said[: slots - missing]
+        if time.monotonic() > end:
+            spoken, first = spoken[: part.stop], first[: part.stop]
+            break
     return Rows(spoken.astype(rows.tokens.dtype), first)
 
 

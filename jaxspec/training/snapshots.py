@@ -12,6 +12,18 @@ from jaxspec.text.files import one_line
 from jaxspec.training.step import TrainState
 
 
+class NoSnapshots:
+    """For runs that nobody can resume."""
+
+    latest: int | None = None
+
+    def save(self, state: TrainState) -> None:
+        """Keeps nothing."""
+
+    def close(self) -> None:
+        """Has nothing open."""
+
+
 class Snapshots:
     """The two newest states of a run, in `folder`."""
 

@@ -9,13 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, Key
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.models.parameters import Params
 from jaxspec.training.objective import Batch, Metrics
 from jaxspec.training.recipe import Optimization
 
 Objective = Callable[[Params, dict[str, Params], Batch, Key[Array, ""]], tuple[Any, Metrics]]
+Step = Callable[..., tuple["TrainState", Metrics]]
+"""Of state, frozen parameters and a batch; and of the share of the run that is behind it, where
+that is not the share of its steps."""
 
 
 @jax.tree_util.register_dataclass
@@ -31,21 +35,22 @@ class TrainState:
 
 
 def optimizer_of(options: Optimization) -> optax.GradientTransformation:
-    schedule = optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=options.learning_rate,
-        warmup_steps=max(round(options.warmup * options.steps), 1),
-        decay_steps=max(options.steps, 2),
-    )
+    """AdamW but for the learning rate, which follows how far the run is."""
     return optax.chain(
         optax.clip_by_global_norm(options.clip),
-        optax.adamw(
-            schedule,
-            b2=options.second_moment,
-            weight_decay=options.weight_decay,
-            mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+        optax.scale_by_adam(b2=options.second_moment),
+        optax.add_decayed_weights(
+            options.weight_decay, mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
         ),
     )
+
+
+def learning_rate(options: Optimization, progress: Float[Array, ""]) -> Float[Array, ""]:
+    """Up in a line, down in a cosine."""
+    rising = progress / max(options.warmup, 1e-9)
+    falling = (progress - options.warmup) / (1.0 - options.warmup)
+    shape = jnp.where(rising < 1.0, rising, 0.5 + 0.5 * jnp.cos(jnp.pi * falling))
+    return options.learning_rate * shape
 
 
 def first_state(params: Params, options: Optimization) -> TrainState:
@@ -54,22 +59,25 @@ def first_state(params: Params, options: Optimization) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), masters, optimizer_of(options).init(masters))
 
 
-def make_step(
-    objective: Objective, options: Optimization
-) -> Callable[[TrainState, dict[str, Params], Batch], tuple[TrainState, Metrics]]:
+def make_step(objective: Objective, options: Optimization) -> Step:
     """The compiled step; it takes the state donated."""
     optimizer = optimizer_of(options)
 
     def step(
-        state: TrainState, frozen: dict[str, Params], batch: Batch
+        state: TrainState,
+        frozen: dict[str, Params],
+        batch: Batch,
+        progress: ArrayLike | None = None,
     ) -> tuple[TrainState, Metrics]:
+        progress = state.step / options.steps if progress is None else progress
         key = jax.random.fold_in(jax.random.key(options.seed), state.step)
         gradient, metrics = accumulated(
             objective, state.params, frozen, batch, key, options.accumulation
         )
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         updates, after = optimizer.update(gradient, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
+        rate = learning_rate(options, jnp.asarray(progress, jnp.float32))
+        params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         return TrainState(state.step + 1, params, after), metrics
 
     return jax.jit(step, donate_argnums=0, out_shardings=everywhere())
