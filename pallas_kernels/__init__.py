@@ -5,7 +5,8 @@ specification, and what other backends run) and a Mosaic GPU kernel. `implementa
 takes the kernel where it can and the reference elsewhere; naming one makes it that or an error.
 """
 
+from pallas_kernels.add_norm import add_norm
 from pallas_kernels.paged_attention import pack_queries, paged_attention
 from pallas_kernels.qkv_write import qkv_write
 
-__all__ = ["pack_queries", "paged_attention", "qkv_write"]
+__all__ = ["add_norm", "pack_queries", "paged_attention", "qkv_write"]

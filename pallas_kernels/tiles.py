@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu.utils import inline_ptx
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
@@ -19,6 +20,12 @@ def swizzled(shape: tuple[int, ...], dtype):
     )
 
 
+def unswizzled(shape: tuple[int, ...], dtype, tile: tuple[int, int]):
+    """Shared memory that bulk copies of some rows read. Left to itself the compiler would swizzle
+    it in tiles of few rows, and reads and writes then disagree about them."""
+    return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform(tile),))
+
+
 def times(acc, left, right_ref, interpreted: bool):
     """acc + left @ right, left in registers, right in shared memory."""
     if interpreted:
@@ -26,6 +33,15 @@ def times(acc, left, right_ref, interpreted: bool):
         plgpu.commit_smem()
         return acc
     return pl.run_state(lambda acc_ref: plgpu.wgmma(acc_ref, left, right_ref))(plgpu.ACC.init(acc))
+
+
+def fence_cluster(interpreted: bool) -> None:
+    """Orders this thread's global loads and stores for the other blocks of the cluster, which a
+    barrier in shared memory does not."""
+    if not interpreted:
+        plgpu.inline_mgpu()(
+            lambda _: inline_ptx("fence.acq_rel.cluster;", has_side_effects=True)
+        )()
 
 
 def require(condition: bool, expected: str) -> None:

@@ -209,14 +209,10 @@ def compare(only: str | None, implementations: tuple[str, ...]) -> list[dict]:
     return rows
 
 
-def sweep() -> list[dict]:
+def sweep(kv_tiles: tuple[int, ...]) -> list[dict]:
     """Paged attention with 16 rows per slot, with every choice of sizes that fits."""
-    choices = itertools.product((64, 128), (2, 3), (1, 2, 4, 8), ("cluster", "memory"))
-    sizes = [
-        BlockSizes(kv_tile, stages, splits, exchange=exchange)
-        for kv_tile, stages, splits, exchange in choices
-        if splits > 1 or exchange == "cluster"
-    ]
+    choices = itertools.product(kv_tiles, (2, 3), (1, 2, 4, 8))
+    sizes = [BlockSizes(*choice) for choice in choices]
     rows = []
     for slots, context in CONTEXTS:
         case = AttentionCase(slots, context, 16, True)
@@ -244,9 +240,10 @@ def main() -> None:
     parser.add_argument("--only", choices=("paged_attention", "qkv_write"))
     parser.add_argument("--no-xla", action="store_true", help="leave the reference out")
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
+    parser.add_argument("--kv-tiles", type=int, nargs="+", default=[64, 128], help="of the sweep")
     options = parser.parse_args()
     implementations = ("mosaic",) if options.no_xla else ("mosaic", "xla")
-    rows = sweep() if options.sweep else compare(options.only, implementations)
+    rows = sweep(tuple(options.kv_tiles)) if options.sweep else compare(options.only, implementations)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(

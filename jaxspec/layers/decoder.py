@@ -62,14 +62,14 @@ class Attention(nn.Module):
 
     def __call__(
         self,
-        x: Float[Array, "slots width hidden"],
+        normed: Float[Array, "slots width hidden"],
         rotation: Rotation,
         block: Block,
         keys: Pages,
         values: Pages,
     ) -> tuple[Float[Array, "slots width hidden"], Pages, Pages]:
         with jax.named_scope("qkv"):
-            qkv = self.qkv(self.norm(x))
+            qkv = self.qkv(normed)
         with jax.named_scope("qkv_write"):
             query, keys, values = qkv_write(
                 qkv,
@@ -134,15 +134,25 @@ class MLP(nn.Module):
         self.gate_up = Linear(g.hidden_size, 2 * g.intermediate_size, self.dtype)
         self.down = Linear(g.intermediate_size, g.hidden_size, self.dtype)
 
-    def __call__(self, x: Float[Array, "slots width hidden"]) -> Float[Array, "slots width hidden"]:
+    def __call__(
+        self, normed: Float[Array, "slots width hidden"]
+    ) -> Float[Array, "slots width hidden"]:
         with jax.named_scope("gate_up"):
-            gate, up = jnp.split(self.gate_up(self.norm(x)), 2, axis=-1)
+            gate, up = jnp.split(self.gate_up(normed), 2, axis=-1)
         with jax.named_scope("down"):
             return self.down(jax.nn.silu(gate) * up)
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each added to the residual stream."""
+    """Attention, then MLP, each added to the residual stream.
+
+    What a sublayer gives is added where the next one begins, in one pass with that one's norm:
+
+        x ---+-----------------+-----------------+--- x of the next layer
+             ^ addend          ^ attended        ^ added there
+             |    norm         |    norm         |
+        -----+      attention -+      MLP -------+--- addend of the next layer
+    """
 
     geometry: Decoder
     mask: BlockMask
@@ -156,11 +166,17 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "slots width hidden"],
+        addend: Float[Array, "slots width hidden"],
         rotation: Rotation,
         block: Block,
         keys: Pages,
         values: Pages,
-    ) -> tuple[Float[Array, "slots width hidden"], Pages, Pages]:
-        attended, keys, values = self.attention(x, rotation, block, keys, values)
-        x = x + attended
-        return x + self.mlp(x), keys, values
+    ) -> tuple[
+        Float[Array, "slots width hidden"], Float[Array, "slots width hidden"], Pages, Pages
+    ]:
+        with jax.named_scope("qkv"):
+            x, normed = self.attention.norm.after_adding(x, addend, self.implementation)
+        attended, keys, values = self.attention(normed, rotation, block, keys, values)
+        with jax.named_scope("gate_up"):
+            x, normed = self.mlp.norm.after_adding(x, attended, self.implementation)
+        return x, self.mlp(normed), keys, values

@@ -6,6 +6,9 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import add_norm
+from pallas_kernels.dispatch import Implementation
+
 
 class Linear(nn.Module):
     """A matrix without bias, stored [inputs, outputs]."""
@@ -66,3 +69,12 @@ class RMSNorm(nn.Module):
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return (wide * self.scale.astype(jnp.float32)).astype(x.dtype)
+
+    def after_adding(
+        self,
+        x: Float[Array, "*rows {self.features}"],
+        addend: Float[Array, "*rows {self.features}"],
+        implementation: Implementation,
+    ) -> tuple[Float[Array, "*rows {self.features}"], Float[Array, "*rows {self.features}"]]:
+        """The sum and its norm."""
+        return add_norm(x, addend, self.scale, eps=self.eps, implementation=implementation)

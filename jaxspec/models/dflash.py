@@ -61,11 +61,13 @@ class DFlash(nn.Module):
         """
         decoder = self.config.decoder
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        x, keys, values = embedded, list(pool.keys), list(pool.values)
+        x, addend = embedded, jnp.zeros_like(embedded)
+        keys, values = list(pool.keys), list(pool.values)
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
-                x, keys[i], values[i] = layer(x, rotated, block, keys[i], values[i])
-        return self.norm(x), KVPool(keys=tuple(keys), values=tuple(values))
+                x, addend, keys[i], values[i] = layer(x, addend, rotated, block, keys[i], values[i])
+        _, hidden = self.norm.after_adding(x, addend, self.implementation)
+        return hidden, KVPool(keys=tuple(keys), values=tuple(values))
 
     def write_context(
         self, features: Float[Array, "slots width features"], block: Block, pool: KVPool

@@ -41,15 +41,17 @@ class Qwen3(nn.Module):
         """Final hidden states, captured features side by side, and the pool with the block."""
         decoder = self.config.decoder
         x = self.embedding(tokens)
+        addend = jnp.zeros_like(x)
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
         keys, values, after = list(pool.keys), list(pool.values), []
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
-                x, keys[i], values[i] = layer(x, rotated, block, keys[i], values[i])
-            after.append(x)
-        features = [after[i] for i in self.capture] or [x[..., :0]]
+                x, addend, keys[i], values[i] = layer(x, addend, rotated, block, keys[i], values[i])
+            after.append((x, addend))
+        features = [sum(after[i]) for i in self.capture] or [x[..., :0]]
         pool = KVPool(keys=tuple(keys), values=tuple(values))
-        return self.norm(x), jnp.concatenate(features, axis=-1), pool
+        _, hidden = self.norm.after_adding(x, addend, self.implementation)
+        return hidden, jnp.concatenate(features, axis=-1), pool
 
     def embed(self, tokens: Int[Array, "slots width"]) -> Float[Array, "slots width hidden"]:
         return self.embedding(tokens)

@@ -93,7 +93,7 @@ def layer_over_blocks(
     layer: DecoderLayer, x: Float[Array, "batch rows hidden"], context: Context, blocks: Blocks
 ) -> Float[Array, "batch rows hidden"]:
     x = x + attention_over_blocks(layer.attention, x, context, blocks)
-    return x + layer.mlp(x)
+    return x + layer.mlp(layer.mlp.norm(x))
 
 
 def attention_over_blocks(

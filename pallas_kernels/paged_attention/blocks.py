@@ -1,7 +1,6 @@
 """How paged attention is cut into tiles: the free choices, and what follows from them."""
 
 import dataclasses
-from typing import Literal
 
 import jax
 
@@ -24,8 +23,6 @@ class BlockSizes:
     """Thread blocks (one cluster) that share one slot's context; tile t belongs to t % splits."""
     warpgroups: int = 1
     """Row tiles that share the loaded keys and values."""
-    exchange: Literal["cluster", "memory"] = "cluster"
-    """Where splits hand over their sums: the neighbours' shared memory, or global memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +79,15 @@ def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
 MULTIPROCESSORS = {"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
 """Measured on the first; scripts/bench_kernels.py --sweep prints what the choice rests on."""
 
-SHORT_CONTEXT = 2048
-"""Up to this capacity a split has so few tiles that a smaller cluster answers sooner."""
-
 
 def choose_sizes(shape: Shape, device_kind: str | None = None) -> BlockSizes:
     """One thread block per multiprocessor where splits can give that many."""
     if shape.width * shape.group > TILE_ROWS:
         return BlockSizes(warpgroups=2)
-    most = MOST_SPLITS if shape.capacity > SHORT_CONTEXT else MOST_SPLITS // 2
     room = MULTIPROCESSORS.get(device_kind or default_device_kind(), 132)
     splits = 1
     while (
-        2 * splits <= most
+        2 * splits <= MOST_SPLITS
         and 2 * splits * shape.blocks <= room
         and output_aligned(shape, 2 * splits)
     ):

@@ -94,10 +94,5 @@ def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted:
     )
     require(shape.page_size % 8 == 0, "page sizes that are multiples of 8")
     require(output_aligned(shape, sizes.splits), "fewer splits: 128 bytes per token and split")
-    through_memory = interpreted or sizes.exchange == "memory"
-    require(
-        through_memory or sizes.splits == 1 or sizes.warpgroups == 1,
-        "splits or warpgroups, not both, where neighbours' shared memory is used",
-    )
-    exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, through_memory)
+    exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, interpreted)
     return Plan(shape, sizes, tile(shape, sizes), exchange, dtype, causal, interpreted)

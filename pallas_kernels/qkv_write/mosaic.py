@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.tiles import named, require
+from pallas_kernels.tiles import named, require, unswizzled
 
 HEADS_PER_TILE = 8
 LANES_PER_HEAD = 16
@@ -50,6 +50,11 @@ class Heads:
     @property
     def pool_run(self) -> int:
         return math.gcd(self.query, self.kv, HEADS_PER_TILE)
+
+    @property
+    def run(self) -> int:
+        """Rows of shared memory that every copy takes whole."""
+        return math.gcd(self.query_run, self.pool_run) if self.group else self.pool_run
 
 
 # A jit of its own, so that a model's layers lower one kernel and not one each.
@@ -87,7 +92,9 @@ def qkv_write(
         grid_names=("slot", "token", "tile"),
         num_threads=1,
         thread_name="warpgroup",
-        scratch_types={"done": plgpu.SMEM((HEADS_PER_TILE, head_dim), qkv.dtype)},
+        scratch_types={"done": unswizzled(
+                (HEADS_PER_TILE, head_dim), qkv.dtype, (heads.run, head_dim // 2)
+            )},
         interpret=interpret,
     )(
         qkv.reshape(slots, width, heads.all, head_dim),

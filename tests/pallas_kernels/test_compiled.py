@@ -62,7 +62,7 @@ LOWERED = [
     (1, 17, False, {}),
     (1, 512, True, {}),
     (1, 16, False, {"splits": 8}),
-    (1, 16, True, {"splits": 8, "exchange": "memory"}),
+    (1, 16, True, {"splits": 8}),
 ]
 
 
@@ -84,7 +84,7 @@ def test_writing_lowers(group: int):
         (32, 16, True, {}),
         (8, 16, False, {}),
         (1, 1, True, {"splits": 8}),
-        (1, 16, True, {"splits": 4, "exchange": "memory"}),
+        (1, 16, True, {"splits": 4}),
         (1, 512, True, {}),
         (8, 16, True, {"kv_tile": 128}),
     ],

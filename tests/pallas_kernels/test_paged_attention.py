@@ -104,11 +104,10 @@ class TestOnDevice:
     def test_agrees(self, case: Case):
         agrees(case, lambda given: attend(given, case, "mosaic"))
 
-    @pytest.mark.parametrize("exchange", ["cluster", "memory"])
     @pytest.mark.parametrize("splits", [2, 4, 8])
     @pytest.mark.parametrize("case", LARGE[:3], ids=lambda case: case.name)
-    def test_agrees_with_every_exchange(self, case: Case, splits: int, exchange: str):
-        sizes = BlockSizes(splits=splits, exchange=exchange)
+    def test_agrees_with_every_number_of_splits(self, case: Case, splits: int):
+        sizes = BlockSizes(splits=splits)
         call = functools.partial(
             mosaic.paged_attention, causal=case.causal, window=None, sizes=sizes
         )
@@ -155,10 +154,9 @@ class TestBits:
         self.check(lambda given, case: interpreted(given, case, BlockSizes(splits=splits)))
 
     @pytest.mark.gpu
-    @pytest.mark.parametrize("exchange", ["cluster", "memory"])
-    @pytest.mark.parametrize("splits", [1, 2, 4])
-    def test_on_device(self, splits: int, exchange: str):
-        sizes = BlockSizes(splits=splits, exchange=exchange)
+    @pytest.mark.parametrize("splits", [1, 2, 4, 8])
+    def test_on_device(self, splits: int):
+        sizes = BlockSizes(splits=splits)
         self.check(
             lambda given, case: mosaic.paged_attention(
                 *given.arguments(), causal=True, window=None, sizes=sizes

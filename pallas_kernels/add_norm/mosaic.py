@@ -1,0 +1,60 @@
+"""`add_norm` on Mosaic GPU: one thread block per row, everything in registers."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.tiles import named, require
+
+THREADS = 128
+BYTES_PER_LOAD = 16
+
+
+# A jit of its own, so that a model's layers lower one kernel and not one each.
+@functools.partial(jax.jit, static_argnames=("eps", "interpret"))
+def add_norm(
+    x: Float[Array, "*rows hidden"],
+    addend: Float[Array, "*rows hidden"],
+    scale: Float[Array, " hidden"],
+    *,
+    eps: float,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> tuple[Float[Array, "*rows hidden"], Float[Array, "*rows hidden"]]:
+    hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
+    require(x.dtype == addend.dtype, "rows of one dtype")
+    require(hidden % THREADS == 0, "a hidden size that is a multiple of 128")
+    flat = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
+    outputs = plgpu.kernel(
+        named("add_norm", functools.partial(one_row, eps)),
+        out_type=(flat, flat),
+        grid=(rows,),
+        grid_names=("row",),
+        num_threads=1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
+    )(x.reshape(flat.shape), addend.reshape(flat.shape), scale)
+    return tuple(out.reshape(x.shape) for out in outputs)
+
+
+def one_row(eps: float, x, addend, scale, total, normed) -> None:
+    row, hidden = lax.axis_index("row"), x.shape[1]
+    layout = strided(hidden, x.dtype)
+    load = lambda ref: plgpu.load(ref, layout=layout, optimized=False)
+    scales = load(scale).astype(jnp.float32)
+    added = (load(x.at[row]).astype(jnp.float32) + load(addend.at[row])).astype(x.dtype)
+    total.at[row][...] = added
+    wide = added.astype(jnp.float32)
+    inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)
+    normed.at[row][...] = (wide * inverse * scales).astype(x.dtype)
+
+
+def strided(hidden: int, dtype):
+    """Neighbouring threads read neighbouring numbers, as many at once as fit a load."""
+    most = BYTES_PER_LOAD // jnp.dtype(dtype).itemsize
+    return plgpu.Layout.WG_STRIDED((hidden,), vec_size=math.gcd(hidden // THREADS, most))
