@@ -198,8 +198,9 @@ def row(op: str, case: AttentionCase | WriteCase, seconds: dict[str, float]) -> 
     }
 
 
-def compare(only: str | None, implementations: tuple[str, ...]) -> list[dict]:
-    plan = [("paged_attention", case, time_attention) for case in ATTENTION_CASES]
+def compare(only: str | None, implementations: tuple[str, ...], page_size: int) -> list[dict]:
+    cases = [dataclasses.replace(case, page_size=page_size) for case in ATTENTION_CASES]
+    plan = [("paged_attention", case, time_attention) for case in cases]
     plan += [("qkv_write", case, time_write) for case in WRITE_CASES]
     rows = []
     for op, case, measure in plan:
@@ -241,9 +242,14 @@ def main() -> None:
     parser.add_argument("--no-xla", action="store_true", help="leave the reference out")
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
     parser.add_argument("--kv-tiles", type=int, nargs="+", default=[64, 128], help="of the sweep")
+    parser.add_argument("--page-size", type=int, default=16, help="of paged attention's pools")
     options = parser.parse_args()
     implementations = ("mosaic",) if options.no_xla else ("mosaic", "xla")
-    rows = sweep(tuple(options.kv_tiles)) if options.sweep else compare(options.only, implementations)
+    rows = (
+        sweep(tuple(options.kv_tiles))
+        if options.sweep
+        else compare(options.only, implementations, options.page_size)
+    )
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(

@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--accepted", type=int, default=3)
     parser.add_argument("--anchors", help="JSON with the peers' step times to print beside ours")
+    parser.add_argument("--trace", help="folder for a trace of three steps of every program")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     options.block_size = int(options.draft.removeprefix("dflash-b"))
@@ -247,7 +248,11 @@ def device_time(engine: Engine, concurrency: int, options: argparse.Namespace, s
     for _ in range(3):
         jax.block_until_ready(calls[step]())
     seat_everybody(engine, concurrency, options)
-    return milliseconds_per_call(calls[step], options.steps // 5 or 1)["median"]
+    milliseconds = milliseconds_per_call(calls[step], options.steps // 5 or 1)["median"]
+    if options.trace:
+        with jax.profiler.trace(f"{options.trace}/{options.model}-{step}-{concurrency}"):
+            jax.block_until_ready([calls[step]() for _ in range(3)])
+    return milliseconds
 
 
 def filled_slots(concurrency: int):
