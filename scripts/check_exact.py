@@ -43,6 +43,7 @@ from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params
 from jaxspec.models.presets import NAMES, dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.ngram import NgramProposer
 
 REGRET = 0.20
@@ -222,9 +223,15 @@ class Fleet:
         shapes = loop.plan.shapes
         if not loop.plan.exact:  # few buckets: compiling takes longer than decoding
             shapes = Shapes((1 if company == ALONE else SLOTS,), ((4, CHUNK),))
-        name = "none" if method == "replay" else method
-        loop.plan = replace(loop.plan, method=name, width=width, shapes=shapes)
-        loop.proposer = NgramProposer(self.engine.options) if method == "ngram" else None
+        options, ngram = self.engine.options, method == "ngram"
+        loop.plan = replace(
+            loop.plan,
+            method="none" if method == "replay" else method,
+            width=width,
+            shapes=shapes,
+            lookup=lookup_of(options, width - 1) if ngram and options.exact else None,
+        )
+        loop.proposer = NgramProposer(options) if ngram else None
         loop.driver = DRIVERS["overlapped"]
         if method == "replay":
             known = {output.prompt_token_ids: output.token_ids for output in plain}

@@ -43,7 +43,8 @@ def _new_state(models: Models, plan: Plan) -> EngineState:
     draft_pool = None
     if drafter is not None:
         draft_pool = pool_for(drafter.config.decoder, plan.num_pages, plan.page_size, drafter.dtype)
-    return empty_state(pool, draft_pool, plan.num_slots, plan.max_pages)
+    positions = plan.max_model_len + plan.block_size if plan.keeps_tokens else 0
+    return empty_state(pool, draft_pool, plan.num_slots, plan.max_pages, positions)
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:

@@ -19,7 +19,7 @@ class Proposals:
     from_host: tuple[Sequence[int], ...]
     """Spans that the host proposes; empty where it has none."""
     from_device: tuple[int, ...]
-    """Drafts to take from the drafter's block."""
+    """Drafts to take from the drafter's block, or from what the device looks up."""
 
     def tier(self, plan: Plan) -> dict[str, int]:
         """How wide to draft. Spans of the host fit into the whole block only."""
@@ -27,11 +27,16 @@ class Proposals:
 
 
 def propose(loop: Loop, requests: list[Request]) -> Proposals:
-    """Asks the host's proposer, and gives every request that speculates the drafter's block."""
-    block = _width(loop, requests) - 1 if loop.plan.drafter else 0
+    """Asks the host's proposer, and gives every request that speculates the device's drafts."""
+    spans = tuple(_host_span(loop, request) for request in requests)
+    if loop.plan.lookup:
+        # Once a step is wide because of one, it costs nothing more to look up for all.
+        most, spans = (loop.plan.width - 1 if any(spans) else 0), ((),) * len(spans)
+    else:
+        most = _width(loop, requests) - 1 if loop.plan.drafter else 0
     return Proposals(
-        from_host=tuple(_host_span(loop, request) for request in requests),
-        from_device=tuple(block if request.params.speculate else 0 for request in requests),
+        from_host=spans,
+        from_device=tuple(most if request.params.speculate else 0 for request in requests),
     )
 
 
@@ -56,7 +61,7 @@ def draft(loop: Loop, slots: Int[Array, " rows"], proposals: Proposals, draws: b
     rows, width = slots.size, loop.plan.width - 1
     lengths = padded(tuple(map(len, proposals.from_host)), rows, 0)
     if any(proposals.from_device):
-        drafts = _drafts_of_the_drafter(loop, slots, proposals, draws)
+        drafts = _drafts_of_the_device(loop, slots, proposals, draws)
         if not any(proposals.from_host):
             return drafts
         spans = block_of(proposals.from_host, rows, width)
@@ -67,10 +72,12 @@ def draft(loop: Loop, slots: Int[Array, " rows"], proposals: Proposals, draws: b
     return Drafts(filled((rows, width if loop.plan.exact else 0), 0), lengths)
 
 
-def _drafts_of_the_drafter(
+def _drafts_of_the_device(
     loop: Loop, slots: Int[Array, " rows"], proposals: Proposals, draws: bool
 ) -> Drafts:
     num_drafts = padded(proposals.from_device, slots.size, 0)
+    if loop.plan.lookup:
+        return loop.device.run("lookup_step", slots, num_drafts, lookup=loop.plan.lookup)
     tier = proposals.tier(loop.plan)
     if draws and loop.plan.drawn_drafts:
         tokens, logits = loop.device.run("drawn_draft_step", slots, **tier)

@@ -40,7 +40,7 @@ def lockstep(loop: Loop) -> None:
 def overlapped(loop: Loop) -> None:
     """One step: it is launched first, then the results of the step before are read.
 
-    Who proposes on the host has to read those first.
+    A method that proposes on the host has to read those first.
     """
     loop.admit()
     before = len(loop.flights)
@@ -69,6 +69,8 @@ def _decode(loop: Loop, requests: list[Request]) -> StepResult:
         return run("accept_step", slots, drafts.tokens, verified)
     if any(proposals.from_device):
         num_drafts = padded(proposals.from_device, slots.size, 0)
+        if loop.plan.lookup:
+            return run("lookup_spec_step", slots, num_drafts, lookup=loop.plan.lookup, draws=draws)
         tier = proposals.tier(loop.plan)
         if draws and loop.plan.drawn_drafts:
             return run("drawn_spec_step", slots, num_drafts, **tier)

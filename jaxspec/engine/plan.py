@@ -10,6 +10,7 @@ from jaxspec.engine.request import Request
 from jaxspec.engine.shapes import Shapes, shapes_for
 from jaxspec.engine.steps import Models
 from jaxspec.errors import UsageError
+from jaxspec.proposers.lookup import Lookup, lookup_of
 from jaxspec.proposers.methods import METHODS
 from jaxspec.proposers.options import SpeculationOptions
 
@@ -46,6 +47,8 @@ class Plan:
     """Whether the drafter draws its drafts for requests that draw."""
     tiers: tuple[int, ...] = ()
     """Widths that adaptive spans choose from, rising; empty where they do not adapt."""
+    lookup: Lookup | None = None
+    """What the device looks up itself; None where it does not."""
 
     @property
     def max_pages(self) -> int:
@@ -59,8 +62,13 @@ class Plan:
 
     @property
     def host(self) -> bool:
-        """Whether somebody proposes on the host."""
-        return METHODS[self.method].host is not None
+        """Whether somebody proposes on the host, who has to read a step before the next."""
+        return METHODS[self.method].host is not None and self.lookup is None
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether the state has them; with `exact` always, so that its programs stay the same."""
+        return self.exact or self.lookup is not None
 
     def tier(self, width: int) -> dict[str, int]:
         """How a program is asked for this width: the whole one goes without saying."""
@@ -123,11 +131,14 @@ def plan_engine(models: Models, options: EngineOptions) -> Plan:
     block_size = _block_size(models, options)
     max_model_len = context_limit(models, options.max_model_len)
     chunk = min(options.prefill_chunk, max_model_len)
+    driver = choose_driver(options.driver, options.synthetic_acceptance is not None)
+    width = _width(method, options, block_size)
+    looks_up = METHODS[method].looks_up and driver == "overlapped"
     return Plan(
         method=method,
-        driver=choose_driver(options.driver, options.synthetic_acceptance is not None),
+        driver=driver,
         exact=options.exact,
-        width=_width(method, options, block_size),
+        width=width,
         block_size=block_size,
         num_slots=options.max_batch,
         max_model_len=max_model_len,
@@ -136,6 +147,7 @@ def plan_engine(models: Models, options: EngineOptions) -> Plan:
         shapes=shapes_for(options.max_batch, chunk, options.exact),
         drawn_drafts=options.draft_sampling == "drawn" and not options.exact,
         tiers=_tiers(method, options, block_size),
+        lookup=lookup_of(options, width - 1) if looks_up else None,
     )
 
 

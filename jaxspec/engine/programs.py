@@ -21,6 +21,8 @@ STATIC = {
     **{step.__name__: ("draws",) for step in DRAWING},
     **{step.__name__: ("width",) for step in DRAFTING},
     "spec_step": ("draws", "width"),
+    "lookup_step": ("lookup",),
+    "lookup_spec_step": ("lookup", "draws"),
 }
 
 # Compiled once per shape for all engines of a process: the models are static and hashable. The
@@ -39,7 +41,7 @@ class Device:
         self.params = params
         self.state: EngineState | None = state
 
-    def run(self, step: str, *inputs: Any, **static: int) -> Any:
+    def run(self, step: str, *inputs: Any, **static: Any) -> Any:
         """Runs a step on the state and returns what it gives besides the next state."""
         result = COMPILED[step](self.models, self.params, self.state, *inputs, **static)
         if isinstance(result, EngineState):
@@ -48,7 +50,7 @@ class Device:
         self.state, output = result
         return output
 
-    def lower(self, step: str, *inputs: Any, **static: int) -> jax.stages.Lowered:
+    def lower(self, step: str, *inputs: Any, **static: Any) -> jax.stages.Lowered:
         """The program of a step, not run; compiling it is what the next run would do."""
         return COMPILED[step].lower(self.models, self.params, self.state, *inputs, **static)
 

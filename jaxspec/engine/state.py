@@ -47,6 +47,8 @@ class EngineState:
     """Length at which a slot's budget is spent; 0 for a slot that nobody has."""
     last_tokens: Int[Array, " slots"]
     """The newest token of every slot, emitted but not yet in the pools."""
+    tokens: Int[Array, "slots positions"] | None
+    """Token of every position up to `length`, that one included; None where nobody looks up."""
     sampling: SlotSampling
     """How every slot's tokens are drawn."""
 
@@ -56,9 +58,14 @@ class EngineState:
 
 
 def empty_state(
-    target_pool: KVPool, draft_pool: KVPool | None, num_slots: int, max_pages: int
+    target_pool: KVPool,
+    draft_pool: KVPool | None,
+    num_slots: int,
+    max_pages: int,
+    positions: int = 0,
 ) -> EngineState:
-    """A state with nobody in it; one slot more than asked for, the padding slot."""
+    """A state with nobody in it; one slot more than asked for, the padding slot. Of as many
+    positions the tokens are kept."""
     integers = lambda: jnp.zeros(num_slots + 1, jnp.int32)
     floats = lambda: jnp.zeros(num_slots + 1, jnp.float32)
     return EngineState(
@@ -68,6 +75,7 @@ def empty_state(
         lengths=integers(),
         limits=integers(),
         last_tokens=integers(),
+        tokens=jnp.zeros((num_slots + 1, positions), jnp.int32) if positions else None,
         sampling=SlotSampling(
             temperature=floats(),
             top_k=integers(),

@@ -7,6 +7,7 @@
                               back by not being counted
     spec_step                 draft, verify, accept and commit in one program
     replace_step              what the host proposes, in place of the drafter's drafts
+    lookup_step               prompt lookup, in the drafter's place; lookup_spec_step is the whole
 
 Plain decoding is a verify without drafts. True lengths are data, never shapes: a step is compiled
 once for a number of rows and a width, and once more with `draws`, for batches in which somebody
@@ -26,6 +27,7 @@ from jaxspec.engine.state import EngineState
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers import dflash
+from jaxspec.proposers.lookup import Lookup, look_up
 from jaxspec.sampling import (
     SlotSampling,
     TopLogprobs,
@@ -129,6 +131,12 @@ def prefill_step(
             draft_pool=_absorb(models, params, state, features, block),
             lengths=state.lengths.at[chunk.slots].set(ends),
             last_tokens=state.last_tokens.at[chunk.slots].set(tokens[:, 0]),
+            tokens=_noted(
+                _noted(state.tokens, chunk.slots, chunk.starts, chunk.tokens),
+                chunk.slots,
+                ends,
+                tokens,
+            ),
         )
         emitted = jnp.ones_like(ends)
         return state, StepResult(tokens, emitted, jnp.zeros_like(ends), logprobs)
@@ -199,6 +207,23 @@ def replace_step(
     return state, Drafts(replaced, jnp.where(mine, num_proposed, num_drafts), logits)
 
 
+def lookup_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    num_drafts: Int[Array, " rows"],
+    *,
+    lookup: Lookup,
+) -> tuple[EngineState, Drafts]:
+    """What the tokens of every row go on with, `num_drafts` at most and none beyond its budget."""
+    with jax.named_scope("draft"):
+        lengths = state.lengths[slots]
+        drafts, found = look_up(lookup, state.tokens[slots], lengths + 1)
+        room = jnp.minimum(num_drafts, state.limits[slots] - lengths - 1)
+        return state, Drafts(drafts, jnp.clip(found, 0, jnp.maximum(room, 0)))
+
+
 def verify_step(
     models: Models,
     params: Params,
@@ -247,6 +272,7 @@ def commit_step(
             draft_pool=_absorb(models, params, state, verified.features, block),
             lengths=state.lengths.at[slots].add(emitted),
             last_tokens=state.last_tokens.at[slots].set(newest),
+            tokens=_noted(state.tokens, slots, state.lengths[slots] + 1, verified.tokens),
         )
         return committed, StepResult(
             verified.tokens, emitted, verified.num_drafts, verified.logprobs
@@ -307,6 +333,23 @@ def spec_step(
     return accept_step(models, params, state, slots, drafts, verified)
 
 
+def lookup_spec_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " rows"],
+    num_drafts: Int[Array, " rows"],
+    *,
+    lookup: Lookup,
+    draws: bool,
+) -> tuple[EngineState, StepResult]:
+    """`spec_step` with drafts that are looked up."""
+    state, drafts = lookup_step(models, params, state, slots, num_drafts, lookup=lookup)
+    block = drafts.tokens, drafts.num_drafts
+    state, verified = verify_step(models, params, state, slots, *block, draws=draws)
+    return accept_step(models, params, state, slots, drafts.tokens, verified)
+
+
 def drawn_spec_step(
     models: Models,
     params: Params,
@@ -330,6 +373,20 @@ def _places(models: Models, width: int | None) -> int:
 
 def _active(state: EngineState, slots: Int[Array, " rows"]) -> Int[Array, " rows"]:
     return (state.lengths[slots] < state.limits[slots]).astype(jnp.int32)
+
+
+def _noted(
+    kept: Int[Array, "slots positions"] | None,
+    slots: Int[Array, " rows"],
+    starts: Int[Array, " rows"],
+    tokens: Int[Array, "rows width"],
+) -> Int[Array, "slots positions"] | None:
+    """Tokens that follow each other from `starts`. Those that are not kept lie beyond the length,
+    and are overwritten before they are read, as in the pools."""
+    if kept is None:
+        return None
+    places = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    return kept.at[slots[:, None], places].set(tokens, mode="drop")
 
 
 def _block_of(

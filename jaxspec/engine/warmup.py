@@ -15,7 +15,7 @@ from jaxspec.engine.programs import Device
 from jaxspec.engine.steps import PromptChunk, Seat
 from jaxspec.sampling import SlotSampling
 
-Program = tuple[str, tuple[Any, ...], dict[str, int]]
+Program = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a step, shapes of its inputs, static choices."""
 
 
@@ -32,7 +32,7 @@ def temporaries(device: Device, plan: Plan) -> int:
     return max(_needed(device, *program) for program in programs)
 
 
-def _needed(device: Device, step: str, inputs: tuple[Any, ...], static: dict[str, int]) -> int:
+def _needed(device: Device, step: str, inputs: tuple[Any, ...], static: dict[str, Any]) -> int:
     analysis = device.lower(step, *inputs, **static).compile().memory_analysis()
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return analysis.temp_size_in_bytes + fresh
@@ -53,6 +53,8 @@ def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> I
     overlapped, drawn = plan.driver == "overlapped", draws and plan.drawn_drafts and plan.drafter
     if overlapped and not plan.exact:
         yield "plain_step", (slots,), static
+        if plan.lookup:
+            yield "lookup_spec_step", (slots, slots), static | {"lookup": plan.lookup}
         for tier in _drafted_tiers(plan):
             if drawn:
                 yield "drawn_spec_step", (slots, slots), tier
@@ -60,6 +62,8 @@ def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> I
                 yield "spec_step", (slots, slots), static | tier
         if not plan.host:
             return
+    if plan.lookup:
+        yield "lookup_step", (slots, slots), {"lookup": plan.lookup}
     block = Shape((*slots.shape, plan.width - 1), np.int32)
     drafted = {plan.width: (block, None)}
     for tier in _drafted_tiers(plan):

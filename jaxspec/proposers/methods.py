@@ -1,8 +1,8 @@
 """The ways to propose. A method is one entry of `METHODS`; `docs/methods.md` shows how to add one.
 
 On the device a drafter model proposes a block for every slot; what it remembers of a slot lives in
-the engine's state. On the host a `HostProposer` proposes from the tokens alone. Whoever proposes,
-verification, acceptance and commit are the same.
+the engine's state. On the host a `HostProposer` proposes from the tokens alone; prompt lookup can
+do so on the device as well. Whoever proposes, verification, acceptance and commit are the same.
 """
 
 import dataclasses
@@ -40,11 +40,14 @@ class Method:
     """Whether the drafter model proposes, on the device."""
     host: Callable[[SpeculationOptions], HostProposer] | None = None
     """Makes what proposes on the host."""
+    looks_up: bool = False
+    """Whether the device can look the same spans up itself, with tokens that the host has not read
+    yet. The host then only says when drafting is worth a wider step."""
 
 
 METHODS = {
     "dflash": Method(drafter=True),
-    "ngram": Method(host=NgramProposer),
+    "ngram": Method(host=NgramProposer, looks_up=True),
     "dflash+ngram": Method(drafter=True, host=long_matches),
     "none": Method(),
 }

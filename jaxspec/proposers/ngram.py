@@ -19,10 +19,16 @@ class _Lookup:
 
 
 class NgramProposer:
-    """Looks up the end of every request in the request itself; on the host."""
+    """Looks up the end of every request in the request itself; on the host.
 
-    def __init__(self, options: SpeculationOptions):
+    Where the device looks up too, results come a step late: it is asked again before it hears what
+    became of its last answer.
+    """
+
+    def __init__(self, options: SpeculationOptions, alone: bool = True):
         self.options = options
+        self.alone = alone
+        """Whether nobody else drafts, so that every draft is from here."""
         self.lookups: dict[int, _Lookup] = {}
 
     def commit(
@@ -30,7 +36,7 @@ class NgramProposer:
     ) -> None:
         lookup = self.lookups.setdefault(request, _Lookup(self._new_index()))
         lookup.index.extend(tokens)
-        if lookup.proposed and num_drafts:
+        if num_drafts and (self.alone or lookup.proposed):
             lookup.gate = after_drafts(lookup.gate, accepted / num_drafts)
         else:
             lookup.gate = after_none(lookup.gate)
@@ -40,6 +46,8 @@ class NgramProposer:
         lookup = self.lookups[request]
         if not is_open(lookup.gate, self.options):
             return ()
+        if self.alone:
+            room = min(room, self.options.num_drafts)
         drafts = lookup.index.continuation(room)
         lookup.proposed = bool(drafts)
         return drafts
@@ -56,4 +64,5 @@ class NgramProposer:
 
 def long_matches(options: SpeculationOptions) -> NgramProposer:
     """Speaks up only where the longest run that may be looked up was found."""
-    return NgramProposer(dataclasses.replace(options, min_ngram=options.max_ngram))
+    only_longest = dataclasses.replace(options, min_ngram=options.max_ngram)
+    return NgramProposer(only_longest, alone=False)

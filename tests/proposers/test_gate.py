@@ -73,12 +73,24 @@ def test_one_request_s_luck_is_not_another_s():
 
 
 def test_drafts_of_others_are_not_judged():
-    proposer = NgramProposer(OPTIONS)
+    proposer = NgramProposer(OPTIONS, alone=False)
     proposer.commit(1, [1, 2, 3])
     for token in range(10, 20):
         assert not proposer.propose(1, 4)
         proposer.commit(1, [token], num_drafts=7, accepted=0)
     assert proposer.lookups[1].gate.judged == 0
+
+
+def test_what_the_device_looked_up_is_judged_though_results_come_a_step_late():
+    proposer = NgramProposer(OPTIONS)
+    proposer.commit(1, [1, 2, 1, 2])
+    assert proposer.propose(1, 4)
+    assert proposer.propose(1, 4)
+    for _ in range(3):
+        proposer.commit(1, [5], num_drafts=4, accepted=0)
+    assert proposer.lookups[1].gate.judged == 3
+    proposer.commit(1, [2, 5])
+    assert not proposer.propose(1, 4)
 
 
 def test_release_forgets_and_may_come_twice():

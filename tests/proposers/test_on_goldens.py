@@ -58,16 +58,75 @@ def test_whatever_the_options(options):
         assert list(output.token_ids) == case["greedy"][:30] and output.error is None
 
 
-def test_one_forward_per_step_and_a_plain_one_where_nobody_drafts():
-    engine = golden_engine(method="ngram", ngram_threshold=0.0)
+WIDE = {"lockstep": "verify_step", "overlapped": "lookup_spec_step"}
+
+
+@pytest.mark.parametrize("driver", WIDE)
+def test_one_forward_per_step_and_a_plain_one_where_nobody_drafts(driver):
+    engine = golden_engine(method="ngram", ngram_threshold=0.0, driver=driver)
     ran = ran_by(engine)
     case = trajectories()[3]
     prompts = [case["prompt"], REPEATING]
     engine.generate(prompts, [budget(20), budget(40)])
-    assert {"verify_step", "plain_step"} < set(ran) and "spec_step" not in ran
+    assert WIDE[driver] in ran and "spec_step" not in ran
+    if driver == "lockstep":
+        return
+    assert {*ran} == {"seat_step", "prefill_step", "plain_step", "lookup_spec_step"}
     ran.clear()
     engine.generate(prompts, budget(20, speculate=False))
     assert set(ran) == {"seat_step", "prefill_step", "plain_step"}
+
+
+def unread_at_launch(engine: Engine) -> list[tuple[str, int]]:
+    """Per decode step how many steps before it the host had not read when it was launched."""
+    run, seen = engine.loop.device.run, []
+
+    def watch(step, *inputs, **static):
+        if step not in ("seat_step", "prefill_step"):
+            seen.append((step, len(engine.loop.flights)))
+        return run(step, *inputs, **static)
+
+    engine.loop.device.run = watch
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": True, "shapes": None}], ids=str)
+def test_nothing_waits_for_the_host_whether_it_drafts_or_not(options):
+    engine = golden_engine(method="ngram", **options)
+    launched = unread_at_launch(engine)
+    engine.generate([REPEATING, trajectories()[3]["prompt"]], budget(40))
+    assert any("lookup" in step for step, _ in launched)
+    assert min(unread for _, unread in launched) == 1
+    waits = golden_engine(method="dflash+ngram", max_ngram=1)
+    launched = unread_at_launch(waits)
+    waits.generate(REPEATING, budget(20))
+    assert ("verify_step", 0) in launched
+
+
+def test_a_request_below_the_threshold_goes_on_plainly():
+    """After its warm-up a request whose drafts are wrong makes no step wide but to try again."""
+    engine = golden_engine(method="ngram", ngram_threshold=1.0, ngram_warm_up=2, num_drafts=15)
+    ran = ran_by(engine)
+    case = trajectories()[3]
+    output = engine.generate(case["prompt"], budget(60))
+    assert list(output.token_ids) == case["greedy"][:60]
+    wide = [i for i, step in enumerate(ran) if step == "lookup_spec_step"]
+    assert 0 < len(wide) < 12 and ran.count("plain_step") > 30
+    later = [b - a for a, b in zip(wide, wide[1:]) if b - a > 1]
+    assert not later or max(later) >= 30
+
+
+def test_in_a_wide_step_everybody_who_may_looks_up():
+    """A request below the threshold drafts again where another's drafts make the step wide."""
+    engine = golden_engine(method="ngram")
+    loop = engine.loop
+    propose = loop.proposer.propose
+    loop.proposer.propose = lambda id, room: propose(id, room) if id == 1 else ()
+    params = [budget(40), budget(40), budget(40, speculate=False)]
+    outputs = engine.generate([REPEATING, REPEATING, REPEATING], params)
+    assert outputs[0].token_ids == outputs[1].token_ids == outputs[2].token_ids
+    drafted = [output.stats.num_draft_tokens for output in outputs]
+    assert drafted[0] == drafted[1] > 0 == drafted[2]
 
 
 def test_drafts_are_accepted_where_the_text_repeats_itself():
