@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.errors import UsageError
 
@@ -19,6 +20,11 @@ class SyntheticAcceptance:
     """How likely each draft is accepted once all before it were."""
 
     conditional_rates: tuple[int | float, ...]
+
+    @property
+    def on_device(self) -> Float[Array, " places"]:
+        """As the steps read it."""
+        return jax.device_put(np.array(self.conditional_rates, np.float32))
 
 
 def from_rates(rates: Sequence[int | float], places: int) -> SyntheticAcceptance:
@@ -50,19 +56,18 @@ def from_length(length: int | float, places: int) -> SyntheticAcceptance:
 
 
 def draw_accepted(
-    synthetic: SyntheticAcceptance,
+    rates: Float[Array, " places"],
     seeds: Array,
     lengths: Int[Array, " rows"],
     num_drafts: Int[Array, " rows"],
-    places: int,
 ) -> Int[Array, " rows"]:
-    """Drafts accepted per row: the same for the same seed and committed length."""
-    rates = jnp.asarray(synthetic.conditional_rates[:places])
+    """Drafts accepted per row at conditional rates: the same for the same seed and committed
+    length. The rates are data, so that one program serves all of them."""
 
     def row(seed: Array, length: Array) -> Bool[Array, " places"]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), length)
         return jax.random.uniform(key, rates.shape) < rates
 
-    drafted = jnp.arange(places)[None, :] < num_drafts[:, None]
+    drafted = jnp.arange(rates.size)[None, :] < num_drafts[:, None]
     kept = jax.vmap(row)(seeds, lengths) & drafted
     return jnp.cumprod(kept.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)

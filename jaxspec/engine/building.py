@@ -26,7 +26,9 @@ def build_loop(
     """An idle loop with empty pools."""
     plan = plan_engine(models, options)
     synthetic = synthetic_of(options.synthetic_acceptance, plan.block_size - 1)
-    models = dataclasses.replace(models, synthetic=synthetic)
+    models = dataclasses.replace(models, synthetic=synthetic is not None)
+    if synthetic is not None:
+        params = params | {"synthetic": synthetic.on_device}
     pages = options.num_pages or _pages_that_fit(models, params, plan, options.memory_fraction)
     plan = dataclasses.replace(plan, num_pages=pages + 1)
     new_state = partial(_new_state, models, plan)

@@ -198,7 +198,7 @@ class Engine:
         output = None
         if increment.finish_reason is not None:
             finished = self.loop.finished[increment.request]
-            synthetic = self.loop.device.models.synthetic is not None
+            synthetic = self.loop.device.models.synthetic
             output = output_of(finished, self.loop.plan.block_size - 1, synthetic)
             self._finished = pool([output.stats], self._finished)
         return StreamEvent(index, increment.token_ids, increment.text, output)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.acceptance import SyntheticAcceptance, accept, draw_accepted
+from jaxspec.acceptance import accept, draw_accepted
 from jaxspec.cache.block import Block, block_after
 from jaxspec.engine.state import EngineState
 from jaxspec.models.dflash import DFlash
@@ -46,8 +46,9 @@ class Models:
 
     target: Qwen3
     drafter: DFlash | None
-    synthetic: SyntheticAcceptance | None = None
-    """Draws how many drafts are accepted, for benchmarks; None asks the target."""
+    synthetic: bool = False
+    """For benchmarks: how many drafts are accepted is drawn, at the rates in
+    params["synthetic"]; else the target is asked."""
 
 
 @jax.tree_util.register_dataclass
@@ -289,21 +290,24 @@ def accept_step(
 ) -> tuple[EngineState, StepResult]:
     """Acceptance and commit on the device."""
     with jax.named_scope("accept"):
-        accepted = _accepted(models, state, slots, drafts, verified)
+        accepted = _accepted(models, params, state, slots, drafts, verified)
     return commit_step(models, params, state, slots, verified, accepted)
 
 
 def _accepted(
     models: Models,
+    params: Params,
     state: EngineState,
     slots: Int[Array, " rows"],
     drafts: Int[Array, "rows drafts"],
     verified: Verified,
 ) -> Int[Array, " rows"]:
-    if models.synthetic is None or drafts.shape[1] == 0:
+    if not models.synthetic or drafts.shape[1] == 0:
         return accept(drafts, verified.tokens, verified.num_drafts)
     seeds, lengths = state.sampling.seed[slots], state.lengths[slots]
-    return draw_accepted(models.synthetic, seeds, lengths, verified.num_drafts, drafts.shape[1])
+    return draw_accepted(
+        params["synthetic"][: drafts.shape[1]], seeds, lengths, verified.num_drafts
+    )
 
 
 def plain_step(

@@ -82,7 +82,7 @@ def test_the_model_s_own_end_tokens_end_unless_ignored():
 
     class Models:
         target = EndsSooner
-        synthetic = None
+        synthetic = False
 
     real, run = device.models, device.run
     device.models = Models
