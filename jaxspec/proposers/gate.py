@@ -6,6 +6,8 @@ from jaxspec.proposers.options import SpeculationOptions
 
 WEIGHT = 0.2
 """Of the newest step in the running rate."""
+PATIENCE = 8
+"""Tries in vain until the pauses between two of them grow no longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +23,12 @@ class Gate:
 
 
 def is_open(gate: Gate, options: SpeculationOptions) -> bool:
-    """While it warms up, while its drafts are accepted, and now and then to try again."""
+    """While it warms up, while its drafts are accepted, and to try again after pauses that grow."""
+    in_vain = gate.judged - options.ngram_warm_up
     return (
-        gate.judged < options.ngram_warm_up
+        in_vain < 0
         or gate.rate >= options.ngram_threshold
-        or gate.since >= options.ngram_probe_every
+        or gate.since >= options.ngram_probe_every * min(1 + in_vain, PATIENCE)
     )
 
 

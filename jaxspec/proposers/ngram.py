@@ -15,7 +15,7 @@ class _Lookup:
     index: NgramIndex
     gate: Gate = Gate()
     proposed: bool = False
-    """Whether the drafts that the next commit judges are from here."""
+    """Whether drafts were proposed since the last commit."""
 
 
 class NgramProposer:
@@ -38,6 +38,8 @@ class NgramProposer:
         lookup.index.extend(tokens)
         if num_drafts and (self.alone or lookup.proposed):
             lookup.gate = after_drafts(lookup.gate, accepted / num_drafts)
+        elif lookup.proposed:  # a wide step for nothing: by then the text went on differently
+            lookup.gate = after_drafts(lookup.gate, 0.0)
         else:
             lookup.gate = after_none(lookup.gate)
         lookup.proposed = False

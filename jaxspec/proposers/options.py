@@ -32,7 +32,8 @@ class SpeculationOptions:
     ngram_warm_up: int = 8
     """Steps with drafts before the threshold counts."""
     ngram_probe_every: int = 32
-    """Steps without drafts after which a request below the threshold tries again."""
+    """Steps without drafts after which a request below the threshold tries again; after every try
+    in vain as many more, up to eight times as many."""
 
     def __post_init__(self) -> None:
         for wrong, found, expected in self._speculation_rules():

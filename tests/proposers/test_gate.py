@@ -33,12 +33,17 @@ def test_it_closes_after_its_warm_up_and_not_before():
     assert not is_open(gate_after([0, 0, 0]), OPTIONS)
 
 
-def test_it_probes_now_and_then_and_one_probe_is_one_probe():
-    gate, seen = gate_after([0, 0, 0]), []
-    for _ in range(12):
-        seen.append(is_open(gate, OPTIONS))
-        gate = after_drafts(gate, 0.0) if seen[-1] else after_none(gate)
-    assert seen == [False] * 4 + [True] + [False] * 4 + [True] + [False] * 2
+def test_it_probes_after_pauses_that_grow_and_one_probe_is_one_probe():
+    gate, pauses = gate_after([0, 0, 0]), [0]
+    while len(pauses) < 12:
+        if is_open(gate, OPTIONS):
+            gate = after_drafts(gate, 0.0)
+            pauses.append(0)
+        else:
+            gate = after_none(gate)
+            pauses[-1] += 1
+    assert pauses[:8] == [4, 8, 12, 16, 20, 24, 28, 32]
+    assert pauses[8:11] == [32] * 3
 
 
 def test_good_probes_open_it_again():
@@ -91,6 +96,18 @@ def test_what_the_device_looked_up_is_judged_though_results_come_a_step_late():
     assert proposer.lookups[1].gate.judged == 3
     proposer.commit(1, [2, 5])
     assert not proposer.propose(1, 4)
+
+
+def test_a_wide_step_for_nothing_counts_against_who_asked_for_it():
+    proposer = NgramProposer(OPTIONS)
+    proposer.commit(1, [1, 2, 1])
+    proposer.commit(2, [1, 2, 3])
+    asked = [len(proposer.propose(1, 4)) for _ in range(3) if not proposer.commit(1, [1])]
+    assert all(asked) and not proposer.propose(2, 4)
+    proposer.commit(1, [1])
+    proposer.commit(2, [4])
+    assert proposer.lookups[1].gate.judged == 3 and not proposer.propose(1, 4)
+    assert proposer.lookups[2].gate.judged == 0
 
 
 def test_release_forgets_and_may_come_twice():
