@@ -96,6 +96,7 @@ def _add_optimization(group: Any) -> None:
     group.add_argument("--epochs", type=float, default=6.0, help="passes over the data [6]")
     group.add_argument("--batch-size", type=int, help="rows per step, all devices [8]")
     group.add_argument("--accumulation", type=int, help="parts of a batch [1]")
+    group.add_argument("--method", choices=("adamw", "muon"), help="[adamw]")
     group.add_argument("--learning-rate", type=float, help="[6e-4]")
     group.add_argument("--warmup", type=float, help="share of the steps [0.04]")
     group.add_argument("--clip", type=float, help="largest gradient norm [1]")

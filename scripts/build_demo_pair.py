@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 
-from jaxspec.checkpoint.load import load_target
+from jaxspec.checkpoint.load import load_drafter, load_target
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
@@ -78,7 +78,7 @@ PRESETS = {
         target=TargetShape(),
         target_length=513,
         target_options=Optimization(
-            seconds=75.0,
+            seconds=70.0,
             batch_size=64,
             learning_rate=2e-3,
             weight_decay=0.1,
@@ -87,12 +87,16 @@ PRESETS = {
         drafter=DrafterShape(block_size=16, layers=5, features=5, from_target=True),
         recipe=Recipe(anchors=48),
         drafter_options=Optimization(
-            seconds=210.0, batch_size=32, learning_rate=2e-3, second_moment=0.95
+            seconds=180.0,
+            batch_size=32,
+            method="muon",
+            learning_rate=5e-3,
+            second_moment=0.95,
         ),
         drafter_length=320,
         prompts=(8, 128),
         on_policy_rows=49_152,
-        on_policy_seconds=50.0,
+        on_policy_seconds=40.0,
         reserve=0.15,
         held_out_rows=128,
         slots=1024,
@@ -108,7 +112,7 @@ PRESETS = {
         ),
         target_length=513,
         target_options=Optimization(
-            seconds=110.0,
+            seconds=120.0,
             batch_size=32,
             learning_rate=1e-3,
             weight_decay=0.1,
@@ -117,12 +121,16 @@ PRESETS = {
         drafter=DrafterShape(block_size=16, layers=5, features=5, from_target=True),
         recipe=Recipe(anchors=48),
         drafter_options=Optimization(
-            seconds=180.0, batch_size=16, learning_rate=1e-3, second_moment=0.95
+            seconds=150.0,
+            batch_size=16,
+            method="muon",
+            learning_rate=4e-3,
+            second_moment=0.95,
         ),
         drafter_length=320,
         prompts=(8, 128),
         on_policy_rows=49_152,
-        on_policy_seconds=50.0,
+        on_policy_seconds=40.0,
         reserve=0.15,
         held_out_rows=64,
         slots=512,
@@ -135,7 +143,9 @@ PRESETS = {
         target_options=Optimization(steps=30, batch_size=8, learning_rate=3e-3, compute="float32"),
         drafter=DrafterShape(block_size=4, layers=2, features=2, from_target=True),
         recipe=Recipe(anchors=6),
-        drafter_options=Optimization(steps=30, batch_size=8, learning_rate=3e-3, compute="float32"),
+        drafter_options=Optimization(
+            steps=30, batch_size=8, method="muon", learning_rate=3e-3, compute="float32"
+        ),
         drafter_length=64,
         prompts=(8, 32),
         on_policy_rows=64,
@@ -203,6 +213,8 @@ def main() -> None:
     started = first_drafter_params(
         drafter, config, params, None, jax.random.key(3), preset.drafter.from_target
     )
+    if options.drafter is not None:
+        started |= load_drafter(options.drafter, config, jnp.float32)[1]
     learns, stays = split_frozen(started)
     frozen = {"target": spoken, "drafter": stays}
     objective = DrafterObjective(target, drafter, preset.recipe, compute)
@@ -263,19 +275,18 @@ class Clock:
 
 
 def with_lengths(preset: Preset, options: argparse.Namespace) -> Preset:
-    def lasting(
-        optimization: Optimization, steps: int | None, seconds: float | None
-    ) -> Optimization:
+    def lasting(of: Optimization, steps: int | None, seconds: float | None) -> Optimization:
         if steps is not None:
-            return dataclasses.replace(optimization, steps=steps, seconds=None)
-        return dataclasses.replace(optimization, seconds=seconds or optimization.seconds)
+            return dataclasses.replace(of, steps=steps, seconds=None)
+        return dataclasses.replace(of, seconds=seconds or of.seconds)
 
+    drafter = dataclasses.replace(
+        preset.drafter_options, method=options.drafter_method or preset.drafter_options.method
+    )
     return dataclasses.replace(
         preset,
         target_options=lasting(preset.target_options, options.target_steps, options.target_seconds),
-        drafter_options=lasting(
-            preset.drafter_options, options.drafter_steps, options.drafter_seconds
-        ),
+        drafter_options=lasting(drafter, options.drafter_steps, options.drafter_seconds),
         on_policy_rows=options.on_policy_rows or preset.on_policy_rows,
         on_policy_seconds=options.on_policy_seconds or preset.on_policy_seconds,
     )
@@ -294,10 +305,14 @@ def parse() -> argparse.Namespace:
         metavar="DIR",
         help="a target that an earlier build made of the same text, instead of a new one",
     )
+    parser.add_argument(
+        "--drafter", type=Path, metavar="DIR", help="a drafter for that target to go on from"
+    )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
     parser.add_argument("--target-seconds", type=float, help="for the target, compiling included")
     parser.add_argument("--target-steps", type=int, help="instead of seconds")
     parser.add_argument("--drafter-seconds", type=float)
+    parser.add_argument("--drafter-method", choices=("adamw", "muon"))
     parser.add_argument("--drafter-steps", type=int)
     parser.add_argument("--on-policy-rows", type=int)
     parser.add_argument("--on-policy-seconds", type=float)

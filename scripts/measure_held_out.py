@@ -12,6 +12,7 @@ counted.
 import argparse
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.opening import Opened, choose_dtype, open_models
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
-from jaxspec.measure.contenders import compile_all, engine_for
+from jaxspec.engine.warmup import every_program
+from jaxspec.measure.contenders import engine_for
 from jaxspec.measure.environment import environment
 from jaxspec.measure.load import Load, Run, Work, run_load
 from jaxspec.text.tokenizer import Tokenizer
@@ -45,8 +47,7 @@ def main() -> None:
     )
     works = works_of(options, opened.tokenizer)
     engines = {method: engine_of(options, opened, method) for method in METHODS}
-    for engine in engines.values():
-        compile_all(engine, draws=False)
+    compile_together(list(engines.values()))
     report: dict[str, Any] = {"environment": environment(), "dtype": options.dtype}
     for batch in options.batch:
         plain, drafted = (
@@ -73,6 +74,17 @@ def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engin
         num_pages=pages * max(options.batch),
         prefill_chunk=options.prompt_tokens,
     )
+
+
+def compile_together(engines: list[Engine]) -> None:
+    """A few programs at a time; most of compiling is done by one core each."""
+    lowered = [
+        engine.loop.device.lower(step, *inputs, **static)
+        for engine in engines
+        for step, inputs, static in every_program(engine.loop.device, engine.loop.plan, draws=False)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(jax.stages.Lowered.compile, lowered))
 
 
 def fastest(engine: Engine, works: list[Work], batch: int, passes: int) -> Run:

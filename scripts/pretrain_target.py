@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FOLDER")
     parser.add_argument("--pattern", default="*", help="names of the files to read")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--vocab-size", type=int, default=1024)
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--intermediate-size", type=int, help="[3 times the hidden size]")
     parser.add_argument("--layers", type=int, default=9)

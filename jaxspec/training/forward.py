@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.layers.decoder import Attention, BlockMask, DecoderLayer, Rotation
-from jaxspec.layers.linear import RMSNorm
+from jaxspec.layers.linear import RMSNorm, added
 from jaxspec.layers.rope import Rope, rotation
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
@@ -93,7 +93,7 @@ def layer_over_blocks(
     layer: DecoderLayer, x: Float[Array, "batch rows hidden"], context: Context, blocks: Blocks
 ) -> Float[Array, "batch rows hidden"]:
     x = x + attention_over_blocks(layer.attention, x, context, blocks)
-    return x + layer.mlp(layer.mlp.norm(x))
+    return added(x, layer.mlp(layer.mlp.norm(x)))
 
 
 def attention_over_blocks(

@@ -23,7 +23,7 @@ from jaxspec.training.recipe import Cadence, Optimization
 class TargetShape:
     """A small Qwen3; embedding and head are one matrix."""
 
-    vocab_size: int = 4096
+    vocab_size: int = 1024
     hidden_size: int = 256
     intermediate_size: int = 768
     layers: int = 9

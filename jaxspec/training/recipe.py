@@ -48,6 +48,8 @@ class Optimization:
     """Sequences per step, over all devices and accumulated parts."""
     accumulation: int = 1
     """Parts that a step's batch is computed in, one after the other."""
+    method: Literal["adamw", "muon"] = "adamw"
+    """Muon makes all directions of a matrix's step equally long; vectors follow Adam."""
     learning_rate: float = 6e-4
     """At the top, after the warm-up; a cosine takes it to zero at the end."""
     warmup: float = 0.04

@@ -35,13 +35,25 @@ class TrainState:
 
 
 def optimizer_of(options: Optimization) -> optax.GradientTransformation:
-    """AdamW but for the learning rate, which follows how far the run is."""
-    return optax.chain(
-        optax.clip_by_global_norm(options.clip),
-        optax.scale_by_adam(b2=options.second_moment),
-        optax.add_decayed_weights(
-            options.weight_decay, mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
-        ),
+    """All but the learning rate, which follows how far the run is."""
+    methods = {"adamw": optax.adamw, "muon": muon}
+    follow = methods[options.method](
+        1.0,
+        b2=options.second_moment,
+        weight_decay=options.weight_decay,
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    )
+    return optax.chain(optax.clip_by_global_norm(options.clip), follow)
+
+
+def muon(learning_rate: float, b2: float, weight_decay: float, mask: Any) -> Any:
+    """Scaled to the root mean square that Adam's steps have."""
+    return optax.contrib.muon(
+        learning_rate,
+        adam_b2=b2,
+        weight_decay=weight_decay,
+        weight_decay_mask=mask,
+        consistent_rms=0.2,
     )
 
 
@@ -77,7 +89,7 @@ def make_step(objective: Objective, options: Optimization) -> Step:
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         updates, after = optimizer.update(gradient, state.optimizer, state.params)
         rate = learning_rate(options, jnp.asarray(progress, jnp.float32))
-        params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+        params = jax.tree.map(lambda p, u: p + rate * u, state.params, updates)
         return TrainState(state.step + 1, params, after), metrics
 
     return jax.jit(step, donate_argnums=0, out_shardings=everywhere())

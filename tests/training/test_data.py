@@ -6,7 +6,14 @@ import pytest
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.text.tokenizer import open_tokenizer
 from jaxspec.training.bpe import END, MASK, save_tokenizer, train_tokenizer
-from jaxspec.training.corpus import Selection, collect, divide, rows_of_corpus
+from jaxspec.training.corpus import (
+    Selection,
+    collect,
+    divide,
+    rows_of_corpus,
+    set_aside,
+    windows_of_corpus,
+)
 from jaxspec.training.data import Rows, read_document, rows_of_documents, text_files
 from jaxspec.training.recipe import differences
 from jaxspec.training.shape import spread_layer_ids
@@ -91,6 +98,26 @@ def test_tokenizer_round_trip(tmp_path):
         assert read.decode(ids) == sample and len(ids) < len(sample.encode())
     rows = rows_of_corpus([(Path("x"), text)], made, 0, 16, seed=0)
     assert read.decode(rows.tokens.ravel().tolist()) in text
+
+
+def test_windows_are_pieces_of_the_text_from_many_places():
+    text = Path(__file__).read_text()
+    made = train_tokenizer([text], 400)
+    stream = rows_of_corpus([(Path("x"), text)], made, 0, 1, seed=0).tokens.ravel().tolist()
+    rows = windows_of_corpus([(Path("x"), text)], made, 0, 16, 200, seed=0)
+    starts = {starts_of(stream, window) for window in rows.tokens.tolist()}
+    assert rows.tokens.shape == (200, 16) and len(starts) > 100
+
+
+def starts_of(stream, window):
+    return next(i for i in range(len(stream)) if stream[i : i + len(window)] == window)
+
+
+def test_what_is_set_aside_is_nowhere_else():
+    documents = [(Path(str(i)), "") for i in range(20)]
+    kept, aside = set_aside(documents, 0.15, seed=0)
+    assert len(aside) == 3 and sorted(kept + aside) == sorted(documents)
+    assert set_aside(documents, 0.15, seed=0) == (kept, aside) != set_aside(documents, 0.15, seed=1)
 
 
 def test_published_layers():

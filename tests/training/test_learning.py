@@ -62,6 +62,13 @@ def test_toy_overfits_to_full_acceptance():
         assert set(output.stats.acceptance_lengths) == {objective.drafter.config.block_size}
 
 
+def test_muon_learns_too():
+    objective = toy_objective(Recipe(anchors=6, labels="data", weighting="decay"))
+    options = replace(OPTIONS, steps=120, method="muon")
+    _, metrics = run(objective, *toy_params(objective), options, counting_rows())
+    assert metrics["acceptance_length"] > 2.0
+
+
 @pytest.mark.parametrize("labels", ["argmax", "data", "distill"])
 def test_gradients_reach_only_the_drafter(labels):
     """Even where the loss is differentiated by everything it is given."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from training_toys import counting_rows, toy_objective, toy_params, toy_target
 
-from jaxspec.training.data import Rows, load_rows
+from jaxspec.training.data import Rows, joined, load_rows
 from jaxspec.training.forward import causal_hidden
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.rollout import continued_rows
@@ -26,6 +26,15 @@ def test_every_token_after_the_prompt_is_the_targets_choice():
         np.testing.assert_array_equal(tokens[:first], original[:first])
         np.testing.assert_array_equal(tokens[first:], choice[first - 1 : -1])
     assert len(set(said.first.tolist())) > 1
+
+
+def test_rows_that_time_did_not_allow_are_left_out():
+    target, (_, frozen) = toy_target(), toy_params(toy_objective(Recipe()))
+    text = counting_rows(count=5, length=40)
+    said = continued_rows(target, frozen["target"], text, 3, 30, slots=2, seed=0, seconds=0.0)
+    whole = continued_rows(target, frozen["target"], text, 3, 30, slots=2, seed=0)
+    np.testing.assert_array_equal(said.tokens, whole.tokens[:2])
+    np.testing.assert_array_equal(joined(said, said).first, np.tile(whole.first[:2], 2))
 
 
 def test_rows_round_trip(tmp_path):
