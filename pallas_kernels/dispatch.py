@@ -33,6 +33,11 @@ def choose(
     return implementations[candidates[-1]](*args, **options)
 
 
+def kernels_run(implementation: Implementation) -> bool:
+    """Whether an op of this implementation will run its kernel, if the kernel can do the call."""
+    return implementation == "mosaic" or (implementation == "auto" and runs_here("mosaic"))
+
+
 def runs_here(name: str) -> bool:
     """Whether the default device can run it: the Mosaic kernels are written for Hopper."""
     return name != "mosaic" or hopper(jax.devices()[0])

@@ -39,9 +39,7 @@ def fence_cluster(interpreted: bool) -> None:
     """Orders this thread's global loads and stores for the other blocks of the cluster, which a
     barrier in shared memory does not."""
     if not interpreted:
-        plgpu.inline_mgpu()(
-            lambda _: inline_ptx("fence.acq_rel.cluster;", has_side_effects=True)
-        )()
+        plgpu.inline_mgpu()(lambda _: inline_ptx("fence.acq_rel.cluster;", has_side_effects=True))()
 
 
 def require(condition: bool, expected: str) -> None:

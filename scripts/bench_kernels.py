@@ -153,7 +153,7 @@ def write_inputs(case: WriteCase) -> tuple:
     pool = (pages, case.page_size, case.kv_heads, case.head_dim)
     places = case.page_size + jax.random.permutation(keys[3], (pages - 1) * case.page_size)[:rows]
     angle = jax.random.normal(keys[2], (case.slots, case.width, case.head_dim // 2))
-    qkv = normal(keys[0], (case.slots, case.width, case.fused))
+    qkv = normal(keys[0], (1, case.slots, case.width, case.fused))
     scale = normal(keys[1], (case.head_dim,))
     places = places.reshape(case.slots, case.width).astype(jnp.int32)
     fixed = (qkv, scale, jnp.cos(angle), jnp.sin(angle), places)

@@ -67,9 +67,9 @@ class Attention(nn.Module):
         block: Block,
         keys: Pages,
         values: Pages,
-    ) -> tuple[Float[Array, "slots width hidden"], Pages, Pages]:
+    ) -> tuple[Float[Array, "parts slots width hidden"], Pages, Pages]:
         with jax.named_scope("qkv"):
-            qkv = self.qkv(normed)
+            qkv = self.qkv.in_parts(normed, self.implementation)
         with jax.named_scope("qkv_write"):
             query, keys, values = qkv_write(
                 qkv,
@@ -95,7 +95,8 @@ class Attention(nn.Module):
                 implementation=self.implementation,
             )
         with jax.named_scope("attention_out"):
-            return self.out(attended.reshape(*attended.shape[:2], -1)), keys, values
+            attended = attended.reshape(*attended.shape[:2], -1)
+            return self.out.in_parts(attended, self.implementation), keys, values
 
     def write_context(
         self,
@@ -109,7 +110,7 @@ class Attention(nn.Module):
         g = self.geometry
         key_values = self.qkv.columns(context, start=g.num_heads * g.head_dim)
         _, keys, values = qkv_write(
-            key_values,
+            key_values[None],
             None,
             self.k_norm.scale,
             *rotation,
@@ -127,6 +128,7 @@ class MLP(nn.Module):
 
     geometry: Decoder
     dtype: DTypeLike
+    implementation: Implementation
 
     def setup(self) -> None:
         g = self.geometry
@@ -136,11 +138,11 @@ class MLP(nn.Module):
 
     def __call__(
         self, normed: Float[Array, "slots width hidden"]
-    ) -> Float[Array, "slots width hidden"]:
+    ) -> Float[Array, "parts slots width hidden"]:
         with jax.named_scope("gate_up"):
             gate, up = jnp.split(self.gate_up(normed), 2, axis=-1)
         with jax.named_scope("down"):
-            return self.down(jax.nn.silu(gate) * up)
+            return self.down.in_parts(jax.nn.silu(gate) * up, self.implementation)
 
 
 class DecoderLayer(nn.Module):
@@ -161,18 +163,21 @@ class DecoderLayer(nn.Module):
 
     def setup(self) -> None:
         self.attention = Attention(self.geometry, self.mask, self.dtype, self.implementation)
-        self.mlp = MLP(self.geometry, self.dtype)
+        self.mlp = MLP(self.geometry, self.dtype, self.implementation)
 
     def __call__(
         self,
         x: Float[Array, "slots width hidden"],
-        addend: Float[Array, "slots width hidden"],
+        addend: Float[Array, "parts slots width hidden"],
         rotation: Rotation,
         block: Block,
         keys: Pages,
         values: Pages,
     ) -> tuple[
-        Float[Array, "slots width hidden"], Float[Array, "slots width hidden"], Pages, Pages
+        Float[Array, "slots width hidden"],
+        Float[Array, "new_parts slots width hidden"],
+        Pages,
+        Pages,
     ]:
         with jax.named_scope("qkv"):
             x, normed = self.attention.norm.after_adding(x, addend, self.implementation)

@@ -7,7 +7,23 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import add_norm
-from pallas_kernels.dispatch import Implementation
+from pallas_kernels.dispatch import Implementation, kernels_run
+
+MOST_PARTS = 4
+
+
+def parts_of(rows: int, inputs: int, outputs: int) -> int:
+    """Into how many parts a product is split for kernels that add them up on a GPU.
+
+    As many as give every multiprocessor of an H100 a block of XLA's matrix kernels: 128 x 128
+    numbers of the output, or, of few rows, three blocks of 64 columns.
+    """
+    few = rows <= 32
+    blocks = -(-outputs // 64) if few else -(-rows // 128) * -(-outputs // 128)
+    parts = MOST_PARTS
+    while parts > 1 and (blocks * parts > (384 if few else 132) or inputs % (parts * 128)):
+        parts //= 2
+    return parts
 
 
 class Linear(nn.Module):
@@ -25,6 +41,19 @@ class Linear(nn.Module):
         self, x: Float[Array, "*rows {self.inputs}"]
     ) -> Float[Array, "*rows {self.outputs}"]:
         return x @ self.kernel
+
+    def in_parts(
+        self, x: Float[Array, "*rows {self.inputs}"], implementation: Implementation
+    ) -> Float[Array, "parts *rows {self.outputs}"]:
+        """The product as a sum that the next kernel adds up: few rows meet a matrix faster when
+        more thread blocks read it, each a part of the inputs."""
+        parts = parts_of(x.size // self.inputs, self.inputs, self.outputs)
+        if parts == 1 or not kernels_run(implementation):
+            return self(x)[None]
+        split = x.reshape(-1, parts, self.inputs // parts)
+        kernel = self.kernel.reshape(parts, -1, self.outputs)
+        product = jnp.einsum("rpi,pio->pro", split, kernel, preferred_element_type=jnp.float32)
+        return product.reshape(parts, *x.shape[:-1], self.outputs)
 
     def columns(
         self, x: Float[Array, "*rows {self.inputs}"], start: int
@@ -73,8 +102,15 @@ class RMSNorm(nn.Module):
     def after_adding(
         self,
         x: Float[Array, "*rows {self.features}"],
-        addend: Float[Array, "*rows {self.features}"],
+        addend: Float[Array, "parts *rows {self.features}"],
         implementation: Implementation,
     ) -> tuple[Float[Array, "*rows {self.features}"], Float[Array, "*rows {self.features}"]]:
-        """The sum and its norm."""
+        """`x` plus the sum of the addend's parts, and the norm of that."""
         return add_norm(x, addend, self.scale, eps=self.eps, implementation=implementation)
+
+
+def added(
+    x: Float[Array, "*rows features"], addend: Float[Array, "parts *rows features"]
+) -> Float[Array, "*rows features"]:
+    """The sum alone, with the roundings of `add_norm`."""
+    return x + addend.astype(jnp.float32).sum(axis=0).astype(x.dtype)

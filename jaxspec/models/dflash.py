@@ -61,7 +61,7 @@ class DFlash(nn.Module):
         """
         decoder = self.config.decoder
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        x, addend = embedded, jnp.zeros_like(embedded)
+        x, addend = embedded, jnp.zeros_like(embedded)[None]
         keys, values = list(pool.keys), list(pool.values)
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):

@@ -8,15 +8,18 @@ from pallas_kernels.dispatch import Implementation, choose
 
 def add_norm(
     x: Float[Array, "*rows hidden"],
-    addend: Float[Array, "*rows hidden"],
+    addend: Float[Array, "parts *rows hidden"],
     scale: Float[Array, " hidden"],
     *,
     eps: float,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "*rows hidden"], Float[Array, "*rows hidden"]]:
-    """`x + addend`, rounded to the dtype of `x`, and the root mean square norm of that sum.
+    """`x` plus the sum of `addend`'s parts, and the root mean square norm of that.
 
-    The norm is computed in float32.
+    The parts are those of a matrix product that was split over its inputs, in float32; a product
+    that was not split is one part. They are added in float32 and rounded to the dtype of `x`, then
+    added to `x`, then rounded again, as if the product had been whole. The norm is computed in
+    float32.
     """
     implementations = {"mosaic": mosaic.add_norm, "xla": reference.add_norm}
     return choose(implementation, implementations, x, addend, scale, eps=eps)

@@ -19,14 +19,14 @@ BYTES_PER_LOAD = 16
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def add_norm(
     x: Float[Array, "*rows hidden"],
-    addend: Float[Array, "*rows hidden"],
+    addend: Float[Array, "parts *rows hidden"],
     scale: Float[Array, " hidden"],
     *,
     eps: float,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "*rows hidden"], Float[Array, "*rows hidden"]]:
     hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
-    require(x.dtype == addend.dtype, "rows of one dtype")
+    require(addend.dtype in (x.dtype, jnp.float32), "parts in float32 or the dtype of the rows")
     require(hidden % THREADS == 0, "a hidden size that is a multiple of 128")
     flat = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
     outputs = plgpu.kernel(
@@ -38,7 +38,7 @@ def add_norm(
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
-    )(x.reshape(flat.shape), addend.reshape(flat.shape), scale)
+    )(x.reshape(flat.shape), addend.reshape(-1, *flat.shape), scale)
     return tuple(out.reshape(x.shape) for out in outputs)
 
 
@@ -47,7 +47,9 @@ def one_row(eps: float, x, addend, scale, total, normed) -> None:
     layout = strided(hidden, x.dtype)
     load = lambda ref: plgpu.load(ref, layout=layout, optimized=False)
     scales = load(scale).astype(jnp.float32)
-    added = (load(x.at[row]).astype(jnp.float32) + load(addend.at[row])).astype(x.dtype)
+    parts = [load(addend.at[part, row]).astype(jnp.float32) for part in range(addend.shape[0])]
+    product = sum(parts[1:], parts[0]).astype(x.dtype).astype(jnp.float32)
+    added = (load(x.at[row]).astype(jnp.float32) + product).astype(x.dtype)
     total.at[row][...] = added
     wide = added.astype(jnp.float32)
     inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)

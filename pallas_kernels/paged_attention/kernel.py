@@ -51,7 +51,8 @@ def attend(
     )
     row_buffers = [buffer.at[slot, head, row_tile] for buffer in buffers]
     attended = plan.exchange.combine(sums, split, scratch, row_buffers)
-    store(plan, attended, out.at[slot], scratch["o"].at[warpgroup], (row_tile, first, head, split))
+    o_tile = scratch["q_raw" if plan.output_where_queries_came else "o"].at[warpgroup]
+    store(plan, attended, out.at[slot], o_tile, (row_tile, first, head, split))
 
 
 def filled(shape, value, layout):

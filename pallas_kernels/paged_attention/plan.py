@@ -41,6 +41,11 @@ class Plan:
         return self.rows % 8 != 0 or not self.tiling.even
 
     @property
+    def output_where_queries_came(self) -> bool:
+        """Whether the staged queries' memory holds the output as well: two blocks fit then."""
+        return self.staged and self.sizes.splits == 1
+
+    @property
     def repeats(self) -> bool:
         """Whether some row tile holds rows of the one before it."""
         return not self.tiling.even or self.tiling.row_tiles % self.sizes.warpgroups != 0
@@ -62,12 +67,13 @@ class Plan:
             "q": swizzled(query_rows, dtype),
             "k": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype),
             "v": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype),
-            "o": plgpu.SMEM((sizes.warpgroups, TILE_ROWS, self.exchange.columns), dtype),
             "q_bar": plgpu.Barrier(num_arrivals=sizes.warpgroups),
             "k_bar": tile_bar,
             "v_bar": tile_bar,
             **self.exchange.scratch(),
         }
+        if not self.output_where_queries_came:
+            scratch["o"] = plgpu.SMEM((sizes.warpgroups, TILE_ROWS, self.exchange.columns), dtype)
         if self.staged:
             scratch["q_raw"] = plgpu.SMEM(query_rows, dtype)
         if sizes.warpgroups > 1:

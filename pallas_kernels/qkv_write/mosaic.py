@@ -60,7 +60,7 @@ class Heads:
 # A jit of its own, so that a model's layers lower one kernel and not one each.
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def qkv_write(
-    qkv: Float[Array, "slots width fused"],
+    qkv: Float[Array, "parts slots width fused"],
     query_norm: Float[Array, " head_dim"] | None,
     key_norm: Float[Array, " head_dim"],
     cos: Float[Array, "slots width half"],
@@ -76,15 +76,17 @@ def qkv_write(
     Float[Array, "pages page_size kv_heads head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
 ]:
-    slots, width, fused = qkv.shape
+    parts, slots, width, fused = qkv.shape
     _, page_size, kv_heads, head_dim = key_pages.shape
     heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps)
-    require(qkv.dtype == key_pages.dtype == value_pages.dtype, "qkv and pages of one dtype")
+    dtype = key_pages.dtype
+    require(value_pages.dtype == dtype, "pages of one dtype")
+    require(qkv.dtype in (dtype, jnp.float32), "qkv in float32 or the dtype of the pages")
     require(head_dim % (2 * LANES_PER_HEAD) == 0, "head_dim a multiple of 32")
     require(heads.all >= HEADS_PER_TILE, "at least 8 heads in a fused row")
 
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)
-    packed = jax.ShapeDtypeStruct((slots, kv_heads, width, heads.group, head_dim), qkv.dtype)
+    packed = jax.ShapeDtypeStruct((slots, kv_heads, width, heads.group, head_dim), dtype)
     queries = plgpu.kernel(
         named("qkv_write", functools.partial(write_tile, heads)),
         out_type=(packed,) if heads.group else (),
@@ -92,12 +94,12 @@ def qkv_write(
         grid_names=("slot", "token", "tile"),
         num_threads=1,
         thread_name="warpgroup",
-        scratch_types={"done": unswizzled(
-                (HEADS_PER_TILE, head_dim), qkv.dtype, (heads.run, head_dim // 2)
-            )},
+        scratch_types={
+            "done": unswizzled((HEADS_PER_TILE, head_dim), dtype, (heads.run, head_dim // 2))
+        },
         interpret=interpret,
     )(
-        qkv.reshape(slots, width, heads.all, head_dim),
+        qkv.reshape(parts, slots, width, heads.all, head_dim),
         key_norm if query_norm is None else query_norm,
         key_norm,
         cos,
@@ -117,13 +119,14 @@ def write_tile(
     start = lax.axis_index("tile") * HEADS_PER_TILE
     # The last tile may be moved back; the heads that it repeats are not written twice.
     base = jnp.minimum(start, heads.all - HEADS_PER_TILE)
-    rows = qkv.at[slot, token, pl.ds(base, HEADS_PER_TILE)]
+    here = (slot, token, pl.ds(base, HEADS_PER_TILE))
+    numbers = whole([qkv.at[(part, *here)] for part in range(qkv.shape[0])], heads, done.dtype)
     turned = norm_and_rotate(
-        heads, rows, base, query_norm, key_norm, cos.at[slot, token], sin.at[slot, token]
+        heads, numbers, base, query_norm, key_norm, cos.at[slot, token], sin.at[slot, token]
     )
     half = heads.dim // 2
     for i, numbers in enumerate(turned):
-        done[:, pl.ds(i * half, half)] = numbers.astype(qkv.dtype)
+        done[:, pl.ds(i * half, half)] = numbers.astype(done.dtype)
     plgpu.commit_smem()
 
     pool_row = pool_rows[slot, token]
@@ -140,11 +143,19 @@ def write_tile(
     plgpu.wait_smem_to_gmem(0)
 
 
-def norm_and_rotate(heads: Heads, rows, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
+def whole(parts: list, heads: Heads, dtype) -> list:
+    """Both halves of eight heads, added up from the parts of the product they come from."""
+    layout = head_rows(heads.dim // 2)
+    halves_of_parts = [halves(part, heads.dim, layout) for part in parts]
+    wide = [[half.astype(jnp.float32) for half in part] for part in halves_of_parts]
+    return [sum(half[1:], half[0]).astype(dtype).astype(jnp.float32) for half in zip(*wide)]
+
+
+def norm_and_rotate(heads: Heads, numbers, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
     """Both halves of eight heads; values pass unchanged."""
     layout = head_rows(heads.dim // 2)
     per_column = layout.reduce(0)
-    x1, x2 = (x.astype(jnp.float32) for x in halves(rows, heads.dim, layout))
+    x1, x2 = numbers
     spread = lambda x: lax.broadcast_in_dim(x.astype(jnp.float32), x1.shape, [1])
     c, s = (spread(load(ref, per_column)) for ref in (cos, sin))
     head = base + plgpu.broadcasted_iota(jnp.int32, x1.shape, 0, layout=layout)

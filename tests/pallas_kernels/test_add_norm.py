@@ -13,22 +13,28 @@ from pallas_kernels import add_norm
 from pallas_kernels.add_norm import mosaic
 
 EPS = 1e-6
-CASES = [((2, 3, 384), "bfloat16"), ((1, 256), "float32"), ((5, 1280), "bfloat16")]
-LARGE = [((1, 1, 4096), "bfloat16"), ((32, 16, 2560), "bfloat16"), ((8, 512, 5120), "bfloat16")]
+CASES = [((2, 3, 384), "bfloat16", 1), ((1, 256), "float32", 3), ((5, 1280), "bfloat16", 2)]
+LARGE = [
+    ((1, 1, 4096), "bfloat16", 4),
+    ((32, 16, 2560), "bfloat16", 4),
+    ((8, 512, 5120), "bfloat16", 1),
+]
 ROUNDING = {"bfloat16": 2**-8, "float32": 1e-6}
 
 
-def inputs(shape: tuple[int, ...], dtype: str):
+def inputs(shape: tuple[int, ...], dtype: str, parts: int = 1):
     keys = jax.random.split(jax.random.key(0), 3)
-    x, addend = (jax.random.normal(key, shape, dtype) for key in keys[:2])
+    x = jax.random.normal(keys[0], shape, dtype)
+    addend = jax.random.normal(keys[1], (parts, *shape), dtype if parts == 1 else jnp.float32)
     return x, addend, jax.random.normal(keys[2], shape[-1:], dtype)
 
 
 def agrees(given, outputs) -> None:
     x, addend, scale = (np.asarray(array, np.float64) for array in given)
+    addend = addend.sum(0)
     total, normed = (np.asarray(array, np.float64) for array in outputs)
     rounding = ROUNDING[str(given[0].dtype)]
-    assert (np.abs(total - (x + addend)) <= rounding * np.abs(x + addend)).all()
+    assert (np.abs(total - (x + addend)) <= rounding * (np.abs(x) + 2 * np.abs(addend))).all()
     wanted = total / np.sqrt((total * total).mean(-1, keepdims=True) + EPS) * scale
     assert (np.abs(normed - wanted) <= 2 * rounding * np.abs(wanted)).all()
 
@@ -37,29 +43,29 @@ def run(given, implementation: str):
     return jax.jit(functools.partial(add_norm, eps=EPS, implementation=implementation))(*given)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), CASES)
+@pytest.mark.parametrize(("shape", "dtype", "parts"), CASES)
 class TestOnCpu:
-    def test_reference(self, shape, dtype):
-        given = inputs(shape, dtype)
+    def test_reference(self, shape, dtype, parts):
+        given = inputs(shape, dtype, parts)
         agrees(given, run(given, "xla"))
 
-    def test_interpreted(self, shape, dtype):
-        given = inputs(shape, dtype)
+    def test_interpreted(self, shape, dtype, parts):
+        given = inputs(shape, dtype, parts)
         with no_races() as interpret:
             agrees(given, mosaic.add_norm(*given, eps=EPS, interpret=interpret))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "dtype"), CASES + LARGE)
-def test_on_device(shape, dtype):
-    given = inputs(shape, dtype)
+@pytest.mark.parametrize(("shape", "dtype", "parts"), CASES + LARGE)
+def test_on_device(shape, dtype, parts):
+    given = inputs(shape, dtype, parts)
     agrees(given, run(given, "mosaic"))
 
 
 @pytest.mark.gpu
 def test_a_row_does_not_depend_on_its_neighbours():
-    x, addend, scale = inputs((16, 4096), "bfloat16")
-    alone = run((x[3:4], addend[3:4], scale), "mosaic")
+    x, addend, scale = inputs((16, 4096), "bfloat16", 4)
+    alone = run((x[3:4], addend[:, 3:4], scale), "mosaic")
     together = run((x, addend, scale), "mosaic")
     for one, all_of_them in zip(alone, together):
         np.testing.assert_array_equal(
@@ -75,6 +81,6 @@ def test_the_kernel_says_no():
 @needs_compiler
 def test_it_compiles_without_spills(monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    given = jax.eval_shape(lambda: inputs((16, 4096), "bfloat16"))
+    given = jax.eval_shape(lambda: inputs((16, 4096), "bfloat16", 4))
     compiled(jax.jit(functools.partial(mosaic.add_norm, eps=EPS)).lower(*placed(given)))
     assert_no_spills("".join(capfd.readouterr()))

@@ -35,7 +35,7 @@ def write_arguments(slots: int, width: int, group: int = 4):
     angle = array((slots, width, HEAD_DIM // 2), jnp.float32)
     scale, pool = array((HEAD_DIM,)), array((PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM))
     rows = array((slots, width), jnp.int32)
-    return array((slots, width, fused)), scale, scale, angle, angle, rows, pool, pool
+    return array((1, slots, width, fused)), scale, scale, angle, angle, rows, pool, pool
 
 
 def lower(function, arguments):
@@ -116,7 +116,7 @@ def test_layers_share_pools_in_place_and_lower_one_kernel_of_each_kind():
                 qkv, scale, scale, cos, sin, rows, *pools[2 * i : 2 * i + 2]
             )
             attended = attend(True)(query, keys, values, table, lengths, spans)
-            qkv = qkv + attended.reshape(*attended.shape[:2], -1).repeat(2, -1)[..., : qkv.shape[2]]
+            qkv = qkv + attended.reshape(*attended.shape[:2], -1).repeat(2, -1)[..., : qkv.shape[3]]
             out += [keys, values]
         return qkv, out
 

@@ -22,6 +22,7 @@ SMALL = [
     Case(kv_heads=3, group=1, slots=1, width=2, page_size=32),
     Case(kv_heads=8, head_dim=128, slots=1, width=2),
     Case(kv_heads=2, group=2, head_dim=128, slots=3, width=1, dtype="float32"),
+    Case(kv_heads=2, group=2, head_dim=128, slots=1, width=2, dtype="float32", parts=4),
 ]
 LARGE = [
     Case(slots=slots, width=width, kv_heads=8, group=group, head_dim=128)
@@ -66,8 +67,9 @@ def test_on_device(case: Case):
 def test_rows_do_not_change_with_their_neighbours():
     case = Case(slots=4, width=4, kv_heads=8, head_dim=128)
     given = inputs(case)
+    by_slot = ("cos", "sin", "pool_rows")
     turned_around = {
-        name: x[::-1] if name in ("qkv", "cos", "sin", "pool_rows") else x
+        name: x[:, ::-1] if name == "qkv" else x[::-1] if name in by_slot else x
         for name, x in given.items()
     }
     query, keys, values = write(given, "mosaic")

@@ -17,12 +17,13 @@ class Case:
     head_dim: int = 64
     page_size: int = 16
     dtype: str = "bfloat16"
+    parts: int = 1
     seed: int = 0
 
     @property
     def name(self) -> str:
         shape = f"{self.slots}x{self.width}-{self.kv_heads}x{self.group}-d{self.head_dim}"
-        return f"{shape}-p{self.page_size}-{self.dtype}"
+        return f"{shape}-p{self.page_size}-{self.dtype}-{self.parts} parts"
 
 
 def inputs(case: Case) -> dict:
@@ -36,7 +37,7 @@ def inputs(case: Case) -> dict:
     fused = (case.group + 2) * case.kv_heads * case.head_dim
     numbers = lambda *shape: jnp.asarray(rng.normal(size=shape), case.dtype)
     return {
-        "qkv": numbers(case.slots, case.width, fused),
+        "qkv": numbers(case.parts, case.slots, case.width, fused),
         "query_norm": numbers(case.head_dim) if case.group else None,
         "key_norm": numbers(case.head_dim),
         "cos": jnp.asarray(np.cos(angle), jnp.float32),
@@ -50,7 +51,7 @@ def inputs(case: Case) -> dict:
 def expected(case: Case, given: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     wide = {name: np.asarray(x, np.float64) for name, x in given.items() if x is not None}
     heads = case.group * case.kv_heads
-    rows = wide["qkv"].reshape(case.slots, case.width, -1, case.head_dim)
+    rows = wide["qkv"].sum(0).reshape(case.slots, case.width, -1, case.head_dim)
     query, key, value = np.split(rows, [heads, heads + case.kv_heads], axis=2)
     if case.group:
         query = turned(query, wide["query_norm"], wide["cos"], wide["sin"])
