@@ -1,114 +1,114 @@
 """How many of the drafter's drafts to verify: the width that gives the most tokens per second.
 
-A wide step costs more and gives more where drafts are accepted. What each request accepted so far
-says what a width would give; a table of measured steps says what it costs. Width 1 drafts nothing.
-The choice changes speed and never a token.
+A wide step costs more and gives more where drafts are accepted. What the live requests accepted in
+their last steps says what a width would give; a table of measured steps says what it costs. Width 1
+drafts nothing. The choice changes speed and never a token.
 """
 
-import dataclasses
-import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
 
-FADE = 0.03
-"""Weight of the newest step in the running shares, once many were seen."""
-MARGIN = 0.03
+from jaxspec.engine.survival import (
+    Rates,
+    Seen,
+    expected_tokens,
+    hopeful,
+    learned,
+    recent_rates,
+)
+
+MARGIN = 0.02
 """By how much another width has to be better than the current one."""
-PROBE_AFTER, PROBE_AT_LEAST_EVERY = 32, 256
-"""Steps after which the next wider step is tried, to see what it would give by now: at first, and
-when it was tried in vain some times."""
-PROBED = 16
-"""Times that a try looks, over all requests together."""
+LOOKED_AT, FEWEST_STEPS, MOST_STEPS = 64, 6, 24
+"""Recent results to judge from, over all requests together; and how old they may be, in steps."""
+TRIED, LONGEST_TRY = 8, 3
+"""Results that a try asks for, over all requests together; and steps that it takes at most."""
+PRICE_OF_TRIES = 0.01
+"""Share of the time that tries in vain may cost where nothing is drafted."""
 
 Costs = Mapping[tuple[int, int], float]
 """Seconds of a step, by its compiled rows and width."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Survival:
-    """Running share of steps that accepted the draft at each place, and all before it."""
-
-    shares: tuple[float, ...]
-    seen: int = 4
-    """Steps behind them; what is hoped for at first counts as a few."""
-
-
-NOTHING = Survival(())
-"""Of a request that does not speculate."""
-
-
-def hopeful(places: int) -> Survival:
-    """Before anything was seen."""
-    return Survival(tuple(0.8**place for place in range(1, places + 1)))
-
-
-def after_step(survival: Survival, num_drafts: int, accepted: int) -> Survival:
-    """Places that were not verified keep their shares."""
-    seen = survival.seen + 1
-    weight = max(FADE, 1 / seen)
-    shares = [
-        share + weight * ((place < accepted) - share) if place < num_drafts else share
-        for place, share in enumerate(survival.shares)
-    ]
-    return Survival(tuple(shares), seen)
-
-
-def expected_tokens(survival: Survival, width: int) -> float:
-    """Of a step of this width. No place is reached more often than the one before it."""
-    return 1.0 + sum(itertools.accumulate(survival.shares[: width - 1], min))
-
-
-def choose_width(rows: int, survivals: Sequence[Survival], costs: Costs, current: int) -> int:
+def choose_width(
+    rows: int, speculating: int, others: int, rates: Rates, costs: Costs, current: int
+) -> int:
     """The width with most tokens per second; the current one until another is clearly better."""
-    widths = sorted(width for of_rows, width in costs if of_rows == rows)
-    rates = {
-        width: sum(expected_tokens(survival, width) for survival in survivals) / costs[rows, width]
-        for width in widths
+    per_second = {
+        width: (speculating * expected_tokens(rates, width) + others) / cost
+        for (of_rows, width), cost in costs.items()
+        if of_rows == rows
     }
-    best = max(widths, key=rates.__getitem__)
-    return best if rates[best] > (1 + MARGIN) * rates.get(current, 0.0) else current
+    best = max(per_second, key=per_second.__getitem__)
+    stays = per_second[best] <= (1 + MARGIN) * per_second.get(current, 0.0)
+    return current if stays else best
 
 
 class AdaptiveSpans:
-    """Keeps the records of live requests and chooses a width for every step."""
+    """Keeps what live requests accepted lately and chooses a width for every step."""
 
     def __init__(self, costs: Costs):
         self.costs = costs
         self.widths = sorted({width for _, width in costs})
         self.usual = hopeful(self.widths[-1] - 1)
-        """Of all requests together; a new one starts from it."""
-        self.survivals: dict[int, Survival] = {}
-        self.current = self.widths[-1]
-        self.rows = 0
-        self.patience = self.left = PROBE_AFTER
-        """Steps between two tries, and until the next."""
+        """Rates of all requests together; they say what places that nobody verifies would give."""
+        self.seen: dict[int, deque[tuple[int, Seen]]] = {}
+        """Of every speculating request its last steps, with when they were read."""
+        self.now = 0
+        self.current, self.rows = self.widths[-1], 0
+        self.undrafted = self.trying = 0
+        """Steps since something was drafted, and steps of a try that are still to come."""
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
     ) -> None:
-        survival = self.survivals.get(request, self.usual)
+        steps = self.seen.setdefault(request, deque(maxlen=MOST_STEPS))
         if num_drafts:
-            survival = after_step(survival, num_drafts, accepted)
-            self.usual = after_step(self.usual, num_drafts, accepted)
-        self.survivals[request] = survival
+            steps.append((self.now, (num_drafts, accepted)))
 
     def release(self, request: int) -> None:
-        self.survivals.pop(request, None)
+        self.seen.pop(request, None)
 
     def width(self, rows: int, requests: Sequence[int]) -> int:
         """Of the next step, which these requests take part in."""
-        survivals = [self.survivals.get(request, NOTHING) for request in requests]
-        width = choose_width(rows, survivals, self.costs, self.current)
-        if (width, rows) != (self.current, self.rows):
-            self.current, self.rows = width, rows
-            self.patience = self.left = PROBE_AFTER
-        return self._probed(width, -(-PROBED // len(requests)))
-
-    def _probed(self, width: int, steps: int) -> int:
-        """The width, or when its time has come, for so many steps, the next wider one."""
-        self.left -= 1
-        wider = [other for other in self.widths if other > width]
-        if self.left > 0 or not wider:
+        self.now += 1
+        speculating = [request for request in requests if request in self.seen]
+        rates = self._rates(speculating)
+        others = len(requests) - len(speculating)
+        if rows != self.rows:  # other company, and perhaps other texts: try soon
+            self.rows = rows
+            self.undrafted = self._pause(len(requests))
+        width = choose_width(rows, len(speculating), others, rates, self.costs, self.current)
+        self.current = width
+        if width > 1:
+            self.undrafted = self.trying = 0
             return width
-        if self.left == 1 - steps:
-            self.patience = self.left = min(2 * self.patience, PROBE_AT_LEAST_EVERY)
-        return wider[0]
+        return self._try(len(requests)) if speculating else 1
+
+    def _rates(self, speculating: Sequence[int]) -> Rates:
+        steps = LOOKED_AT // max(len(speculating), 1)
+        oldest = self.now - min(max(steps, FEWEST_STEPS), MOST_STEPS)
+        seen = [result for id in speculating for at, result in self.seen[id] if at > oldest]
+        rates = recent_rates(seen, self.usual)
+        self.usual = learned(self.usual, rates, max((drafts for drafts, _ in seen), default=0))
+        return rates
+
+    def _try(self, requests: int) -> int:
+        """Nothing is drafted, so nothing is seen. After a pause the narrowest drafting step is
+        made, to see what it would give by now."""
+        self.undrafted += 1
+        if self.undrafted > self._pause(requests):
+            self.undrafted, self.trying = 0, self._steps_of_a_try(requests)
+        if not self.trying:
+            return 1
+        self.trying -= 1
+        return self.widths[1]
+
+    def _pause(self, requests: int) -> int:
+        """So long that tries in vain cost their share of the time."""
+        plain, drafting = (self.costs[self.rows, width] for width in self.widths[:2])
+        more = max(drafting / plain - 1, 0.0)
+        return int(self._steps_of_a_try(requests) * (1 + more / PRICE_OF_TRIES))
+
+    def _steps_of_a_try(self, requests: int) -> int:
+        return min(-(-TRIED // requests), LONGEST_TRY)
