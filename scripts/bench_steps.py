@@ -27,7 +27,7 @@ from jaxspec.engine.inputs import filled
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import Plan
-from jaxspec.engine.steps import Models, commit_step, draft_step, verify_step
+from jaxspec.engine.steps import Models, PromptChunk, commit_step, draft_step, verify_step
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
@@ -60,6 +60,11 @@ def main() -> None:
         row = measure(engines, concurrency, options) | peers(options, concurrency)
         result["rows"].append(row)
         write_json(options.json, result)  # what a time limit leaves is still written
+    if options.prefill:
+        del engines
+        result["prefill"] = prefill(options, models, params)
+        write_json(options.json, result)
+        print(json.dumps(result["prefill"]))
     print(table(result["rows"]))
 
 
@@ -77,6 +82,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--accepted", type=int, default=3)
     parser.add_argument("--anchors", help="JSON with the peers' step times to print beside ours")
+    parser.add_argument(
+        "--prefill",
+        type=int,
+        nargs=2,
+        metavar=("SLOTS", "TOKENS"),
+        help="time one prompt chunk too",
+    )
     parser.add_argument("--trace", help="folder for a trace of three steps of every program")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
@@ -258,6 +270,41 @@ def device_time(engine: Engine, concurrency: int, options: argparse.Namespace, s
         with jax.profiler.trace(f"{options.trace}/{options.model}-{step}-{concurrency}"):
             jax.block_until_ready([calls[step]() for _ in range(3)])
     return milliseconds
+
+
+def prefill(
+    options: argparse.Namespace, models: Models, params: dict[str, Any]
+) -> dict[str, float]:
+    """One chunk that is the whole prompt of every slot, read by the target alone."""
+    slots, tokens = options.prefill
+    sizes = replace_options(options, concurrency=[slots], prompt=0, max_model_len=tokens + 64)
+    engine = build_engine(sizes, Models(models.target, None), {"target": params["target"]})
+    seat_everybody(engine, slots, sizes)
+    chunk = PromptChunk(
+        slots=filled_slots(slots),
+        tokens=jnp.full((slots, tokens), 7, jnp.int32),
+        starts=filled((slots,), 0),
+        counts=filled((slots,), tokens),
+    )
+    call = lambda: engine.loop.device.run("prefill_step", chunk, draws=False)
+    jax.block_until_ready(call())
+    milliseconds = milliseconds_per_call(call, 3)["median"]
+    decoder = models.target.config.decoder
+    matrices = sum(leaf.size for leaf in jax.tree.leaves(params["target"]["layers_0"]))
+    weights = 2 * matrices * decoder.num_layers * slots * tokens
+    seen = tokens * (tokens + 1) // 2
+    attention = 4 * decoder.num_heads * decoder.head_dim * decoder.num_layers * slots * seen
+    return {
+        "slots": slots,
+        "tokens": tokens,
+        "ms": milliseconds,
+        "tflop_s": (weights + attention) / milliseconds / 1e9,
+        "share_of_matrix_rate": (weights + attention) / milliseconds / 1e-3 / FLOPS,
+    }
+
+
+def replace_options(options: argparse.Namespace, **changed: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(options), **changed})
 
 
 def filled_slots(concurrency: int):
