@@ -29,7 +29,7 @@ class SpeculationOptions:
     """Newest tokens in which occurrences are looked for."""
     ngram_threshold: float = 0.3
     """Share of its drafts that a request must have accepted to go on drafting; 0 asks nothing."""
-    ngram_warm_up: int = 8
+    ngram_warm_up: int = 4
     """Steps with drafts before the threshold counts."""
     ngram_probe_every: int = 32
     """Steps without drafts after which a request below the threshold tries again; after every try
