@@ -10,8 +10,9 @@ from jaxspec import cli
 
 if TYPE_CHECKING:
     from jaxspec import Engine
+    from jaxspec.acceptance.synthetic import Acceptance
     from jaxspec.engine.opening import Opened
-    from jaxspec.measure.load import Run, Work
+    from jaxspec.measure.load import Work
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,9 +69,9 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0)
     group.add_argument(
         "--synthetic-acceptance-length",
-        type=float,
         metavar="TOKENS",
-        help="draw acceptance with this mean length, bonus counted, instead of comparing drafts",
+        help="draw acceptance with this mean length, bonus counted, instead of comparing drafts; "
+        "or several to compare, with names: GSM8K=6.54,MATH-500=7.87",
     )
     group.add_argument(
         "--synthetic-acceptance-rates", metavar="R1,R2,...", help="the same, per place of the block"
@@ -139,6 +140,7 @@ def _check(arguments: argparse.Namespace, methods: list[str]) -> None:
         raise UsageError("--model-shape comes with a drafter of its own; leave out --draft-model")
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
         raise UsageError("expected one form of synthetic acceptance: a length, or rates")
+    _synthetic(arguments)
     for file in (arguments.json, arguments.plot):
         check_writable(file)
     if arguments.plot:
@@ -160,16 +162,28 @@ def _integers(flag: str, text: str) -> list[int]:
     return numbers
 
 
-def _synthetic(arguments: argparse.Namespace) -> float | tuple[float, ...] | None:
+def _synthetic(arguments: argparse.Namespace) -> "dict[str, Acceptance]":
+    """What acceptance is drawn like, by name; empty where drafts are compared."""
+    rates, lengths = arguments.synthetic_acceptance_rates, arguments.synthetic_acceptance_length
+    if rates is not None:
+        flag = "--synthetic-acceptance-rates"
+        return {"": tuple(_number(flag, rates, rate) for rate in rates.split(","))}
+    if lengths is None:
+        return {}
+    flag, parts = "--synthetic-acceptance-length", lengths.split(",")
+    named = [part.rpartition("=")[::2] for part in parts]
+    if len(named) > 1:
+        named = [(name or length, length) for name, length in named]
+    return {name: _number(flag, lengths, length) for name, length in named}
+
+
+def _number(flag: str, text: str, part: str) -> float:
     from jaxspec.errors import UsageError
 
-    if arguments.synthetic_acceptance_rates is None:
-        return arguments.synthetic_acceptance_length
     try:
-        return tuple(float(rate) for rate in arguments.synthetic_acceptance_rates.split(","))
+        return float(part)
     except ValueError as error:
-        found = arguments.synthetic_acceptance_rates
-        raise UsageError(f"--synthetic-acceptance-rates {found!r}; expected numbers") from error
+        raise UsageError(f"{flag} {text!r}; expected numbers, commas between") from error
 
 
 def _read_samples(arguments: argparse.Namespace) -> list[Any] | None:
@@ -280,7 +294,7 @@ def _engines(
             prefill_chunk=arguments.prefill_chunk,
             exact=arguments.exact,
             driver=arguments.driver,
-            synthetic_acceptance=_synthetic(arguments),
+            synthetic_acceptance=next(iter(_synthetic(arguments).values()), None),
         )
         for method in methods
     }
@@ -296,23 +310,27 @@ def _measure(
 
     from jaxspec.console.compile_clock import CompileClock
     from jaxspec.measure.breakdown import part_ms
+    from jaxspec.measure.comparison import Schedule, compare, contenders_of, warm_up
     from jaxspec.measure.environment import command_line, environment
-    from jaxspec.measure.floor import copy_bytes_per_second, step_bytes
-    from jaxspec.measure.results import add_speedups, row_of
+    from jaxspec.measure.floor import copy_bytes_per_second
 
-    clock = CompileClock()
+    clock, acceptances = CompileClock(), _synthetic(arguments)
     bandwidth = (arguments.bandwidth or 0) * 1e9 or copy_bytes_per_second()
-    least = {name: step_bytes(e.loop.device.models, e.loop.device.params) for name, e in
-             engines.items()}  # fmt: skip
-    _warm_up(arguments, engines, concurrencies, work)
+    contenders = contenders_of(engines, acceptances)
+    schedule = Schedule(
+        work=work,
+        concurrencies=concurrencies,
+        passes=arguments.passes,
+        requests_per_slot=arguments.requests_per_slot,
+        request_rate=arguments.request_rate,
+        seed=arguments.seed,
+    )
+    with _bar(len(engines) * len(concurrencies), "warm-up", "") as bar:
+        warm_up(contenders, schedule, arguments.temperature > 0, bar.update)
     warm_s = clock.seconds
-    runs, compiled = _passes(arguments, engines, concurrencies, work, clock)
-    rows = [
-        row_of(name, c, runs[name, c], compiled[name, c], least[name], bandwidth)
-        for c in concurrencies
-        for name in engines
-    ]
-    add_speedups(rows, "none")
+    each = schedule.tokens_of_a_pass() * arguments.passes
+    with _bar(each * len(contenders), "measuring", "tok") as bar:
+        rows = compare(contenders, schedule, bandwidth, bar.update)
     context = sum(len(one.prompt) for one in work) // len(work)
     for row in rows:
         if arguments.breakdown and row["method"] != "none":
@@ -322,7 +340,7 @@ def _measure(
         "command": command_line("bench", arguments.given),
         "environment": environment(),
         "title": _title(arguments, work, jax.devices()[0].device_kind),
-        "synthetic": _synthetic(arguments) is not None,
+        "synthetic": bool(acceptances),
         "arguments": {k: v for k, v in vars(arguments).items() if k != "given"},
         "prompts": len(work),
         "prompt_tokens": [len(one.prompt) for one in work],
@@ -347,66 +365,6 @@ def _title(arguments: argparse.Namespace, work: "list[Work]", device: str) -> st
     )
 
 
-def _warm_up(
-    arguments: argparse.Namespace,
-    engines: "dict[str, Engine]",
-    concurrencies: list[int],
-    work: "list[Work]",
-) -> None:
-    """Compiles everything, then sends a short reply's worth of every load."""
-    from dataclasses import replace
-
-    from jaxspec.measure.contenders import compile_all
-    from jaxspec.measure.load import Load, Work, run_load
-
-    with _bar(len(engines) * (len(concurrencies) + 1), "warm-up", "") as bar:
-        for engine in engines.values():
-            compile_all(engine, draws=arguments.temperature > 0)
-            bar.update()
-            for c in concurrencies:
-                short = [
-                    Work(w.prompt, replace(w.params, max_tokens=min(8, w.params.max_tokens)))
-                    for w in (work * c)[: max(c, 2)]
-                ]
-                run_load(engine, short, Load(c))
-                bar.update()
-
-
-def _passes(
-    arguments: argparse.Namespace,
-    engines: "dict[str, Engine]",
-    concurrencies: list[int],
-    work: "list[Work]",
-    clock: Any,
-) -> "tuple[dict[tuple[str, int], list[Run]], dict[tuple[str, int], float]]":
-    """Every method in every pass, in turns that alternate, so that drift hits all alike."""
-    from jaxspec.measure.load import Load, run_load
-
-    names = list(engines)
-    runs = {(name, c): [] for name in names for c in concurrencies}
-    compiled = dict.fromkeys(runs, 0.0)
-    each = sum(w.params.max_tokens for c in concurrencies for w in _sent(arguments, work, c))
-    total = each * len(names) * arguments.passes
-    with _bar(total, "measuring", "tok") as bar:
-        for turn in range(arguments.passes):
-            for c in concurrencies:
-                for name in names if turn % 2 == 0 else reversed(names):
-                    before = clock.seconds
-                    load = Load(c, arguments.request_rate, arguments.seed + turn)
-                    sent = _sent(arguments, work, c)
-                    runs[name, c].append(run_load(engines[name], sent, load, bar.update))
-                    compiled[name, c] += clock.seconds - before
-    return runs, compiled
-
-
-def _sent(arguments: argparse.Namespace, work: "list[Work]", concurrency: int) -> "list[Work]":
-    """The requests of one pass: all, or so many per slot, from the start again if need be."""
-    if arguments.requests_per_slot is None:
-        return work
-    count = arguments.requests_per_slot * concurrency
-    return (work * -(-count // len(work)))[:count]
-
-
 def _bar(total: int, name: str, unit: str) -> Any:
     """A progress bar where somebody watches."""
     from tqdm import tqdm
@@ -416,7 +374,7 @@ def _bar(total: int, name: str, unit: str) -> Any:
 
 def _report(result: dict[str, Any]) -> list[str]:
     from jaxspec.measure.peers import peer_table
-    from jaxspec.measure.results import table
+    from jaxspec.measure.results import name_of, table
 
     lines = [result["title"], table(result["rows"])]
     lines += peer_table(result["steady_decode"]) if "steady_decode" in result else []
@@ -424,7 +382,7 @@ def _report(result: dict[str, Any]) -> list[str]:
         lines.append("* SYNTHETIC acceptance: drawn, not found; it says nothing of the drafter")
     slower = [row for row in result["rows"] if row.get("speedup", {}).get("median", 1) < 1]
     lines += [
-        f"{row['method']} is slower than plain decoding at concurrency {row['concurrency']}"
+        f"{name_of(row)} is slower than plain decoding at concurrency {row['concurrency']}"
         for row in slower
     ]
     late = sum(row["compile_s_while_measured"] for row in result["rows"])

@@ -35,6 +35,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.shapes import Shapes
 from jaxspec.engine.steps import Models
+from jaxspec.measure.contenders import compile_all
 from jaxspec.measure.environment import environment
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import NAMES, qwen3
@@ -87,13 +88,14 @@ def main() -> None:
     }
     clock, begin = CompileClock(), time.perf_counter()
     engine = build(options)
+    tell("weights and programs", begin)
     loads = [Load(c, 0) for c in options.concurrency] + [Load(0, c) for c in options.concurrency]
     loads += [Load(c // 2, c - c // 2) for c in options.concurrency if c > 1]
     for load in loads:
         in_turn(engine, load, 0, argparse.Namespace(**vars(options) | {"steps": 8}))
         windows = [in_turn(engine, load, turn, options) for turn in range(options.passes)]
         report["rows"].append(row_of(load, windows, options))
-        print(json.dumps(report["rows"][-1]), file=sys.stderr, flush=True)
+        tell(json.dumps(report["rows"][-1]), begin)
         report["seconds"] = time.perf_counter() - begin
         report["compile_s"] = clock.seconds
         write_json(options.json, report)  # what a time limit leaves is still written
@@ -136,6 +138,7 @@ def build(options: argparse.Namespace) -> Engine:
     )
     shapes = Shapes(tuple(sorted(options.concurrency)), ((min(4, most), options.prompt),))
     engine.loop.plan = replace(engine.loop.plan, shapes=shapes)
+    compile_all([engine], draws=False)
     return engine
 
 
@@ -276,6 +279,10 @@ def row_of(
         },
         "ratio": {kind: middle(partial(ratio, kind)) for kind in kinds},
     }
+
+
+def tell(stage: str, begin: float) -> None:
+    print(f"{time.perf_counter() - begin:6.1f} s  {stage}", file=sys.stderr, flush=True)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -29,7 +29,7 @@ from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.shapes import Shapes
 from jaxspec.engine.spans import AdaptiveSpans
 from jaxspec.engine.survival import expected_tokens
-from jaxspec.measure.contenders import random_pair
+from jaxspec.measure.contenders import compile_all, random_pair
 from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES
 
@@ -70,6 +70,7 @@ def main() -> None:
     options = parse()
     clock, begin = CompileClock(), time.perf_counter()
     engine = build(options)
+    tell("weights and programs", begin)
     costs = measure_costs(engine.loop.device, engine.loop.plan)
     report: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
@@ -139,6 +140,7 @@ def build(options: argparse.Namespace) -> Engine:
     shapes = Shapes(tuple(rows), ((most, LATER_CHUNK), (most, FIRST_CHUNK)))
     tiers = (*(width for width in (1, 4, 8) if width < options.block_size), options.block_size)
     engine.loop.plan = replace(engine.loop.plan, shapes=shapes, tiers=tiers)
+    compile_all([engine], draws=False)
     return engine
 
 

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -38,6 +39,7 @@ from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.shapes import Shapes
 from jaxspec.engine.steps import Models
+from jaxspec.measure.contenders import compile_side_by_side, needed_programs
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params
@@ -74,9 +76,10 @@ def main() -> None:
     models, params = report.stage("weights", lambda: build(options))
     prompts = random_prompts(options, models.target.config.vocab_size)
     exact = Fleet(options, models, params, exact=True)
+    loose = Fleet(options, models, params, exact=False)
+    report.stage("programs", lambda: compile_needed(exact, loose))
     plain = report.stage("exact: none, alone", lambda: exact.run("none", ALONE, prompts))
     report.contents["distinct_tokens"] = len({t for o in plain for t in o.token_ids})
-    loose = Fleet(options, models, params, exact=False)
     regrets = Regrets(models, params)
 
     def judge(part: str, case: tuple[str, str]) -> dict[str, Any]:
@@ -86,6 +89,9 @@ def main() -> None:
 
     for part, case in CASES:
         report.judge(part, case, judge)
+    for fleet in (exact, loose):
+        fleet.engine.loop.land_all()
+        jax.block_until_ready(fleet.engine.loop.device.state)
     report.contents["exact_ms_per_step"] = exact.milliseconds
     report.contents["bucket_ms_per_step"] = loose.milliseconds
     report.close()
@@ -236,6 +242,20 @@ class Fleet:
         if method == "replay":
             known = {output.prompt_token_ids: output.token_ids for output in plain}
             loop.driver = replay(known, np.random.default_rng(1))
+
+
+def compile_needed(exact: Fleet, loose: Fleet) -> int:
+    """Every program of every case, once."""
+    fleets = {"exact": exact, "buckets": loose}
+    found = {}
+    for part, (method, company) in CASES:
+        fleet = fleets[part]
+        fleet.take_on(method, company, ())
+        for step, inputs, static in needed_programs(fleet.engine, draws=False):
+            lower = partial(fleet.engine.loop.device.lower, step, *inputs, **static)
+            shapes = jax.tree.map(lambda leaf: leaf.shape, inputs)
+            found.setdefault(f"{part} {step} {shapes} {static}", lower)
+    return compile_side_by_side(lower() for lower in found.values())
 
 
 def replay(known: dict[tuple[int, ...], tuple[int, ...]], random: np.random.Generator):

@@ -3,6 +3,7 @@ that would reach it. What comes out is not the target's text."""
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -13,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.errors import UsageError
 
 BISECTIONS = 60
+Acceptance = int | float | tuple[int | float, ...]
+"""A mean acceptance length, or the share of steps that accept each place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +23,11 @@ class SyntheticAcceptance:
     """How likely each draft is accepted once all before it were."""
 
     conditional_rates: tuple[int | float, ...]
+
+    @property
+    def mean_length(self) -> float:
+        """Of the steps that these rates are drawn for, bonus token counted."""
+        return 1.0 + sum(itertools.accumulate(self.conditional_rates, operator.mul))
 
     @property
     def on_device(self) -> Float[Array, " places"]:

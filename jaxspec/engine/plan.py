@@ -5,7 +5,7 @@ import logging
 
 import jax
 
-from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance, from_length, from_rates
 from jaxspec.engine.request import Request
 from jaxspec.engine.shapes import Shapes, shapes_for
 from jaxspec.engine.steps import Models
@@ -106,7 +106,7 @@ class EngineOptions(SpeculationOptions):
     """Prompt tokens read in one step at most, per request."""
     driver: str = "auto"
     """lockstep, overlapped, or auto: overlapped on an accelerator."""
-    synthetic_acceptance: int | float | tuple[int | float, ...] | None = None
+    synthetic_acceptance: Acceptance | None = None
     """For benchmarks: a mean acceptance length, or the share of steps that accept each place. It is
     drawn, drafts are not compared, and the text is not the target's."""
 
@@ -183,9 +183,7 @@ def choose_method(method: str, has_drafter: bool) -> str:
     return method
 
 
-def synthetic_of(
-    asked: int | float | tuple[int | float, ...] | None, num_drafts: int
-) -> SyntheticAcceptance | None:
+def synthetic_of(asked: Acceptance | None, num_drafts: int) -> SyntheticAcceptance | None:
     """What `EngineOptions.synthetic_acceptance` means for blocks with so many drafts."""
     if asked is None:
         return None

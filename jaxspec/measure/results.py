@@ -15,12 +15,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def row_of(
-    method: str,
-    concurrency: int,
-    runs: Sequence[Run],
-    compile_s: float,
-    least: StepBytes,
-    bytes_per_second: float,
+    concurrency: int, runs: Sequence[Run], least: StepBytes, bytes_per_second: float
 ) -> dict[str, Any]:
     """Medians over the passes, percentiles over all of their requests, counts pooled."""
     stats = [output.stats for run in runs for output in run.outputs]
@@ -28,7 +23,6 @@ def row_of(
     steps = percentiles([1e3 * step for run in runs for step in run.step_s])
     floor_ms = 1e3 * least.of_step(concurrency, _mean_context(stats)) / bytes_per_second
     return {
-        "method": method,
         "concurrency": concurrency,
         "passes": len(runs),
         "seconds": [run.seconds for run in runs],
@@ -46,9 +40,14 @@ def row_of(
         "itl_ms": percentiles([1e3 * gap for one in stats for gap in one.itl_s]),
         "queue_ms": percentiles([1e3 * one.queue_s for one in stats]),
         "finish_reasons": _counted([o.finish_reason for run in runs for o in run.outputs]),
-        "compile_s_while_measured": compile_s,
         "speculation": stats_object(pool(stats)),
     }
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """Of the contender: its method, and what its drawn acceptance is of."""
+    method = "plain" if row["method"] == "none" else row["method"]
+    return f"{method} {row.get('acceptance_of', '')}".rstrip()
 
 
 def add_speedups(rows: Sequence[dict[str, Any]], baseline: str) -> None:
@@ -101,11 +100,12 @@ HEADINGS = (
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """For a person; `accept` is the mean acceptance length, `floor` the share of the bandwidth."""
-    lines = [*map(list, zip(*HEADINGS)), *map(_cells, rows)]
+    return "\n".join(aligned([*map(list, zip(*HEADINGS)), *map(_cells, rows)]))
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines
-    )
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -115,7 +115,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     fraction = row["floor_fraction"]
     return [
         str(row["concurrency"]),
-        row["method"],
+        name_of(row),
         f"{rate['median']:.1f}",
         f"{row['speedup']['median']:.2f}x" if "speedup" in row else "-",
         f"{speculation['mean_acceptance_length']:.2f}{drawn}" if speculates else "-",

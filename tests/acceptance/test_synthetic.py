@@ -20,6 +20,7 @@ def drawn(synthetic, drafts, places=4, seed=3):
 
 @pytest.mark.parametrize("length", [1.0, 2.5, 4.0, 5.0])
 def test_the_mean_length_asked_for(length):
+    assert from_length(length, 4).mean_length == pytest.approx(length)
     assert drawn(from_length(length, 4), 4).mean() + 1 == pytest.approx(length, abs=0.05)
 
 

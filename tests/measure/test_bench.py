@@ -99,6 +99,27 @@ def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
     assert sum(row["speculation"]["accepted_per_position"][3:]) == 0
 
 
+def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
+    drawn = ["--synthetic-acceptance-length", "Low=1.5,7"]
+    file, picture = folder / "lengths.json", folder / "lengths.png"
+    peers = {"system": "X", "model": "target", "concurrency": 2, "step_ms_median": 3.0}
+    both = [peers | {"mode": mode} for mode in ("plain", "dflash")]
+    (folder / "peers.json").write_text(json.dumps({"rows": both}))
+    beside = ["--anchors", f"{folder}/peers.json", "--json", str(file), "--plot", str(picture)]
+    assert bench.main([*SMALL, "--passes", "1", "--output-len", "24", *drawn, *beside]) == 0
+    result = json.loads(file.read_text())
+    found = {(row["method"], row["acceptance_of"]): row for row in result["rows"]}
+    assert list(found) == [("none", ""), ("dflash", "Low"), ("dflash", "7")]
+    low, high = found["dflash", "Low"], found["dflash", "7"]
+    assert low["drawn_length"] == pytest.approx(1.5) and high["drawn_length"] == pytest.approx(7)
+    means = [row["speculation"]["mean_acceptance_length"] for row in (low, high)]
+    assert means[0] < 3 < means[1]
+    assert all(row["compile_s_while_measured"] == 0 for row in found.values())
+    shown = capsys.readouterr().err
+    assert "dflash Low" in shown and "steady decode" in shown and "* SYNTHETIC" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -119,6 +140,7 @@ def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
             2,
             "expected numbers",
         ),
+        ([*MODELS, "--synthetic-acceptance-length", "GSM8K=6.5,x="], 2, "expected numbers"),
     ],
 )
 def test_mistakes_are_one_line(arguments, code, said, capsys):

@@ -20,25 +20,30 @@ def run(seconds, *lengths, step=0.01):
     return Run(seconds, outputs, (step, step, 2 * step))
 
 
+def row(method, concurrency, runs, label=""):
+    named = {"method": method, "acceptance_of": label}
+    return named | row_of(concurrency, runs, LEAST, 1e5)
+
+
 LEAST = StepBytes(verify=1000, draft=0, target_row=2, draft_row=0)
 
 
 def test_a_row():
-    row = row_of("none", 4, [run(1.0, 10, 30), run(2.0, 10, 30)], 0.0, LEAST, 1e5)
-    assert row["output_tokens_per_s"] == {"median": 30, "min": 20, "max": 40}
-    assert row["step_ms"]["p50"] == pytest.approx(10)
-    assert row["tpot_ms"]["p50"] == pytest.approx(100)
+    found = row("none", 4, [run(1.0, 10, 30), run(2.0, 10, 30)])
+    assert found["output_tokens_per_s"] == {"median": 30, "min": 20, "max": 40}
+    assert found["step_ms"]["p50"] == pytest.approx(10)
+    assert found["tpot_ms"]["p50"] == pytest.approx(100)
     context = 10 + (10 + 30) / 2 / 2
-    assert row["floor_ms"] == pytest.approx(1e3 * (1000 + 4 * context * 2) / 1e5)
-    assert row["floor_fraction"] == pytest.approx(row["floor_ms"] / 10)
-    assert row["finish_reasons"] == {"length": 4}
-    assert row["speculation"]["generation_tokens"] == 80
+    assert found["floor_ms"] == pytest.approx(1e3 * (1000 + 4 * context * 2) / 1e5)
+    assert found["floor_fraction"] == pytest.approx(found["floor_ms"] / 10)
+    assert found["finish_reasons"] == {"length": 4}
+    assert found["speculation"]["generation_tokens"] == 80
 
 
 def test_speedups_are_of_the_same_pass_and_concurrency():
-    plain = row_of("none", 1, [run(1.0, 10), run(4.0, 10)], 0.0, LEAST, 1e5)
-    fast = row_of("dflash", 1, [run(0.5, 10), run(1.0, 10)], 0.0, LEAST, 1e5)
-    alone = row_of("dflash", 2, [run(0.5, 10)], 0.0, LEAST, 1e5)
+    plain = row("none", 1, [run(1.0, 10), run(4.0, 10)])
+    fast = row("dflash", 1, [run(0.5, 10), run(1.0, 10)], "HumanEval")
+    alone = row("dflash", 2, [run(0.5, 10)])
     add_speedups([plain, fast, alone], "none")
     assert fast["speedup"] == {"median": 3, "min": 2, "max": 4}
     assert "speedup" not in alone
@@ -46,13 +51,14 @@ def test_speedups_are_of_the_same_pass_and_concurrency():
     assert len({len(line) for line in lines}) == 1, "columns line up"
     assert "3.00x" in lines[3]
     assert len(lines[0]) <= 100
+    assert " plain " in lines[2] and "dflash HumanEval" in lines[3]
 
 
 def test_nothing_measured_is_no_number():
     assert percentiles([]) == {}
-    row = row_of("none", 1, [Run(1.0, run(1.0, 1).outputs, ())], 0.0, LEAST, 1e5)
-    assert row["floor_fraction"] is None and row["tpot_ms"] == {}
-    assert table([row])
+    found = row("none", 1, [Run(1.0, run(1.0, 1).outputs, ())])
+    assert found["floor_fraction"] is None and found["tpot_ms"] == {}
+    assert table([found])
 
 
 def test_arrivals():
