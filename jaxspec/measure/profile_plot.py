@@ -49,10 +49,15 @@ def _time_line(axes: Any, trace: Trace) -> None:
 
 
 def _of_middle_step(trace: Trace) -> list[Kernel]:
-    """By the host's clock; the accelerator may run a little behind. All, if nothing fits."""
-    if not trace.steps:
+    """On the CPU by the host's clock. All, if nothing fits."""
+    if trace.launches:
+        longest = max(trace.launches, key=lambda launch: launch.end_ns - launch.start_ns).program
+        steps = [launch for launch in trace.launches if launch.program == longest]
+        start, end = steps[len(steps) // 2].start_ns, steps[len(steps) // 2].end_ns
+    elif trace.steps:
+        _, start, end = trace.steps[len(trace.steps) // 2]
+    else:
         return list(trace.kernels)
-    _, start, end = trace.steps[len(trace.steps) // 2]
     inside = [kernel for kernel in trace.kernels if start <= kernel.start_ns < end]
     return inside or list(trace.kernels)
 

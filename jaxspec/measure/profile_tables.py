@@ -1,5 +1,6 @@
 """Where a trace's time went: sums by scope and by kernel, and the gaps between kernels."""
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -27,12 +28,23 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "wall_ms": wall / 1e6,
         "busy_ms": busy_ns / 1e6,
         "idle_ms": (wall - busy_ns) / 1e6,
+        "device_ms_per_step": _device_ms(trace, steps),
         "gaps_over_1us": sum(gap > WORTH_A_WORD_NS for gap in gaps),
         "longest_gap_us": max(gaps, default=0.0) / 1e3,
         "step_wall_ms": [(end - start) / 1e6 for _, start, end in trace.steps],
         "scopes": list(_scopes(trace, total, steps)),
         "by_kernel": _by_kernel(trace.kernels, total),
     }
+
+
+def _device_ms(trace: Trace, steps: int) -> float | None:
+    """From the first kernel of a step's programs to their last; medians, so that the first step,
+    before which nothing runs, weighs no more. None on the CPU."""
+    programs = defaultdict(list)
+    for launch in trace.launches:
+        programs[launch.program].append(launch.end_ns - launch.start_ns)
+    spent = (statistics.median(times) * len(times) / steps for times in programs.values())
+    return sum(spent) / 1e6 if programs else None
 
 
 def _scopes(trace: Trace, total: float, steps: int) -> Iterator[dict[str, Any]]:
@@ -97,7 +109,8 @@ def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
     lines = [
         f"{found['steps']} steps on {device}, {run.get('method', '?')}, {run.get('driver', '?')} "
         f"driver, {mode} mode",
-        f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step",
+        f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step"
+        + _beside_device_time(found),
         f"device busy {found['busy_ms']:.3f} of {found['wall_ms']:.3f} ms; idle "
         f"{found['idle_ms']:.3f} ms, {found['gaps_over_1us']} gaps over 1 us, the longest "
         f"{found['longest_gap_us']:.1f} us",
@@ -121,6 +134,14 @@ def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
             f"{kernel['us_per_call']:>10.2f}{100 * kernel['share']:>7.1f}%"
         )
     return lines
+
+
+def _beside_device_time(found: dict[str, Any]) -> str:
+    device_ms = found["device_ms_per_step"]
+    if not device_ms:
+        return ""
+    share = found["kernel_ms_per_step"] / device_ms
+    return f": {100 * share:.1f}% of a step's {device_ms:.3f} ms, first kernel to last"
 
 
 def _short(name: str, width: int) -> str:

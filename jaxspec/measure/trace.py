@@ -5,6 +5,7 @@ import json
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class Launch:
+    """One run of a program: from its first kernel's start to its last one's end."""
+
+    program: str
+    start_ns: float
+    end_ns: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Trace:
     """Everything that a recording holds."""
 
@@ -56,6 +66,8 @@ class Trace:
     """Number, start and end of every step on the host, in nanoseconds."""
     run: dict[str, Any]
     """run.json."""
+    launches: tuple[Launch, ...] = ()
+    """Of programs on an accelerator, in their order; empty on the CPU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +88,15 @@ def read_trace(folder: str) -> Trace:
     if not files:
         raise LoadError(f"no trace in {folder}; record one with --profile-dir {folder}")
     planes = _planes(files[-1])
-    events = list(_device_events(planes)) or list(_host_events(planes))
+    on_device = list(_device_events(planes))
+    events = on_device or list(_host_events(planes))
     names = _op_names(events, _read_json(place / "programs.json", []))
-    steps = sorted(_steps(planes))
-    return Trace(tuple(_kernels(events, names)), tuple(steps), _read_json(place / "run.json", {}))
+    return Trace(
+        kernels=tuple(_kernels(events, names)),
+        steps=tuple(sorted(_steps(planes))),
+        run=_read_json(place / "run.json", {}),
+        launches=tuple(_launches(on_device)),
+    )
 
 
 def _planes(file: Path) -> list[Any]:
@@ -129,6 +146,21 @@ def _event(event: Any, line: str) -> _Event:
         module=str(stats.get("hlo_module", "")),
         program=stats.get("program_id"),
     )
+
+
+def _launches(events: Sequence[_Event]) -> Iterator[Launch]:
+    """A program begins anew where its first instruction comes again."""
+    programs = defaultdict(list)
+    for event in sorted(events, key=lambda event: event.start_ns):
+        if event.op:
+            programs[event.module, event.program].append(event)
+    launches = []
+    for (module, program), own in programs.items():
+        begins = [i for i, event in enumerate(own) if event.op == own[0].op]
+        for begin, end in pairwise([*begins, len(own)]):
+            last = max(map(_end, own[begin:end]))
+            launches.append(Launch(f"{module}({program})", own[begin].start_ns, last))
+    yield from sorted(launches, key=lambda launch: launch.start_ns)
 
 
 def _stats(event: Any) -> dict[str, Any]:

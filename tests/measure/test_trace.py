@@ -1,6 +1,7 @@
 """Traces made by hand: nesting, overlap, streams, and programs that share a name."""
 
 import json
+import pathlib
 
 import pytest
 from jax.profiler import ProfileData
@@ -138,6 +139,34 @@ def test_programs_of_one_name_are_told_apart_by_their_instructions(folder):
     host = {"w": [("a", 0, 1, of("fusion.1")), ("b", 2, 1, of("only.here", program=2))]}
     trace = read_trace(folder({"/host:CPU": host}, [other, scopes(HLO)]))
     assert [kernel.phase for kernel in trace.kernels] == ["draft", "accept"]
+
+
+H100 = pathlib.Path(__file__).parents[1] / "data" / "traces" / "h100-8b-dflash"
+
+
+def test_launches_of_a_program_begin_with_its_first_instruction(folder):
+    trace = read_trace(folder(GPU, [scopes(HLO)]))
+    spans = [(launch.start_ns, launch.end_ns) for launch in trace.launches]
+    assert spans == [(0, 32e3), (60e3, 90e3)]
+    assert summarise(trace)["device_ms_per_step"] == pytest.approx((32 + 30) / 2 / 1e3)
+
+
+def test_three_steps_of_an_h100():
+    """DFlash iterations of the Qwen3-8B shape, recorded on one H100 (`run.json`) and trimmed by
+    `scripts/trim_trace.py`: the scopes account for the steps, and nearly everything has one."""
+    trace = read_trace(str(H100))
+    found = summarise(trace)
+    assert found["steps"] == 3 == len(trace.launches)
+    assert found["device_ms_per_step"] == pytest.approx(7.945, abs=0.001)
+    parts = [scope for scope in found["scopes"] if scope["part"]]
+    assert sum(scope["ms_per_step"] for scope in parts) == pytest.approx(7.945, rel=0.03)
+    phases = {scope["phase"]: scope for scope in found["scopes"] if not scope["part"]}
+    assert phases["verify"]["ms_per_step"] == pytest.approx(6.362, abs=0.001)
+    assert phases["draft"]["ms_per_step"] == pytest.approx(1.242, abs=0.001)
+    assert phases["(no scope)"]["share"] < 0.002
+    attention = [s for s in parts if (s["phase"], s["part"]) == ("verify", "attention")]
+    assert attention[0]["kernels_per_step"] == 36, "one per layer"
+    assert 0.85 < phases["verify"]["floor_fraction"] < phases["draft"]["floor_fraction"] < 1
 
 
 def test_a_folder_without_a_trace(tmp_path):

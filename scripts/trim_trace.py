@@ -1,0 +1,92 @@
+"""Makes a recorded trace small: kernels, step marks, and the scopes of the instructions among them.
+
+    python scripts/trim_trace.py trace small-trace
+
+What is left is read by `python -m jaxspec.profile` as the whole was. Most of a trace is copies of
+the programs, which viewers use.
+"""
+
+import argparse
+import json
+import shutil
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jax.profiler import ProfileData
+
+KEPT = ("hlo_op", "hlo_module", "program_id", "step_num")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", DeprecationWarning)  # a type in jaxlib that names no module
+    file = sorted(options.folder.glob("**/*.xplane.pb"))[-1]
+    lines = kept_lines(ProfileData.from_file(str(file)))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "trimmed.xplane.pb").write_bytes(written(lines))
+    ops = {op for *_, events in lines for *_, stats in events if (op := stats.get("hlo_op"))}
+    programs = json.loads((options.folder / "programs.json").read_text())
+    for program in programs:
+        names = program["op_names"].items()
+        program["op_names"] = {op: name for op, name in names if op in ops}
+    (options.out / "programs.json").write_text(json.dumps(programs, indent=0) + "\n")
+    shutil.copy(options.folder / "run.json", options.out / "run.json")
+
+
+def kept_lines(data: ProfileData) -> list[tuple[str, str, list[tuple]]]:
+    """(plane, line, events); an event is name, start, length in nanoseconds, stats."""
+    lines = []
+    for plane in data.planes:
+        for line in plane.lines:
+            device = plane.name.startswith("/device:") and line.name.startswith("Stream")
+            events = [event_of(event) for event in line.events]
+            if plane.name == "/host:CPU":
+                events = [event for event in events if event[0] == "step"]
+            if device or (plane.name == "/host:CPU" and events):
+                lines.append((plane.name, line.name, events))
+    return lines
+
+
+def event_of(event: Any) -> tuple[str, float, float, dict[str, Any]]:
+    stats = {key: value for key, value in event.stats if key in KEPT}
+    return event.name, event.start_ns, event.duration_ns, stats
+
+
+def written(lines: Iterable[tuple[str, str, list[tuple]]]) -> bytes:
+    """The lines as a serialised trace."""
+    planes: dict[str, list[str]] = {}
+    names, stats = {}, {}
+    number = lambda table, key: table.setdefault(key, len(table) + 1)
+    for plane, line, events in lines:
+        body = planes.setdefault(plane, [])
+        body.append(f"lines {{ id: {len(body) + 1} name: {json.dumps(line)}")
+        for name, start, length, given in events:
+            body.append(
+                f"events {{ metadata_id: {number(names, name)} offset_ps: {round(start * 1e3)} "
+                f"duration_ps: {round(length * 1e3)}"
+            )
+            for key, value in given.items():
+                kind = "int64_value" if isinstance(value, int) else "str_value"
+                body.append(
+                    f"stats {{ metadata_id: {number(stats, key)} {kind}: {json.dumps(value)} }}"
+                )
+            body.append("}")
+        body.append("}")
+    tables = [
+        f"{kind}_metadata {{ key: {id} value {{ id: {id} name: {json.dumps(name)} }} }}"
+        for kind, table in (("event", names), ("stat", stats))
+        for name, id in table.items()
+    ]
+    text = [
+        f"planes {{ name: {json.dumps(p)} {' '.join([*b, *tables])} }}" for p, b in planes.items()
+    ]
+    return ProfileData.text_proto_to_serialized_xspace("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()
