@@ -33,7 +33,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_requests(parser.add_argument_group("requests"))
     _add_load(parser.add_argument_group("load"))
     _add_output(parser.add_argument_group("output"))
-    cli.add_profiling(parser.add_argument_group("profiling"))
+    profiling = parser.add_argument_group("profiling")
+    cli.add_profiling(profiling)
+    profiling.add_argument(
+        "--profile-concurrency", type=int, metavar="N", help="which of them (default: the largest)"
+    )
     return parser
 
 
@@ -107,7 +111,7 @@ def _bench(arguments: argparse.Namespace) -> None:
 
     concurrencies = _integers("--concurrency", arguments.concurrency)
     methods = [name for name in arguments.methods.split(",") if name]
-    _check(arguments, methods)
+    _check(arguments, methods, concurrencies)
     samples = _read_samples(arguments)
     peers = _peers(arguments)
     opened = _open(arguments)
@@ -119,10 +123,11 @@ def _bench(arguments: argparse.Namespace) -> None:
     _say(*_report(result))
     _write(arguments, result)
     if arguments.profile_dir or arguments.dump_programs:
-        _profile(arguments, engines[methods[-1]], max(concurrencies), work)
+        at = arguments.profile_concurrency or max(concurrencies)
+        _profile(arguments, engines[methods[-1]], at, work)
 
 
-def _check(arguments: argparse.Namespace, methods: list[str]) -> None:
+def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: list[int]) -> None:
     """What can be found before anything heavy is imported or loaded."""
     from jaxspec.console.files import check_writable
     from jaxspec.errors import UsageError
@@ -141,6 +146,9 @@ def _check(arguments: argparse.Namespace, methods: list[str]) -> None:
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
         raise UsageError("expected one form of synthetic acceptance: a length, or rates")
     _synthetic(arguments)
+    if arguments.profile_concurrency not in (None, *concurrencies):
+        found = arguments.profile_concurrency
+        raise UsageError(f"--profile-concurrency {found}; expected one of {concurrencies}")
     for file in (arguments.json, arguments.plot):
         check_writable(file)
     if arguments.plot:
@@ -405,7 +413,7 @@ def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
 def _profile(
     arguments: argparse.Namespace, engine: "Engine", concurrency: int, work: "list[Work]"
 ) -> None:
-    """One more pass of the last method at the largest concurrency; its times count nowhere."""
+    """One more pass of the last method; its times count nowhere."""
     from jaxspec.measure.environment import command_line
     from jaxspec.measure.load import Load, run_load
     from jaxspec.measure.recording import dump_programs, recording
@@ -418,7 +426,7 @@ def _profile(
         about["prompt_tokens"] = [len(one.prompt) for one in work]
         skip, steps = arguments.profile_skip, arguments.profile_steps
         with recording(engine, arguments.profile_dir, skip, steps, about):
-            run_load(engine, work, Load(concurrency))
+            run_load(engine, work[: max(2 * concurrency, 4)], Load(concurrency))
         _say(f"profile: python -m jaxspec.profile {arguments.profile_dir}")
 
 

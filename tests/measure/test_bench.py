@@ -135,6 +135,7 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
         ([*MODELS, "--profile-dir", f"{__file__}/x"], 1, "cannot be made"),
         ([*MODELS, "--profile-steps", "0"], 2, "at least 1"),
         ([*MODELS, "--profile-readable"], 2, "name --profile-dir too"),
+        ([*MODELS, "--profile-concurrency", "3"], 2, "expected one of [1, 4]"),
         (
             [*MODELS, "--synthetic-acceptance-rates", "a,b", "--num-prompts", "1"],
             2,
