@@ -22,8 +22,10 @@ def swizzled(shape: tuple[int, ...], dtype):
 
 def unswizzled(shape: tuple[int, ...], dtype, tile: tuple[int, int]):
     """Shared memory that bulk copies of some rows read. Left to itself the compiler would swizzle
-    it in tiles of few rows, and reads and writes then disagree about them."""
-    return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform(tile),))
+    it in tiles of few rows, and reads and writes then disagree about them. Single rows of at most
+    128 bytes it leaves alone, and cannot lay out as tiles."""
+    short = tile[0] == 1 and shape[-1] * jnp.dtype(dtype).itemsize <= 128
+    return plgpu.SMEM(shape, dtype, transforms=() if short else (plgpu.TilingTransform(tile),))
 
 
 def times(acc, left, right_ref, interpreted: bool):

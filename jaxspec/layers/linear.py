@@ -10,6 +10,8 @@ from pallas_kernels import add_norm
 from pallas_kernels.dispatch import Implementation, kernels_run
 
 MOST_PARTS = 4
+ROWS_IN_PARTS = range(2, 129)
+"""One row XLA multiplies in another way, which parts make slower; many need no parts."""
 
 
 def parts_of(rows: int, inputs: int, outputs: int) -> int:
@@ -18,10 +20,11 @@ def parts_of(rows: int, inputs: int, outputs: int) -> int:
     As many as give every multiprocessor of an H100 a block of XLA's matrix kernels: 128 x 128
     numbers of the output, or, of few rows, three blocks of 64 columns.
     """
-    few = rows <= 32
-    blocks = -(-outputs // 64) if few else -(-rows // 128) * -(-outputs // 128)
+    if rows not in ROWS_IN_PARTS:
+        return 1
+    blocks, wanted = (-(-outputs // 64), 384) if rows <= 32 else (-(-outputs // 128), 132)
     parts = MOST_PARTS
-    while parts > 1 and (blocks * parts > (384 if few else 132) or inputs % (parts * 128)):
+    while parts > 1 and (blocks * parts > wanted or inputs % (parts * 128)):
         parts //= 2
     return parts
 

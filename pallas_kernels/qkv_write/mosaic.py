@@ -82,7 +82,7 @@ def qkv_write(
     dtype = key_pages.dtype
     require(value_pages.dtype == dtype, "pages of one dtype")
     require(qkv.dtype in (dtype, jnp.float32), "qkv in float32 or the dtype of the pages")
-    require(head_dim % (2 * LANES_PER_HEAD) == 0, "head_dim a multiple of 32")
+    require(head_dim in (64, 128, 256), "head_dim 64, 128 or 256")
     require(heads.all >= HEADS_PER_TILE, "at least 8 heads in a fused row")
 
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)

@@ -106,6 +106,17 @@ def test_writing_compiles_in_place_without_spills(monkeypatch, capfd):
 
 
 @needs_compiler
+@pytest.mark.parametrize("group", [0, 1, 2, 4, 5, 8])
+def test_what_bulk_copies_read_is_not_swizzled(group: int, monkeypatch, capfd):
+    """A swizzle of fewer than eight rows is read differently than it is written."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    compile_for_h100(norm_rotate_write, write_arguments(1, 2, group))
+    ptx = "".join(capfd.readouterr())
+    assert "cp.async.bulk" in ptx and ".shared" in ptx
+    assert "xor.b32" not in ptx
+
+
+@needs_compiler
 def test_layers_share_pools_in_place_and_lower_one_kernel_of_each_kind():
     layers = 3
 

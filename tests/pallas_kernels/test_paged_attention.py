@@ -154,7 +154,7 @@ class TestBits:
         self.check(lambda given, case: interpreted(given, case, BlockSizes(splits=splits)))
 
     @pytest.mark.gpu
-    @pytest.mark.parametrize("splits", [1, 2, 4, 8])
+    @pytest.mark.parametrize("splits", [1, 2, 4])
     def test_on_device(self, splits: int):
         sizes = BlockSizes(splits=splits)
         self.check(
