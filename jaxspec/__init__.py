@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Engine": "jaxspec.engine.engine",
     "StreamEvent": "jaxspec.engine.engine",
+    "demo_pair": "jaxspec.demo",
     "SamplingParams": "jaxspec.engine.params",
     "RequestOutput": "jaxspec.engine.output",
     "RequestStats": "jaxspec.engine.stats",

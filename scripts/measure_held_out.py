@@ -1,18 +1,22 @@
 """Measures a pair on held-out files: accepted lengths, equality with plain decoding, speedup.
 
-    python scripts/measure_held_out.py --target DIR --draft DIR --text FOLDER
+    python scripts/measure_held_out.py --text FOLDER                             # the demo pair
+    python scripts/measure_held_out.py --text FOLDER --target DIR --draft DIR
 
 Prompts are `--prompt-tokens` tokens from the start of a line a third into every file of
-demo_held_out.txt that the folder has; greedy, `--tokens` tokens. Every program is compiled and
-every pass made once before the clock starts. In float32, with products in full float32, tokens must
-be equal to plain decoding; in bfloat16 other shapes round differently, and streams that part are
-counted.
+demo_held_out.txt that the folder has; `--tokens` tokens, greedy unless `--temperature` says
+otherwise. Every program is compiled and run before the clock starts; of `--passes` the fastest
+counts. In float32, with products in full float32, greedy tokens must be equal to plain decoding; in
+bfloat16 other shapes round differently, and streams that part are counted. Sampled streams are not
+compared: drafts are drawn, and the same seed says something else.
 """
 
 import argparse
+import dataclasses
+import shlex
 import statistics
+import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +24,17 @@ import jax
 import numpy as np
 from measuring import write_json
 
+from jaxspec.demo import demo_pair
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.opening import Opened, choose_dtype, open_models
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.warmup import every_program
-from jaxspec.measure.contenders import engine_for
+from jaxspec.measure.contenders import compile_all, engine_for
 from jaxspec.measure.environment import environment
 from jaxspec.measure.load import Load, Run, Work, run_load
 from jaxspec.text.tokenizer import Tokenizer
 
 HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
-
-
-METHODS = ("none", "dflash")
 
 
 def main() -> None:
@@ -46,14 +47,20 @@ def main() -> None:
         options.target, options.draft, "auto", choose_dtype(options.dtype), None, None
     )
     works = works_of(options, opened.tokenizer)
-    engines = {method: engine_of(options, opened, method) for method in METHODS}
-    compile_together(list(engines.values()))
-    report: dict[str, Any] = {"environment": environment(), "dtype": options.dtype}
+    engines = [engine_of(options, opened, method) for method in ("none", options.method)]
+    compile_all(engines, draws=options.temperature > 0)
+    report: dict[str, Any] = {
+        "command": shlex.join(["python", *sys.argv]),
+        "environment": environment(),
+        "dtype": options.dtype,
+        "method": options.method,
+        "temperature": options.temperature,
+        "tokens": options.tokens,
+        "passes": options.passes,
+    }
     for batch in options.batch:
-        plain, drafted = (
-            fastest(engines[method], works, batch, options.passes) for method in METHODS
-        )
-        report[f"batch {batch}"] = compared(plain, drafted)
+        plain, drafted = (fastest(engine, works, batch, options.passes) for engine in engines)
+        report[f"batch {batch}"] = compared(plain, drafted, greedy=options.temperature == 0)
         show(f"batch {batch}", report[f"batch {batch}"])
         write_json(options.json, report)
 
@@ -76,17 +83,6 @@ def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engin
     )
 
 
-def compile_together(engines: list[Engine]) -> None:
-    """A few programs at a time; most of compiling is done by one core each."""
-    lowered = [
-        engine.loop.device.lower(step, *inputs, **static)
-        for engine in engines
-        for step, inputs, static in every_program(engine.loop.device, engine.loop.plan, draws=False)
-    ]
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(jax.stages.Lowered.compile, lowered))
-
-
 def fastest(engine: Engine, works: list[Work], batch: int, passes: int) -> Run:
     """Of several passes over the same requests, after one that is not counted."""
     run_load(engine, works[: 2 * batch], Load(batch))
@@ -97,12 +93,13 @@ def seconds_of(run: Run) -> float:
     return run.seconds
 
 
-def compared(plain: Run, drafted: Run) -> dict[str, Any]:
+def compared(plain: Run, drafted: Run, greedy: bool) -> dict[str, Any]:
     rates = [sum(len(o.token_ids) for o in run.outputs) / run.seconds for run in (plain, drafted)]
     pairs = zip(plain.outputs, drafted.outputs, strict=True)
+    equal = sum(a.token_ids == b.token_ids for a, b in pairs)
     return {
         **acceptance(drafted.outputs),
-        "streams_equal_to_plain": sum(a.token_ids == b.token_ids for a, b in pairs),
+        "streams_equal_to_plain": equal if greedy else None,
         "plain_tokens_per_second": round(rates[0], 1),
         "drafted_tokens_per_second": round(rates[1], 1),
         "speedup": round(rates[1] / rates[0], 3),
@@ -117,7 +114,9 @@ def median_ms(run: Run) -> float | None:
 
 
 def works_of(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Work]:
-    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=options.tokens, ignore_eos=True, temperature=options.temperature
+    )
     prompts = []
     for name in HELD_OUT.read_text().split():
         path = options.text / name
@@ -129,18 +128,19 @@ def works_of(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Work]:
         prompts.append(tuple(ids[: options.prompt_tokens]))
     if not prompts:
         raise SystemExit(f"no file of {HELD_OUT.name} in {options.text}")
-    return [Work(prompt, params) for prompt in prompts[: options.prompts]]
+    chosen = enumerate(prompts[: options.prompts])
+    return [Work(prompt, dataclasses.replace(params, seed=seed)) for seed, prompt in chosen]
 
 
 def acceptance(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Mean over requests of the requests' means, and over all steps; both count the bonus."""
+    """Means over requests of the requests' means, and over all steps; all count the bonus."""
     lengths = [length for one in outputs for length in one.stats.acceptance_lengths]
+    means = [one.stats.mean_acceptance_length for one in outputs]
     places = np.sum([one.stats.accepted_per_position for one in outputs], axis=0)
     return {
         "prompts": len(outputs),
-        "acceptance_length": round(
-            statistics.mean(one.stats.mean_acceptance_length for one in outputs), 3
-        ),
+        "acceptance_length": round(statistics.mean(means), 3),
+        "acceptance_length_quartiles": [round(x, 3) for x in statistics.quantiles(means)],
         "acceptance_length_over_steps": round(statistics.mean(lengths), 3),
         "accepted_per_place": [round(float(count) / len(lengths), 3) for count in places],
     }
@@ -156,9 +156,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--draft", type=Path, required=True, metavar="DIR")
+    target, draft = demo_pair()
+    parser.add_argument("--target", type=Path, default=target, metavar="DIR")
+    parser.add_argument("--draft", type=Path, default=draft, metavar="DIR")
     parser.add_argument("--text", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--method", default="dflash", help="or ngram: what looking up would give")
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)

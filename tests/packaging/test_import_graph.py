@@ -19,7 +19,7 @@ FLOORS = (
     ("acceptance", "sampling", "checkpoint"),
     ("models",),
     ("layers",),
-    ("cache", "text"),
+    ("cache", "text", "demo"),
     ("errors",),
 )
 HEIGHT = {room: -line for line, rooms in enumerate(FLOORS) for room in rooms}

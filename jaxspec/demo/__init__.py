@@ -1,0 +1,26 @@
+"""The pair in the package: what runs where no model is named, with nothing to download."""
+
+from pathlib import Path
+
+from jaxspec.errors import LoadError
+
+NAME = "the demo pair"
+
+
+def demo_pair() -> tuple[Path, Path]:
+    """Folders of its target and its drafter, as `Engine.from_pretrained` takes them."""
+    here = Path(__file__).parent
+    pair = here / "target", here / "drafter"
+    if missing := [folder for folder in pair if not (folder / "model.safetensors").is_file()]:
+        raise LoadError(
+            f"the demo pair is not in this installation: no weights in {missing[0]}; install "
+            "jaxspec-decode again, or name another target with --model"
+        )
+    return pair
+
+
+def demo_dtype() -> str:
+    """Floats that suit it: on a CPU full ones, which say what plain decoding says."""
+    import jax
+
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
