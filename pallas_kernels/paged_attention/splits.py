@@ -12,7 +12,6 @@ counted on a barrier.) The sums are always added in the order of the splits.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -58,41 +57,22 @@ class Exchange:
         m, l, acc = sums
         if self.splits == 1:
             return divide(acc, l)
-        maxima, totals, parts = buffers
-        pieces = [acc[:, j * self.columns : (j + 1) * self.columns] for j in range(self.splits)]
-        maxima.at[split][...] = m
-        totals.at[split][...] = l
-        for j, piece in enumerate(pieces):
-            place = parts.at[split, :, pl.ds(j * self.columns, self.columns)]
-            pl.when(split != j)(functools.partial(put, place, piece))
+        for value, buffer in zip(sums, buffers):
+            buffer.at[split][...] = value
         # Every thread's stores come before the arrival of any, and the loads after all of them.
         fence_cluster(self.interpreted)
         plgpu.commit_smem()
         plgpu.barrier_arrive(scratch["split_bar"])
         plgpu.barrier_wait(scratch["split_bar"])
         fence_cluster(self.interpreted)
+        maxima, totals, parts = buffers
         columns = pl.ds(split * self.columns, self.columns)
-        own = pieces[0]
-        for j, piece in enumerate(pieces):
-            own = where(split, j, piece, own)
         return add(
             [
-                (
-                    load(maxima.at[i], ROWS),
-                    load(totals.at[i], ROWS),
-                    where(split, i, own, load(parts.at[i, :, columns])),
-                )
+                (load(maxima.at[i], ROWS), load(totals.at[i], ROWS), load(parts.at[i, :, columns]))
                 for i in range(self.splits)
             ]
         )
-
-
-def where(split, index: int, then, otherwise):
-    return jnp.where(lax.broadcast_in_dim(split, then.shape, []) == index, then, otherwise)
-
-
-def put(ref, value) -> None:
-    ref[...] = value
 
 
 def load(ref, layout=plgpu.Layout.WGMMA):
