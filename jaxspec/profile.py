@@ -20,6 +20,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="DIR", help="what --profile-dir named")
+    parser.add_argument(
+        "--timing",
+        metavar="DIR",
+        help="a recording of the same run with command buffers, to hold the sum against",
+    )
     parser.add_argument("--top", type=int, default=15, help="kernels to list (default: 15)")
     parser.add_argument("--json", metavar="FILE", help="the same tables, whole")
     parser.add_argument("--plot", metavar="PNG", help="default: DIR/profile.png; - for none")
@@ -40,6 +45,8 @@ def _profile(arguments: argparse.Namespace) -> None:
     if not trace.kernels:
         raise LoadError(f"the trace in {arguments.folder} has no kernel in it; record more steps")
     found = summarise(trace)
+    if arguments.timing:
+        found["timing_ms_per_step"] = summarise(read_trace(arguments.timing))["device_ms_per_step"]
     print(*in_words(found, trace.run, arguments.top), sep="\n")
     if arguments.json:
         write_json(arguments.json, found | {"run": trace.run})

@@ -16,7 +16,7 @@ from typing import Any
 
 from jax.profiler import ProfileData
 
-KEPT = ("hlo_op", "hlo_module", "program_id", "step_num")
+KEPT = ("hlo_op", "hlo_module", "program_id", "step_num", "correlation_id", "cuda_graph_id")
 
 
 def main() -> None:

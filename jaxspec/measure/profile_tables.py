@@ -109,8 +109,9 @@ def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
     lines = [
         f"{found['steps']} steps on {device}, {run.get('method', '?')}, {run.get('driver', '?')} "
         f"driver, {mode} mode",
-        f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step"
-        + _beside_device_time(found),
+        f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step",
+        *_beside_device_time(found),
+        *_without_scopes(trace_mode=mode, device=device, found=found),
         f"device busy {found['busy_ms']:.3f} of {found['wall_ms']:.3f} ms; idle "
         f"{found['idle_ms']:.3f} ms, {found['gaps_over_1us']} gaps over 1 us, the longest "
         f"{found['longest_gap_us']:.1f} us",
@@ -136,12 +137,21 @@ def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
     return lines
 
 
-def _beside_device_time(found: dict[str, Any]) -> str:
-    device_ms = found["device_ms_per_step"]
-    if not device_ms:
-        return ""
-    share = found["kernel_ms_per_step"] / device_ms
-    return f": {100 * share:.1f}% of a step's {device_ms:.3f} ms, first kernel to last"
+def _without_scopes(trace_mode: str, device: str, found: dict[str, Any]) -> list[str]:
+    known = sum(s["share"] for s in found["scopes"] if s["part"] and s["phase"] in PHASES)
+    if trace_mode != "timing" or device == "cpu" or known > 0.5:
+        return []
+    return ["kernels inside command buffers have no scope; record with --profile-readable too"]
+
+
+def _beside_device_time(found: dict[str, Any]) -> Iterator[str]:
+    for key, what in (
+        ("device_ms_per_step", "a step, first kernel to last"),
+        ("timing_ms_per_step", "a step with command buffers"),
+    ):
+        if device_ms := found.get(key):
+            share = found["kernel_ms_per_step"] / device_ms
+            yield f"  {100 * share:.1f}% of the {device_ms:.3f} ms of {what}"
 
 
 def _short(name: str, width: int) -> str:

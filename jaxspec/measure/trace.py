@@ -79,6 +79,8 @@ class _Event:
     op: str
     module: str
     program: int | None
+    graph: int | None
+    """Which launch of a command buffer it was in; None for a kernel launched by itself."""
 
 
 def read_trace(folder: str) -> Trace:
@@ -145,22 +147,33 @@ def _event(event: Any, line: str) -> _Event:
         op=str(stats.get("hlo_op", "")),
         module=str(stats.get("hlo_module", "")),
         program=stats.get("program_id"),
+        graph=stats.get("correlation_id") if "cuda_graph_id" in stats else None,
     )
 
 
 def _launches(events: Sequence[_Event]) -> Iterator[Launch]:
-    """A program begins anew where its first instruction comes again."""
+    """A program begins anew where its first instruction comes again, or the command buffer that
+    it is."""
     programs = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start_ns):
         if event.op:
             programs[event.module, event.program].append(event)
     launches = []
     for (module, program), own in programs.items():
-        begins = [i for i, event in enumerate(own) if event.op == own[0].op]
+        first = own[0]
+        begins = [
+            i
+            for i, event in enumerate(own)
+            if event.op == first.op and (event.graph is None or _is_new(event, own[i - 1 : i]))
+        ]
         for begin, end in pairwise([*begins, len(own)]):
             last = max(map(_end, own[begin:end]))
             launches.append(Launch(f"{module}({program})", own[begin].start_ns, last))
     yield from sorted(launches, key=lambda launch: launch.start_ns)
+
+
+def _is_new(event: _Event, before: Sequence[_Event]) -> bool:
+    return not before or before[-1].graph != event.graph
 
 
 def _stats(event: Any) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
     ("arguments", "code", "said"),
     [
         (["--model-shape", "qwen3-9b", "--dataset", "random"], 2, "no model shape 'qwen3-9b'"),
-        ([], 2, "either --model or --model-shape"),
+        ([*MODELS, "--model-shape", "tiny"], 2, "either --model or --model-shape"),
         ([*MODELS, "--concurrency", "1,x"], 2, "--concurrency '1,x'; expected integers"),
         ([*MODELS, "--concurrency", "0"], 2, "expected at least 1"),
         ([*MODELS, "--request-rate", "-1"], 2, "--request-rate is -1.0"),

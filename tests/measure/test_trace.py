@@ -151,6 +151,27 @@ def test_launches_of_a_program_begin_with_its_first_instruction(folder):
     assert summarise(trace)["device_ms_per_step"] == pytest.approx((32 + 30) / 2 / 1e3)
 
 
+def test_a_command_buffer_is_one_launch_whatever_is_inside(folder):
+    """Its kernels all bear its name as their instruction."""
+    buffered = lambda number: (
+        of("command_buffer_1") | {"cuda_graph_id": 7, "correlation_id": number}
+    )
+    stream = [
+        (name, start, 10, buffered(number))
+        for number, start in ((1, 0), (2, 40))
+        for name, start in (("gemm_a", start), ("gemm_b", start + 15))
+    ]
+    planes = {"/device:GPU:0": {"Stream #1(Compute)": stream}, "/host:CPU": STEPS}
+    about = {"mode": "timing", "environment": {"device": "NVIDIA H100"}}
+    trace = read_trace(folder(planes, [scopes(HLO)], about))
+    found = summarise(trace)
+    assert [launch.end_ns - launch.start_ns for launch in trace.launches] == [25e3, 25e3]
+    assert found["device_ms_per_step"] == pytest.approx(0.025)
+    assert "--profile-readable" in "".join(in_words(found, trace.run, top=1))
+    found["timing_ms_per_step"] = 0.016
+    assert "125.0% of the 0.016 ms" in "".join(in_words(found, trace.run, top=1))
+
+
 def test_three_steps_of_an_h100():
     """DFlash iterations of the Qwen3-8B shape, recorded on one H100 (`run.json`) and trimmed by
     `scripts/trim_trace.py`: the scopes account for the steps, and nearly everything has one."""
