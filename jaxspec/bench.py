@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_models(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", help="folder or hub id of the target")
+    group.add_argument("--model", help="folder or hub id of the target (default: the demo pair)")
     group.add_argument("--draft-model", help="folder or hub id of the drafter")
     group.add_argument("--revision", help="branch, tag or commit of the target's hub id")
     group.add_argument(
@@ -50,7 +50,9 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--methods", default="none,dflash", help="default: none,dflash")
     group.add_argument("--block-size", type=int, help="tokens per block: 1 current + drafts")
-    group.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    group.add_argument(
+        "--dtype", help="bfloat16 or float32 (default: bfloat16; of the demo pair on a CPU float32)"
+    )
     group.add_argument("--page-size", type=int, default=64)
     group.add_argument("--prefill-chunk", type=int, default=512)
     group.add_argument("--exact", action="store_true", help="bits independent of the method")
@@ -113,6 +115,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     methods = [name for name in arguments.methods.split(",") if name]
     _check(arguments, methods, concurrencies)
     samples = _read_samples(arguments)
+    _name_models(arguments)
     peers = _peers(arguments)
     opened = _open(arguments)
     work = _work(arguments, opened, samples)
@@ -137,7 +140,7 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
         value = getattr(arguments, name)
         if value is not None and not value > 0:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; expected more than 0")
-    if bool(arguments.model) == bool(arguments.model_shape):
+    if arguments.model and arguments.model_shape:
         raise UsageError("expected either --model or --model-shape")
     if not methods or len(set(methods)) < len(methods):
         raise UsageError(f"--methods {arguments.methods!r}; expected different names: none,dflash")
@@ -203,6 +206,17 @@ def _read_samples(arguments: argparse.Namespace) -> list[Any] | None:
     if arguments.dataset in OWN:
         return own_set(arguments.dataset)
     return read_file(arguments.dataset, arguments.dataset_format)
+
+
+def _name_models(arguments: argparse.Namespace) -> None:
+    if arguments.model_shape:
+        arguments.dtype = arguments.dtype or "bfloat16"
+        return
+    from jaxspec.console.models import chosen_models
+
+    arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
+        arguments.model, arguments.draft_model, arguments.dtype, _say
+    )
 
 
 def _peers(arguments: argparse.Namespace) -> list[Any]:

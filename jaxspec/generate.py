@@ -49,7 +49,9 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--block-size", type=int, help="tokens per block: 1 current + drafts (default: as trained)"
     )
-    group.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    group.add_argument(
+        "--dtype", help="bfloat16 or float32 (default: bfloat16; of the demo pair on a CPU float32)"
+    )
     group.add_argument(
         "--draft-sampling",
         default="drawn",
@@ -149,18 +151,21 @@ def _generate(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(sources, sys.stdin)
 
     from jaxspec.console.compile_clock import CompileClock
+    from jaxspec.console.models import chosen_models
     from jaxspec.console.report import summary
 
-    target, draft = _models(arguments)
-    clock = CompileClock()
-    engine = _engine(arguments, target, draft, len(prompts))
+    arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
+        arguments.model, arguments.draft_model, arguments.dtype, _say
+    )
+    engine = _engine(arguments, len(prompts))
     ids = encoded(prompts, _chat(arguments, engine), engine.tokenizer.encode)
-    compiled_before, begin = clock.seconds, time.perf_counter()
+    compile_s = _compile_ahead(engine, ids, params)
+    clock, begin = CompileClock(), time.perf_counter()
     with _profiled(arguments, engine):
         outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
         seconds = time.perf_counter() - begin
     if not arguments.quiet:
-        _say(*summary(outputs, seconds, clock.seconds - compiled_before))
+        _say(*summary(outputs, seconds - clock.seconds, compile_s + clock.seconds))
     if arguments.json:
         _write_json(arguments, prompts, outputs)
     _fail_if_any_failed(outputs)
@@ -184,23 +189,12 @@ def _sampling_params(arguments: argparse.Namespace) -> "SamplingParams":
     )
 
 
-def _models(arguments: argparse.Namespace) -> tuple[str, str | None]:
-    """Target and drafter; the target that a drafter names stands in for one not given."""
-    from jaxspec.engine.opening import named_target
-
-    if arguments.model is not None:
-        return arguments.model, arguments.draft_model
-    return named_target(arguments.draft_model), arguments.draft_model
-
-
-def _engine(
-    arguments: argparse.Namespace, target: str, draft: str | None, prompts: int
-) -> "Engine":
+def _engine(arguments: argparse.Namespace, prompts: int) -> "Engine":
     from jaxspec.engine.engine import Engine
 
     return Engine.from_pretrained(
-        target,
-        draft,
+        arguments.model,
+        arguments.draft_model,
         method=arguments.method,
         dtype=arguments.dtype,
         block_size=arguments.block_size,
@@ -240,6 +234,16 @@ def _chat(arguments: argparse.Namespace, engine: "Engine") -> Any:
         )
 
     return render
+
+
+def _compile_ahead(engine: "Engine", prompts: list[list[int]], params: "SamplingParams") -> float:
+    """Side by side; one after another, as they come up, would leave cores idle. Seconds."""
+    from jaxspec.console.ahead import first_programs
+    from jaxspec.measure.contenders import compile_side_by_side
+
+    begin = time.perf_counter()
+    compile_side_by_side(first_programs(engine, prompts, params.draws))
+    return time.perf_counter() - begin
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def main() -> None:
         "passes": options.passes,
     }
     for batch in options.batch:
-        plain, drafted = (fastest(engine, works, batch, options.passes) for engine in engines)
+        plain, drafted = fastest(engines, works, batch, options.passes)
         report[f"batch {batch}"] = compared(plain, drafted, greedy=options.temperature == 0)
         show(f"batch {batch}", report[f"batch {batch}"])
         write_json(options.json, report)
@@ -83,10 +83,12 @@ def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engin
     )
 
 
-def fastest(engine: Engine, works: list[Work], batch: int, passes: int) -> Run:
-    """Of several passes over the same requests, after one that is not counted."""
-    run_load(engine, works[: 2 * batch], Load(batch))
-    return min((run_load(engine, works, Load(batch)) for _ in range(passes)), key=seconds_of)
+def fastest(engines: list[Engine], works: list[Work], batch: int, passes: int) -> list[Run]:
+    """Each engine's best of several passes over the same requests, taken in turn."""
+    for engine in engines:
+        run_load(engine, works[: 2 * batch], Load(batch))
+    runs = [[run_load(engine, works, Load(batch)) for engine in engines] for _ in range(passes)]
+    return [min(of_one, key=seconds_of) for of_one in zip(*runs)]
 
 
 def seconds_of(run: Run) -> float:
@@ -133,15 +135,19 @@ def works_of(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Work]:
 
 
 def acceptance(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Means over requests of the requests' means, and over all steps; all count the bonus."""
+    """Over requests of their means, and over all steps that had drafts; both count the bonus.
+    `tokens_per_step` is over all steps, after the budget."""
     lengths = [length for one in outputs for length in one.stats.acceptance_lengths]
     means = [one.stats.mean_acceptance_length for one in outputs]
+    decoded = sum(len(one.token_ids) - 1 for one in outputs)
+    plain_steps = max(decoded - sum(lengths), 0)
     places = np.sum([one.stats.accepted_per_position for one in outputs], axis=0)
     return {
         "prompts": len(outputs),
         "acceptance_length": round(statistics.mean(means), 3),
         "acceptance_length_quartiles": [round(x, 3) for x in statistics.quantiles(means)],
         "acceptance_length_over_steps": round(statistics.mean(lengths), 3),
+        "tokens_per_step": round(decoded / (len(lengths) + plain_steps), 3),
         "accepted_per_place": [round(float(count) / len(lengths), 3) for count in places],
     }
 

@@ -30,12 +30,12 @@ def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:
 
 
 def summary(outputs: Sequence[RequestOutput], seconds: float, compile_s: float) -> list[str]:
-    """What a person wants to know of a run, line by line."""
+    """What a person wants to know of a run, line by line; `seconds` without those of compiling."""
     pooled = pool(output.stats for output in outputs)
-    rate = pooled.generation_tokens / max(seconds - compile_s, 1e-9)
+    rate = pooled.generation_tokens / max(seconds, 1e-9)
     lines = [
         f"Prompt: {pooled.prompt_tokens} tokens",
-        f"Generation: {pooled.generation_tokens} tokens in {seconds - compile_s:.2f} s, "
+        f"Generation: {pooled.generation_tokens} tokens in {seconds:.2f} s, "
         f"{rate:.1f} tokens/s (prompt reading counted)",
         f"Compilation: {compile_s:.2f} s, not counted above",
     ]

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -63,6 +64,32 @@ def test_the_wheel_holds_both_packages_and_nothing_else(wheel):
     }
     assert {"jaxspec/py.typed", "pallas_kernels/py.typed"} <= sources
     assert sources <= set(names)
+
+
+def test_the_wheel_carries_the_demo_pair(wheel):
+    archive = zipfile.ZipFile(wheel)
+    sizes = {i.filename: i.file_size for i in archive.infolist() if "jaxspec/demo/" in i.filename}
+    here = {
+        str(path.relative_to(ROOT)): path.stat().st_size
+        for path in (ROOT / "jaxspec" / "demo").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert sizes == here
+    assert 2**20 < sum(sizes.values()) <= 24 * 2**20
+    for name in sizes:
+        assert not set(re.findall(rb"/(?:work|root|home|tmp)/[\w.]+", archive.read(name)))
+
+
+def test_an_installation_finds_the_demo_pair(installed):
+    code = (
+        "import jaxspec, importlib.resources as r;"
+        "print(*jaxspec.demo_pair(), sep='\\n');"
+        "print(all((r.files('jaxspec.demo') / name / 'model.safetensors').is_file()"
+        " for name in ('target', 'drafter')))"
+    )
+    *folders, found = run(installed / "python", "-c", code, cwd=installed).splitlines()
+    assert found == "True" and len(folders) == 2
+    assert all(str(installed.parent) in folder for folder in folders), folders
 
 
 def test_both_packages_import_from_the_wheel(installed):

@@ -1,0 +1,50 @@
+"""The pair in the package, through the command that runs it when no model is named."""
+
+import pytest
+
+from jaxspec import Engine, RequestOutput, SamplingParams, generate
+from jaxspec.console.models import chosen_models
+from jaxspec.demo import demo_pair
+from jaxspec.errors import UsageError
+
+PROMPT = "for i in range("
+SMALL = dict(max_batch=1, max_model_len=112)
+
+
+@pytest.fixture(scope="module")
+def outputs() -> list[RequestOutput]:
+    """With drafts and without, from one engine."""
+    engine = Engine.from_pretrained(*demo_pair(), dtype="float32", **SMALL)
+    params = [SamplingParams(max_tokens=40, speculate=speculate) for speculate in (True, False)]
+    return engine.generate([PROMPT, PROMPT], params)
+
+
+def test_it_says_what_plain_decoding_says(outputs):
+    drafted, plain = outputs
+    assert drafted.token_ids == plain.token_ids and len(plain.token_ids) == 40
+    assert plain.stats.num_spec_steps == 0
+    assert "self.assertEqual(" in drafted.text
+
+
+def test_its_drafts_are_accepted(outputs):
+    """It was 6.3 when the pair was made."""
+    assert outputs[0].stats.mean_acceptance_length > 3.0
+
+
+def test_the_command_says_what_it_runs(outputs, capsys):
+    lengths = ["--max-tokens", "40", "--max-model-len", "112"]
+    assert generate.main(["--prompt", PROMPT, *lengths]) == 0
+    out, err = capsys.readouterr()
+    assert out == outputs[0].text + "\n"
+    assert err.startswith("no --model: the demo pair of the package")
+    assert "mean acceptance length" in err
+
+
+def test_a_drafter_alone_does_not_get_the_target_of_the_pair():
+    with pytest.raises(UsageError, match="names none; name one with --model"):
+        chosen_models(None, str(demo_pair()[1]), None, pytest.fail)
+
+
+def test_what_is_named_is_taken():
+    assert chosen_models("a", None, None, pytest.fail) == ("a", None, "bfloat16")
+    assert chosen_models("a", "b", "float32", pytest.fail) == ("a", "b", "float32")
