@@ -160,8 +160,9 @@ def with_successors(params: dict[str, Any]) -> dict[str, Any]:
     """The head says a token where it sees the embedding of the one before."""
     embedding = params["embedding"]["embedding"]
     before = np.argsort(successors(embedding.shape[0]))
-    quiet = lambda path, leaf: leaf * WHISPER if path[-2].key in ("out", "down") else leaf
-    params = jax.tree_util.tree_map_with_path(jax.jit(quiet, static_argnums=0), params)
+    quieter = jax.jit(lambda leaf: leaf * WHISPER)
+    quiet = lambda path, leaf: quieter(leaf) if path[-2].key in ("out", "down") else leaf
+    params = jax.tree_util.tree_map_with_path(quiet, params)
     head = jax.jit(lambda rows, before: rows[before].T)(embedding, jax.device_put(before))
     return params | {"head": {"kernel": head}}
 
