@@ -5,7 +5,9 @@ from typing import Any, Literal
 
 import jax
 
-Implementation = Literal["auto", "xla", "mosaic"]
+Implementation = Literal["auto", "xla", "mosaic", "portable"]
+"""mosaic: for Hopper; portable: for every GPU since Ampere, run on none yet, so only where it is
+named; auto: mosaic on a Hopper GPU, else xla."""
 
 
 def choose(
@@ -21,8 +23,8 @@ def choose(
                 f"implementation {implementation!r} does not exist for this op here; "
                 f"expected one of {sorted(implementations)} or 'auto'"
             )
-        if implementation == "mosaic":
-            refuse_other_gpus(jax.devices()[0])
+        if implementation in OLDEST:
+            refuse_other_gpus(implementation, jax.devices()[0])
         return implementations[implementation](*args, **options)
     candidates = [name for name in implementations if runs_here(name)]
     for name in candidates[:-1]:
@@ -35,23 +37,38 @@ def choose(
 
 def kernels_run(implementation: Implementation) -> bool:
     """Whether an op of this implementation will run its kernel, if the kernel can do the call."""
-    return implementation == "mosaic" or (implementation == "auto" and runs_here("mosaic"))
+    return implementation in OLDEST or (implementation == "auto" and runs_here("mosaic"))
 
 
 def runs_here(name: str) -> bool:
-    """Whether the default device can run it: the Mosaic kernels are written for Hopper."""
-    return name != "mosaic" or hopper(jax.devices()[0])
+    """Whether "auto" may take it on the default device."""
+    return name == "xla" or (name == "mosaic" and hopper(jax.devices()[0]))
 
 
-def refuse_other_gpus(device: Any) -> None:
+OLDEST = {"mosaic": (9, 0), "portable": (8, 0)}
+"""Compute capability that the kernels need at least; those for Hopper need Hopper itself."""
+
+
+def refuse_other_gpus(implementation: str, device: Any) -> None:
     """Where there is no GPU at all, somebody compiles for one from afar."""
-    if device.platform == "gpu" and not hopper(device):
-        raise NotImplementedError(
-            f"found {device.device_kind}; the Mosaic kernels expect a Hopper GPU (sm_90): "
-            "choose implementation 'xla' or 'auto'"
-        )
+    if device.platform != "gpu":
+        return
+    if implementation == "mosaic" and not hopper(device):
+        expected = "a Hopper GPU (sm_90): choose 'portable', 'xla' or 'auto'"
+    elif capability(device) < OLDEST[implementation]:
+        expected = "a GPU since Ampere (sm_80): choose 'xla' or 'auto'"
+    else:
+        return
+    raise NotImplementedError(
+        f"found {device.device_kind}; implementation {implementation!r} expects {expected}"
+    )
 
 
 def hopper(device: Any) -> bool:
-    capability = str(getattr(device, "compute_capability", ""))
-    return device.platform == "gpu" and capability.startswith("9.")
+    return device.platform == "gpu" and capability(device)[0] == 9
+
+
+def capability(device: Any) -> tuple[int, int]:
+    """(0, 0) where it has none: another vendor's."""
+    major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
+    return (int(major), int(minor or 0)) if major.isdigit() else (0, 0)

@@ -21,5 +21,9 @@ def add_norm(
     added to `x`, then rounded again, as if the product had been whole. The norm is computed in
     float32.
     """
-    implementations = {"mosaic": mosaic.add_norm, "xla": reference.add_norm}
+    implementations = {
+        "mosaic": mosaic.add_norm,
+        "portable": mosaic.add_norm,
+        "xla": reference.add_norm,
+    }
     return choose(implementation, implementations, x, addend, scale, eps=eps)

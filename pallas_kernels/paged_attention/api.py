@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
-from pallas_kernels.paged_attention import mosaic, reference
+from pallas_kernels.paged_attention import mosaic, portable, reference
 
 
 def paged_attention(
@@ -39,7 +39,11 @@ def paged_attention(
     A row's bits depend on its own position and context only, never on `width`'s other rows, the
     slot, or the other slots, as long as the compiled program is the same.
     """
-    implementations = {"mosaic": mosaic.paged_attention, "xla": reference.paged_attention}
+    implementations = {
+        "mosaic": mosaic.paged_attention,
+        "portable": portable.paged_attention,
+        "xla": reference.paged_attention,
+    }
     return choose(
         implementation,
         implementations,

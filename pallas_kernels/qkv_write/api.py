@@ -1,5 +1,7 @@
 """Head norms, rotary embedding and the write into the pages, between qkv GEMM and attention."""
 
+import functools
+
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
@@ -36,7 +38,11 @@ def qkv_write(
     Returns the queries packed by key-value head, as `paged_attention` wants them, and the pages,
     which alias the ones given when those are donated.
     """
-    implementations = {"mosaic": mosaic.qkv_write, "xla": reference.qkv_write}
+    implementations = {
+        "mosaic": mosaic.qkv_write,
+        "portable": functools.partial(mosaic.qkv_write, bulk=False),
+        "xla": reference.qkv_write,
+    }
     return choose(
         implementation,
         implementations,

@@ -23,6 +23,7 @@ from pallas_kernels.tiles import named, require, unswizzled
 
 HEADS_PER_TILE = 8
 LANES_PER_HEAD = 16
+THREADS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Heads:
     dim: int
     page_size: int
     eps: float
+    bulk: bool
+    """Whether heads leave by bulk copies, which GPUs before Hopper lack, or thread by thread."""
 
     @property
     def all(self) -> int:
@@ -56,9 +59,17 @@ class Heads:
         """Rows of shared memory that every copy takes whole."""
         return math.gcd(self.query_run, self.pool_run) if self.group else self.pool_run
 
+    def scratch(self, dtype):
+        shape = (HEADS_PER_TILE, self.dim)
+        return (
+            unswizzled(shape, dtype, (self.run, self.dim // 2))
+            if self.bulk
+            else plgpu.SMEM(shape, dtype)
+        )
+
 
 # A jit of its own, so that a model's layers lower one kernel and not one each.
-@functools.partial(jax.jit, static_argnames=("eps", "interpret"))
+@functools.partial(jax.jit, static_argnames=("eps", "bulk", "interpret"))
 def qkv_write(
     qkv: Float[Array, "parts slots width fused"],
     query_norm: Float[Array, " head_dim"] | None,
@@ -70,6 +81,7 @@ def qkv_write(
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
     *,
     eps: float,
+    bulk: bool = True,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[
     Float[Array, "slots kv_heads width group head_dim"],
@@ -78,12 +90,13 @@ def qkv_write(
 ]:
     parts, slots, width, fused = qkv.shape
     _, page_size, kv_heads, head_dim = key_pages.shape
-    heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps)
+    heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps, bulk)
     dtype = key_pages.dtype
     require(value_pages.dtype == dtype, "pages of one dtype")
     require(qkv.dtype in (dtype, jnp.float32), "qkv in float32 or the dtype of the pages")
     require(head_dim in (64, 128, 256), "head_dim 64, 128 or 256")
     require(heads.all >= HEADS_PER_TILE, "at least 8 heads in a fused row")
+    require(bulk or heads.run * head_dim % THREADS == 0, "head_dim 128 or an even group")
 
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)
     packed = jax.ShapeDtypeStruct((slots, kv_heads, width, heads.group, head_dim), dtype)
@@ -94,9 +107,7 @@ def qkv_write(
         grid_names=("slot", "token", "tile"),
         num_threads=1,
         thread_name="warpgroup",
-        scratch_types={
-            "done": unswizzled((HEADS_PER_TILE, head_dim), dtype, (heads.run, head_dim // 2))
-        },
+        scratch_types={"done": heads.scratch(dtype)},
         interpret=interpret,
     )(
         qkv.reshape(parts, slots, width, heads.all, head_dim),
@@ -127,11 +138,12 @@ def write_tile(
     half = heads.dim // 2
     for i, numbers in enumerate(turned):
         done[:, pl.ds(i * half, half)] = numbers.astype(done.dtype)
-    plgpu.commit_smem()
+    if heads.bulk:
+        plgpu.commit_smem()
 
     pool_row = pool_rows[slot, token]
     page, offset = lax.div(pool_row, heads.page_size), lax.rem(pool_row, heads.page_size)
-    send = functools.partial(send_heads, done, base, start)
+    send = functools.partial(send_heads, heads.bulk, done, base, start)
     for query in queries:
         place = lambda h: query.at[  # noqa: B023
             slot, lax.div(h, heads.group), token, pl.ds(lax.rem(h, heads.group), heads.query_run)
@@ -140,7 +152,8 @@ def write_tile(
     for first, pages in ((heads.query, keys), (heads.query + heads.kv, values)):
         place = lambda h, pages=pages: pages.at[page, offset, pl.ds(h, heads.pool_run)]
         send(heads.pool_run, first, first + heads.kv, place)
-    plgpu.wait_smem_to_gmem(0)
+    if heads.bulk:
+        plgpu.wait_smem_to_gmem(0)
 
 
 def whole(parts: list, heads: Heads, dtype) -> list:
@@ -172,17 +185,23 @@ def norm_and_rotate(heads: Heads, numbers, base, query_norm, key_norm, cos, sin)
     return jnp.where(value, x1, n1 * c - n2 * s), jnp.where(value, x2, n2 * c + n1 * s)
 
 
-def send_heads(done, base, start, run: int, low: int, high: int, place) -> None:
+def send_heads(bulk: bool, done, base, start, run: int, low: int, high: int, place) -> None:
     """Copies the heads of [low, high) that this tile holds, `run` at a time, to `place`."""
     for j in range(0, HEADS_PER_TILE, run):
         first = base + j
         mine = (first >= start) & (first >= low) & (first < high)
-        copy = functools.partial(copy_run, done, j, run, place, first - low)
+        copy = functools.partial(copy_run if bulk else store_run, done, j, run, place, first - low)
         pl.when(mine)(copy)
 
 
 def copy_run(done, j: int, run: int, place, head) -> None:
     plgpu.copy_smem_to_gmem(done.at[pl.ds(j, run)], place(head))
+
+
+def store_run(done, j: int, run: int, place, head) -> None:
+    shape = (run, done.shape[1])
+    layout = plgpu.Layout.WG_STRIDED(shape, vec_size=math.prod(shape) // THREADS)
+    place(head)[...] = plgpu.load(done.at[pl.ds(j, run)], layout=layout, optimized=False)
 
 
 def load(ref, layout):

@@ -1,4 +1,4 @@
-"""Compiles programs for one H100 on a machine without any."""
+"""Compiles programs for one H100, or another GPU, on a machine without any."""
 
 import functools
 import importlib.util
@@ -11,7 +11,7 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-TARGET = pathlib.Path(__file__).with_name("h100.txtpb")
+TARGETS = pathlib.Path(__file__).with_name("targets")
 
 needs_compiler = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("jax_cuda13_plugin", "nvidia"))),
@@ -20,16 +20,18 @@ needs_compiler = pytest.mark.skipif(
 
 
 @functools.cache
-def device() -> NamedSharding:
+def device(name: str = "h100") -> NamedSharding:
+    target = TARGETS.joinpath(f"{name}.txtpb").read_text()
     found = topologies.get_topology_desc(
-        platform="cuda", topology_name="", target_config=TARGET.read_text(), topology="1x1x1"
+        platform="cuda", topology_name="", target_config=target, topology="1x1x1"
     )
     return NamedSharding(Mesh(np.array(found.devices[:1]), ("x",)), PartitionSpec())
 
 
-def placed(shapes):
-    """The same shapes, on the H100."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device()), shapes)
+def placed(shapes, name: str = "h100"):
+    """The same shapes, on that GPU."""
+    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device(name))
+    return jax.tree.map(place, shapes)
 
 
 def compiled(lowered: jax.stages.Lowered, **options) -> jax.stages.Compiled:

@@ -23,13 +23,22 @@ def test_only_hopper_is_hopper(platform: str, capability: str | None, answer: bo
 
 @pytest.mark.parametrize("capability", ["8.0", "8.9", "10.0", "12.0"])
 def test_other_gpus_are_told_so(capability: str):
-    with pytest.raises(NotImplementedError, match="expect a Hopper GPU"):
-        refuse_other_gpus(device("gpu", capability))
+    where = device("gpu", capability)
+    with pytest.raises(NotImplementedError, match="expects a Hopper GPU"):
+        refuse_other_gpus("mosaic", where)
+    refuse_other_gpus("portable", where)
+
+
+@pytest.mark.parametrize("capability", ["7.5", "gfx942", None])
+def test_the_portable_kernels_want_ampere(capability: str | None):
+    with pytest.raises(NotImplementedError, match="since Ampere"):
+        refuse_other_gpus("portable", device("gpu", capability))
 
 
 @pytest.mark.parametrize("where", [device("gpu", "9.0"), device("cpu", None)])
-def test_hopper_and_machines_without_a_gpu_may_compile(where):
-    refuse_other_gpus(where)
+@pytest.mark.parametrize("implementation", ["mosaic", "portable"])
+def test_hopper_and_machines_without_a_gpu_may_compile(where, implementation: str):
+    refuse_other_gpus(implementation, where)
 
 
 def test_an_implementation_that_does_not_exist_is_named():

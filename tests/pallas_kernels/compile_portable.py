@@ -1,0 +1,43 @@
+"""Compiles the portable kernels for the GPU named on the command line: one GPU per process, because
+compiled kernels are kept for the first."""
+
+import functools
+import sys
+
+import jax
+from h100 import compiled, placed
+from jax.experimental.mosaic.gpu import utils as mosaic_utils
+from test_add_norm import inputs as sums
+from test_compiled import attention_arguments, write_arguments
+
+from pallas_kernels.add_norm import mosaic as add_norm
+from pallas_kernels.paged_attention import portable
+from pallas_kernels.qkv_write import mosaic as qkv_write
+
+GPUS = {
+    "a100": (8, 0),
+    "l40s": (8, 9),
+    "h100": (9, 0),
+    "b200": (10, 0),
+    "rtx6000pro": (12, 0),
+}
+
+
+def calls() -> list[tuple]:
+    attention = functools.partial(portable.paged_attention, causal=True, window=None)
+    writing = lambda *given: qkv_write.qkv_write(*given, eps=1e-6, bulk=False)
+    adding = functools.partial(add_norm.add_norm, eps=1e-6)
+    return [
+        (attention, attention_arguments(8, 16)),
+        (attention, attention_arguments(1, 1, group=5, head_dim=64)),
+        (writing, write_arguments(1, 16)),
+        (adding, jax.eval_shape(lambda: sums((16, 4096), "bfloat16", 4))),
+    ]
+
+
+if __name__ == "__main__":
+    gpu = sys.argv[1]
+    mosaic_utils._infer_arch = lambda: GPUS[gpu]
+    for function, arguments in calls():
+        program = compiled(jax.jit(function).lower(*placed(arguments, gpu)))
+        print("compiled" if "mosaic_gpu" in program.as_text() else "no kernel in it")
