@@ -1,0 +1,205 @@
+"""Paged attention on Mosaic GPU for every GPU since Ampere: mma.sync, no bulk copies.
+
+One thread block per slot, key-value head and 64 rows. Keys and values of the next tile are on
+their way to registers while a tile is worked on. It has been compiled for sm_80, 89, 90, 100 and
+120 and run in the interpreter, on no GPU yet, so "auto" does not take it.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.paged_attention.blocks import TILE_ROWS, BlockSizes, Shape, Tiling, tile
+from pallas_kernels.paged_attention.kernel import MASKED
+from pallas_kernels.tiles import named, require
+
+KV_TILE = 32
+WARPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """Everything static about one call."""
+
+    shape: Shape
+    tiling: Tiling
+    causal: bool
+    dtype: Any
+    interpreted: bool
+
+    @property
+    def scale(self) -> float:
+        return self.shape.head_dim**-0.5 * math.log2(math.e)
+
+    def layout(self, kind: str):
+        return getattr(plgpu.Layout, f"MMA_{kind}")(self.dtype, m_warps=WARPS)
+
+
+# A jit of its own, so that a model's layers lower one kernel and not one each.
+@functools.partial(jax.jit, static_argnames=("causal", "window", "interpret"))
+def paged_attention(
+    query: Float[Array, "slots kv_heads width group head_dim"],
+    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "slots max_pages"],
+    lengths: Int[Array, " slots"],
+    spans: Int[Array, " slots"],
+    *,
+    causal: bool,
+    window: int | None,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> Float[Array, "slots width heads head_dim"]:
+    slots, kv_heads, width, group, head_dim = query.shape
+    page_size = key_pages.shape[1]
+    require(window is None, "no window")
+    require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
+    require(jnp.dtype(query.dtype).itemsize == 2, "16-bit numbers")
+    require(head_dim in (64, 128), "head_dim 64 or 128")
+    require(group <= TILE_ROWS, f"at most {TILE_ROWS} query heads per key-value head")
+    require(page_size % 8 == 0, "page sizes that are multiples of 8")
+    require(KV_TILE % page_size == 0 or page_size % KV_TILE == 0, "page sizes that tiles divide")
+    shape = Shape(slots, kv_heads, width, group, head_dim, page_size, page_table.shape[1])
+    call = Call(shape, tile(shape, BlockSizes(KV_TILE)), causal, query.dtype, interpret is not None)
+    out = plgpu.kernel(
+        named("paged_attention_portable", functools.partial(attend, call)),
+        out_type=jax.ShapeDtypeStruct(
+            (slots, kv_heads, call.tiling.row_tiles, TILE_ROWS, head_dim), query.dtype
+        ),
+        grid=(slots, kv_heads, call.tiling.row_tiles),
+        grid_names=("slot", "head", "row_tile"),
+        num_threads=1,
+        thread_name="warpgroup",
+        scratch_types={
+            "k": plgpu.SMEM((KV_TILE, head_dim), query.dtype),
+            "v": plgpu.SMEM((KV_TILE, head_dim), query.dtype),
+            "p": plgpu.SMEM((TILE_ROWS, KV_TILE), query.dtype),
+        },
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
+    )(by_row_tile(query, call), key_pages, value_pages, page_table, lengths, spans)
+    return by_token(out, call)
+
+
+def by_row_tile(
+    query: Float[Array, "slots kv_heads width group head_dim"], call: Call
+) -> Float[Array, "slots kv_heads row_tiles tile_rows head_dim"]:
+    """Padded to whole tiles: `span` tokens and their heads, then rows of zeros."""
+    shape, tiling = call.shape, call.tiling
+    tokens = tiling.row_tiles * tiling.span
+    query = jnp.pad(query, [(0, 0), (0, 0), (0, tokens - shape.width), (0, 0), (0, 0)])
+    rows = tiling.span * shape.group
+    query = query.reshape(*query.shape[:2], tiling.row_tiles, rows, shape.head_dim)
+    return jnp.pad(query, [(0, 0)] * 3 + [(0, TILE_ROWS - rows), (0, 0)])
+
+
+def by_token(
+    out: Float[Array, "slots kv_heads row_tiles tile_rows head_dim"], call: Call
+) -> Float[Array, "slots width heads head_dim"]:
+    shape, tiling = call.shape, call.tiling
+    out = out[:, :, :, : tiling.span * shape.group]
+    out = out.reshape(shape.slots, shape.kv_heads, -1, shape.group, shape.head_dim)
+    out = out[:, :, : shape.width].transpose(0, 2, 1, 3, 4)
+    return out.reshape(shape.slots, shape.width, -1, shape.head_dim)
+
+
+def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v, p) -> None:
+    slot, head = lax.axis_index("slot"), lax.axis_index("head")
+    row_tile = lax.axis_index("row_tile")
+    tiling, width = call.tiling, call.shape.width
+    acc_layout = call.layout("ACC")
+    rows_layout = acc_layout.reduce(1)
+
+    length = lengths[slot]
+    kept_end = length + spans[slot]
+    seen_rows = jnp.minimum((row_tile + 1) * tiling.span, width) if call.causal else width
+    end = jnp.minimum(length + seen_rows, kept_end)
+    steps = lax.div(end + (KV_TILE - 1), KV_TILE)
+    last = None
+    if call.causal:
+        row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=rows_layout)
+        first = length + row_tile * tiling.span
+        last = jnp.minimum(first + lax.div(row, call.shape.group), kept_end - 1)
+
+    q = plgpu.load(query.at[slot, head, row_tile], layout=call.layout("LHS"), optimized=False)
+    fetch = functools.partial(load_tile, call, keys, values, table, slot, head)
+
+    def one_tile(step, carry):
+        (m, l, acc), (key_tile, value_tile) = carry
+        k[...] = key_tile
+        v[...] = zero_tail(value_tile, step, end)
+        following = fetch(jnp.minimum(step + 1, steps - 1))
+        s = multiply(call, zeros(call, KV_TILE), q, k.T)
+        position = step * KV_TILE + plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=acc_layout)
+        bound = end - 1 if last is None else lax.broadcast_in_dim(last, s.shape, [0])
+        s = jnp.where(position <= bound, s * call.scale, MASKED)
+        m_new = jnp.maximum(m, s.max(axis=1))
+        alpha = jnp.exp2(m - m_new)
+        weights = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [0]))
+        l = l * alpha + weights.sum(axis=1)
+        p[...] = weights.astype(call.dtype)
+        weights = plgpu.load(p, layout=call.layout("LHS"), optimized=False)
+        acc = acc * lax.broadcast_in_dim(alpha, acc.shape, [0])
+        return (m_new, l, multiply(call, acc, weights, v)), following
+
+    filled = lambda value: plgpu.layout_cast(
+        jnp.full((TILE_ROWS,), value, jnp.float32), rows_layout
+    )
+    sums = (filled(MASKED), filled(0.0), zeros(call, call.shape.head_dim))
+    (_, l, acc), _ = lax.fori_loop(0, steps, one_tile, (sums, fetch(jnp.int32(0))))
+    # A row that saw something has a total of about 1 or more; one that saw nothing becomes 0.
+    attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
+    out.at[slot, head, row_tile][...] = attended.astype(call.dtype)
+
+
+def zeros(call: Call, columns: int):
+    return plgpu.layout_cast(jnp.zeros((TILE_ROWS, columns), jnp.float32), call.layout("ACC"))
+
+
+def multiply(call: Call, acc, left, right_ref):
+    """acc + left @ right, right in shared memory; the interpreter lacks mma."""
+    if call.interpreted:
+        return acc + jnp.dot(left, right_ref[...], preferred_element_type=jnp.float32)
+    right = plgpu.load(right_ref, layout=call.layout("RHS"), optimized=False)
+    return plgpu.mma(acc, left, right)
+
+
+def load_tile(call: Call, keys, values, table, slot, head, step):
+    """Keys and values of one tile in registers, read page by page."""
+    shape, tiling = call.shape, call.tiling
+    pieces = []
+    for j in range(tiling.copies):
+        position = step * KV_TILE + j * tiling.copy_rows
+        entry = jnp.minimum(lax.div(position, shape.page_size), shape.max_pages - 1)
+        offset = lax.rem(position, shape.page_size)
+        place = (table[slot, entry], pl.ds(offset, tiling.copy_rows), head)
+        pieces.append((keys.at[place], values.at[place]))
+    layout = rows_in_lanes(shape.head_dim)
+    read = lambda ref: plgpu.load(ref, layout=layout, optimized=False)
+    return tuple(jnp.concatenate([read(ref) for ref in refs], axis=0) for refs in zip(*pieces))
+
+
+def zero_tail(value_tile, step, end):
+    """Zeroes the rows that nobody may see: 0 * NaN would be NaN."""
+    layout = rows_in_lanes(value_tile.shape[1])
+    position = step * KV_TILE + plgpu.broadcasted_iota(
+        jnp.int32, value_tile.shape, 0, layout=layout
+    )
+    return jnp.where(position < end, value_tile, jnp.zeros_like(value_tile))
+
+
+def rows_in_lanes(head_dim: int):
+    """[8 * n, head_dim]: each row in 16 lanes, each warp two rows of every eight."""
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((8, head_dim), (2, head_dim), (head_dim // 16,))),
+        warp_dims=(-5,),
+        lane_dims=(-3, -2),
+        vector_dim=-1,
+    )
