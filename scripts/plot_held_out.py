@@ -1,0 +1,52 @@
+"""Draws how often each place of the block is accepted, from what measure_held_out.py wrote.
+
+python scripts/plot_held_out.py docs/results/demo-*.json --out docs/demo-acceptance.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+
+
+def main() -> None:
+    options = parse()
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for file in options.files:
+        draw(axes, json.loads(file.read_text()))
+    axes.set(
+        xlabel="place of the draft in the block",
+        ylabel="share of steps that accept it",
+        title="64 held-out files, 128 tokens each, one request at a time",
+        ylim=(0, 1),
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(options.out, dpi=120)
+
+
+def draw(axes: Any, report: dict[str, Any]) -> None:
+    result = report["batch 1"]
+    shares = result["accepted_per_place"]
+    heat = report.get("temperature")
+    mode = f"temperature {heat:g}" if heat else "greedy"
+    label = (
+        f"{report['environment']['device']}, {report['dtype']}, {mode}: "
+        f"{result['acceptance_length_over_steps']:.2f} tokens per step"
+    )
+    axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=label)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", type=Path, nargs="+", metavar="JSON")
+    parser.add_argument("--out", type=Path, required=True, metavar="PNG")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
