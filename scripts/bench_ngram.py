@@ -33,8 +33,8 @@ from measuring import write_json
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.records import Models
 from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.steps import Models
 from jaxspec.measure.contenders import compile_all
 from jaxspec.measure.environment import environment
 from jaxspec.models.parameters import random_params

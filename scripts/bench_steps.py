@@ -27,7 +27,8 @@ from jaxspec.engine.inputs import filled
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import Plan
-from jaxspec.engine.steps import Models, PromptChunk, commit_step, draft_step, verify_step
+from jaxspec.engine.records import Models, PromptChunk
+from jaxspec.engine.steps import commit_step, draft_step, verify_step
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params

@@ -37,8 +37,8 @@ from jaxspec.engine.inputs import block_of, filled
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.records import Models
 from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.steps import Models
 from jaxspec.measure.contenders import compile_side_by_side, needed_programs
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash

@@ -18,8 +18,8 @@ import numpy as np
 
 from jaxspec.engine.opening import Opened, open_models
 from jaxspec.engine.programs import Device
+from jaxspec.engine.records import PromptChunk, Seat, Verified
 from jaxspec.engine.state import empty_state
-from jaxspec.engine.steps import PromptChunk, Seat, Verified
 from jaxspec.models.parameters import pool_for
 from jaxspec.sampling import SlotSampling
 

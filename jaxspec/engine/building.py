@@ -11,9 +11,9 @@ from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.plan import EngineOptions, Plan, plan_engine, synthetic_of
 from jaxspec.engine.programs import Device
+from jaxspec.engine.records import Models, Params
 from jaxspec.engine.spans import AdaptiveSpans
 from jaxspec.engine.state import EngineState, empty_state
-from jaxspec.engine.steps import Models, Params
 from jaxspec.engine.warmup import temporaries
 from jaxspec.models.parameters import pool_for
 from jaxspec.proposers.methods import METHODS

@@ -8,8 +8,8 @@ from jaxtyping import Array, Int
 from jaxspec.engine.inputs import block_of, filled, padded
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.plan import Plan
+from jaxspec.engine.records import Drafts
 from jaxspec.engine.request import Request
-from jaxspec.engine.steps import Drafts
 
 
 @dataclasses.dataclass(frozen=True)

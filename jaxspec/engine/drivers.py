@@ -12,8 +12,8 @@ from jaxspec.acceptance import accept
 from jaxspec.engine.drafting import draft, propose
 from jaxspec.engine.inputs import padded
 from jaxspec.engine.loop import Loop
+from jaxspec.engine.records import StepResult
 from jaxspec.engine.request import Request
-from jaxspec.engine.steps import StepResult
 
 
 def lockstep(loop: Loop) -> None:

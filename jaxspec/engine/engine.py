@@ -14,9 +14,9 @@ from jaxspec.engine.opening import choose_dtype, open_models
 from jaxspec.engine.output import RequestOutput, output_of
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import EngineOptions
+from jaxspec.engine.records import Models, Params
 from jaxspec.engine.request import Increment, Request
 from jaxspec.engine.stats import EngineStats, PooledStats, pool
-from jaxspec.engine.steps import Models, Params
 from jaxspec.errors import UsageError
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan

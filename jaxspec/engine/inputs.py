@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxspec.engine.records import PromptChunk, Seat
 from jaxspec.engine.request import Request, TokenLogprobs
 from jaxspec.engine.state import EngineState
-from jaxspec.engine.steps import PromptChunk, Seat
 from jaxspec.sampling import SlotSampling, TopLogprobs
 
 

@@ -14,10 +14,10 @@ from jaxspec.engine.emit import emit, end
 from jaxspec.engine.inputs import logprobs_of, padded, prompt_chunk, seat_of
 from jaxspec.engine.plan import Plan
 from jaxspec.engine.programs import Device
+from jaxspec.engine.records import StepResult
 from jaxspec.engine.request import Increment, Request
 from jaxspec.engine.spans import AdaptiveSpans
 from jaxspec.engine.state import EngineState
-from jaxspec.engine.steps import StepResult
 from jaxspec.proposers.methods import HostProposer
 from jaxspec.text.tokenizer import Tokenizer
 

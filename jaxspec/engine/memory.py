@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxspec.engine.steps import Models
+from jaxspec.engine.records import Models
 from jaxspec.errors import LoadError
 from jaxspec.layers.decoder import Decoder
 

@@ -10,7 +10,7 @@ from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair
 from jaxspec.engine.plan import choose_method
-from jaxspec.engine.steps import Models, Params
+from jaxspec.engine.records import Models, Params
 from jaxspec.errors import UsageError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash

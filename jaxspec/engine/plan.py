@@ -6,9 +6,9 @@ import logging
 import jax
 
 from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.records import Models
 from jaxspec.engine.request import Request
 from jaxspec.engine.shapes import Shapes, shapes_for
-from jaxspec.engine.steps import Models
 from jaxspec.errors import UsageError
 from jaxspec.proposers.lookup import Lookup, lookup_of
 from jaxspec.proposers.methods import METHODS

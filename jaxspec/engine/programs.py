@@ -5,8 +5,8 @@ from typing import Any
 import jax
 
 from jaxspec.engine import steps
+from jaxspec.engine.records import Models, Params
 from jaxspec.engine.state import EngineState
-from jaxspec.engine.steps import Models, Params
 
 DRAWING = (steps.prefill_step, steps.verify_step, steps.plain_step, steps.spec_step)
 OTHERS = (

@@ -12,7 +12,7 @@ from jax import ShapeDtypeStruct as Shape
 from jaxspec.engine.inputs import prompt_chunk
 from jaxspec.engine.plan import Plan
 from jaxspec.engine.programs import Device
-from jaxspec.engine.steps import PromptChunk, Seat
+from jaxspec.engine.records import PromptChunk, Seat
 from jaxspec.sampling import SlotSampling
 
 Program = tuple[str, tuple[Any, ...], dict[str, Any]]

@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.opening import Opened
+from jaxspec.engine.records import Models
 from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.steps import Models
 from jaxspec.engine.warmup import Program, every_program
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxspec.engine.memory import bytes_per_page
-from jaxspec.engine.steps import Models, Params
+from jaxspec.engine.records import Models, Params
 
 COPY_BYTES = {"cpu": 2**26}
 COPY_BYTES_ACCELERATOR = 2**31

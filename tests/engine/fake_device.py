@@ -16,9 +16,9 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.plan import EngineOptions, Plan
 from jaxspec.engine.programs import Device
+from jaxspec.engine.records import Models, StepResult
 from jaxspec.engine.shapes import shapes_for
 from jaxspec.engine.state import EngineState
-from jaxspec.engine.steps import Models, StepResult
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config

@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.steps import Models
+from jaxspec.engine.records import Models
 from jaxspec.engine.warmup import every_program
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope

@@ -10,6 +10,7 @@ import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
 from jaxspec.engine import steps
+from jaxspec.engine.records import Models
 from jaxspec.engine.state import empty_state
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params
@@ -24,7 +25,7 @@ def lowered_step() -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
     """The step, the shape of one pool, and the number of pools."""
     target = qwen3("qwen3-8b")
     draft = dflash_for(target)
-    models = steps.Models(
+    models = Models(
         Qwen3(target, draft.target_layer_ids, jnp.bfloat16, "mosaic"),
         DFlash(draft, jnp.bfloat16, "mosaic"),
     )

@@ -17,7 +17,7 @@ from training_toys import (
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.steps import Models
+from jaxspec.engine.records import Models
 from jaxspec.errors import UsageError
 from jaxspec.models.dflash import DFlash
 from jaxspec.training.kept_features import with_kept_features
