@@ -1,8 +1,10 @@
 """The residual sum and the norm of it, between one sublayer and the next."""
 
+from typing import Any
+
 from jaxtyping import Array, Float
 
-from pallas_kernels.add_norm import mosaic, reference
+from pallas_kernels.add_norm import reference
 from pallas_kernels.dispatch import Implementation, choose
 
 
@@ -22,8 +24,14 @@ def add_norm(
     float32.
     """
     implementations = {
-        "mosaic": mosaic.add_norm,
-        "portable": mosaic.add_norm,
+        "mosaic": _mosaic,
+        "portable": _mosaic,
         "xla": reference.add_norm,
     }
     return choose(implementation, implementations, x, addend, scale, eps=eps)
+
+
+def _mosaic(*arguments: Any, **options: Any) -> Any:
+    from pallas_kernels.add_norm import mosaic  # importing Mosaic GPU takes a second
+
+    return mosaic.add_norm(*arguments, **options)

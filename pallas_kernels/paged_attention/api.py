@@ -1,10 +1,12 @@
 """Attention of a short block of rows per request over that request's pages."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
-from pallas_kernels.paged_attention import mosaic, portable, reference
+from pallas_kernels.paged_attention import reference
 
 
 def paged_attention(
@@ -40,8 +42,8 @@ def paged_attention(
     slot, or the other slots, as long as the compiled program is the same.
     """
     implementations = {
-        "mosaic": mosaic.paged_attention,
-        "portable": portable.paged_attention,
+        "mosaic": _mosaic,
+        "portable": _portable,
         "xla": reference.paged_attention,
     }
     return choose(
@@ -65,3 +67,15 @@ def pack_queries(
     slots, width, heads, head_dim = query.shape
     grouped = query.reshape(slots, width, kv_heads, heads // kv_heads, head_dim)
     return grouped.transpose(0, 2, 1, 3, 4)
+
+
+def _mosaic(*arguments: Any, **options: Any) -> Any:
+    from pallas_kernels.paged_attention import mosaic  # importing Mosaic GPU takes a second
+
+    return mosaic.paged_attention(*arguments, **options)
+
+
+def _portable(*arguments: Any, **options: Any) -> Any:
+    from pallas_kernels.paged_attention import portable
+
+    return portable.paged_attention(*arguments, **options)

@@ -1,11 +1,11 @@
 """Head norms, rotary embedding and the write into the pages, between qkv GEMM and attention."""
 
-import functools
+from typing import Any
 
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
-from pallas_kernels.qkv_write import mosaic, reference
+from pallas_kernels.qkv_write import reference
 
 
 def qkv_write(
@@ -39,8 +39,8 @@ def qkv_write(
     which alias the ones given when those are donated.
     """
     implementations = {
-        "mosaic": mosaic.qkv_write,
-        "portable": functools.partial(mosaic.qkv_write, bulk=False),
+        "mosaic": _mosaic,
+        "portable": _portable,
         "xla": reference.qkv_write,
     }
     return choose(
@@ -56,3 +56,13 @@ def qkv_write(
         value_pages,
         eps=eps,
     )
+
+
+def _mosaic(*arguments: Any, **options: Any) -> Any:
+    from pallas_kernels.qkv_write import mosaic  # importing Mosaic GPU takes a second
+
+    return mosaic.qkv_write(*arguments, **options)
+
+
+def _portable(*arguments: Any, **options: Any) -> Any:
+    return _mosaic(*arguments, bulk=False, **options)

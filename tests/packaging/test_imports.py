@@ -49,6 +49,12 @@ def test_importing_every_module_starts_no_backend_and_pulls_in_nothing_heavy():
     assert result.stderr == ""
 
 
+def test_the_engine_waits_for_a_gpu_before_it_imports_mosaic():
+    code = "import sys, jaxspec.engine.engine; print('jax.experimental.mosaic.gpu' in sys.modules)"
+    result = python("-c", code)
+    assert (result.returncode, result.stdout) == (0, "False\n"), result.stderr
+
+
 @pytest.fixture
 def without_jax(tmp_path: pathlib.Path) -> dict[str, str]:
     """An environment where importing jax is an error."""
