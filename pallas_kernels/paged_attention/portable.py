@@ -81,6 +81,7 @@ def paged_attention(
             "k": plgpu.SMEM((KV_TILE, head_dim), query.dtype),
             "v": plgpu.SMEM((KV_TILE, head_dim), query.dtype),
             "p": plgpu.SMEM((TILE_ROWS, KV_TILE), query.dtype),
+            "o": plgpu.SMEM((TILE_ROWS, head_dim), query.dtype),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
@@ -110,7 +111,7 @@ def by_token(
     return out.reshape(shape.slots, shape.width, -1, shape.head_dim)
 
 
-def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v, p) -> None:
+def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v, p, o) -> None:
     slot, head = lax.axis_index("slot"), lax.axis_index("head")
     row_tile = lax.axis_index("row_tile")
     tiling, width = call.tiling, call.shape.width
@@ -156,7 +157,11 @@ def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v,
     (_, l, acc), _ = lax.fori_loop(0, steps, one_tile, (sums, fetch(jnp.int32(0))))
     # A row that saw something has a total of about 1 or more; one that saw nothing becomes 0.
     attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
-    out.at[slot, head, row_tile][...] = attended.astype(call.dtype)
+    o[...] = attended.astype(call.dtype)
+    # By way of shared memory, so that whole sectors of the output are written.
+    out.at[slot, head, row_tile][...] = plgpu.load(
+        o, layout=rows_in_lanes(call.shape.head_dim), optimized=False
+    )
 
 
 def zeros(call: Call, columns: int):
