@@ -239,7 +239,7 @@ def _chat(arguments: argparse.Namespace, engine: "Engine") -> Any:
 def _compile_ahead(engine: "Engine", prompts: list[list[int]], params: "SamplingParams") -> float:
     """Side by side; one after another, as they come up, would leave cores idle. Seconds."""
     from jaxspec.console.ahead import first_programs
-    from jaxspec.measure.contenders import compile_side_by_side
+    from jaxspec.engine.warmup import compile_side_by_side
 
     begin = time.perf_counter()
     compile_side_by_side(first_programs(engine, prompts, params.draws))

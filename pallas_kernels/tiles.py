@@ -1,9 +1,12 @@
-"""What the kernels share: shared-memory tiles and the product that the interpreter lacks."""
+"""What the kernels share: tiles, layouts, loads, and the product that the interpreter lacks."""
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.utils import inline_ptx
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+LANES_PER_ROW = 16
+"""Of `rows_in_lanes`."""
 
 
 def swizzled(shape: tuple[int, ...], dtype):
@@ -26,6 +29,21 @@ def unswizzled(shape: tuple[int, ...], dtype, tile: tuple[int, int]):
     128 bytes it leaves alone, and cannot lay out as tiles."""
     short = tile[0] == 1 and shape[-1] * jnp.dtype(dtype).itemsize <= 128
     return plgpu.SMEM(shape, dtype, transforms=() if short else (plgpu.TilingTransform(tile),))
+
+
+def rows_in_lanes(columns: int):
+    """[8 * n, columns]: each row in 16 lanes, each warp two rows of every eight."""
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((8, columns), (2, columns), (columns // LANES_PER_ROW,))),
+        warp_dims=(-5,),
+        lane_dims=(-3, -2),
+        vector_dim=-1,
+    )
+
+
+def load(ref, layout):
+    """Into registers, bank conflicts or not."""
+    return plgpu.load(ref, layout=layout, optimized=False)
 
 
 def times(acc, left, right_ref, interpreted: bool):

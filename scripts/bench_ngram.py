@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import write_json
+from measuring import tell, write_json
 
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
@@ -280,10 +280,6 @@ def row_of(
         },
         "ratio": {kind: middle(partial(ratio, kind)) for kind in kinds},
     }
-
-
-def tell(stage: str, begin: float) -> None:
-    print(f"{time.perf_counter() - begin:6.1f} s  {stage}", file=sys.stderr, flush=True)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

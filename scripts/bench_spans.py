@@ -19,7 +19,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from measuring import write_json
+from measuring import tell, write_json
 
 from jaxspec.acceptance.synthetic import from_length
 from jaxspec.console.compile_clock import CompileClock
@@ -219,10 +219,6 @@ def verdict(rates: dict[str, float]) -> dict[str, Any]:
     fixed = {policy: rate for policy, rate in rates.items() if policy != "adaptive"}
     best = max(fixed, key=fixed.__getitem__)
     return {"best_fixed": best, "of_the_best_fixed": rates["adaptive"] / fixed[best]}
-
-
-def tell(stage: str, begin: float) -> None:
-    print(f"{time.perf_counter() - begin:6.1f} s  {stage}", file=sys.stderr, flush=True)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,6 +29,7 @@ from jaxspec.engine.plan import Plan
 from jaxspec.engine.records import Models, PromptChunk
 from jaxspec.engine.steps import commit_step, draft_step, verify_step
 from jaxspec.measure.environment import environment
+from jaxspec.measure.peers import read_peers
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import NAMES, dflash_for, qwen3
@@ -43,6 +43,7 @@ FLOPS = 798e12
 
 def main() -> None:
     options = parse()
+    peers = read_peers(options.anchors, options.model) if options.anchors else []
     models, params = build(options)
     engines = {
         "plain": build_engine(options, Models(models.target, None), {"target": params["target"]}),
@@ -58,7 +59,10 @@ def main() -> None:
         "rows": [],
     }
     for concurrency in options.concurrency:
-        row = measure(engines, concurrency, options) | peers(options, concurrency)
+        row = measure(engines, concurrency, options)
+        for peer in peers:
+            if peer["concurrency"] == concurrency:
+                row[f"{peer['system']} {peer['mode']}"] = peer["step_ms"]
         result["rows"].append(row)
         write_json(options.json, result)  # what a time limit leaves is still written
     if options.prefill:
@@ -327,19 +331,6 @@ def seat_everybody(engine: Engine, concurrency: int, options: argparse.Namespace
         lengths=jnp.asarray(lengths),
         limits=jnp.asarray(limits),
     )
-
-
-def peers(options: argparse.Namespace, concurrency: int) -> dict[str, float]:
-    """Step times of other systems at this concurrency, from a file in the anchors' layout."""
-    if not options.anchors:
-        return {}
-    rows = json.loads(Path(options.anchors).read_text())["rows"]
-    name = options.model.replace("qwen3", "Qwen3").replace("b", "B")
-    return {
-        f"{row['system']} {row['mode']}": row["step_ms_median"]
-        for row in rows
-        if row["model"] == name and row["concurrency"] == concurrency and "step_ms_median" in row
-    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:

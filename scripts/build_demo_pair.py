@@ -73,35 +73,38 @@ class Preset:
     """At most so many documents; None is all."""
 
 
-PRESETS = {
-    "demo": Preset(
-        target=TargetShape(),
-        target_length=513,
-        target_options=Optimization(
-            seconds=70.0,
-            batch_size=64,
-            learning_rate=2e-3,
-            weight_decay=0.1,
-            second_moment=0.95,
-        ),
-        drafter=DrafterShape(block_size=16, layers=5, features=5, from_target=True),
-        recipe=Recipe(anchors=48),
-        drafter_options=Optimization(
-            seconds=180.0,
-            batch_size=32,
-            method="muon",
-            learning_rate=5e-3,
-            second_moment=0.95,
-        ),
-        drafter_length=320,
-        prompts=(8, 128),
-        on_policy_rows=49_152,
-        on_policy_seconds=40.0,
-        reserve=0.15,
-        held_out_rows=128,
-        slots=1024,
+DEMO = Preset(
+    target=TargetShape(),
+    target_length=513,
+    target_options=Optimization(
+        seconds=70.0,
+        batch_size=64,
+        learning_rate=2e-3,
+        weight_decay=0.1,
+        second_moment=0.95,
     ),
-    "large": Preset(
+    drafter=DrafterShape(block_size=16, layers=5, features=5, from_target=True),
+    recipe=Recipe(anchors=48),
+    drafter_options=Optimization(
+        seconds=180.0,
+        batch_size=32,
+        method="muon",
+        learning_rate=5e-3,
+        second_moment=0.95,
+    ),
+    drafter_length=320,
+    prompts=(8, 128),
+    on_policy_rows=49_152,
+    on_policy_seconds=40.0,
+    reserve=0.15,
+    held_out_rows=128,
+    slots=1024,
+)
+
+PRESETS = {
+    "demo": DEMO,
+    "large": dataclasses.replace(
+        DEMO,
         target=TargetShape(
             vocab_size=2048,
             hidden_size=512,
@@ -110,28 +113,12 @@ PRESETS = {
             heads=8,
             kv_heads=4,
         ),
-        target_length=513,
-        target_options=Optimization(
-            seconds=120.0,
-            batch_size=32,
-            learning_rate=1e-3,
-            weight_decay=0.1,
-            second_moment=0.95,
+        target_options=dataclasses.replace(
+            DEMO.target_options, seconds=120.0, batch_size=32, learning_rate=1e-3
         ),
-        drafter=DrafterShape(block_size=16, layers=5, features=5, from_target=True),
-        recipe=Recipe(anchors=48),
-        drafter_options=Optimization(
-            seconds=150.0,
-            batch_size=16,
-            method="muon",
-            learning_rate=4e-3,
-            second_moment=0.95,
+        drafter_options=dataclasses.replace(
+            DEMO.drafter_options, seconds=150.0, batch_size=16, learning_rate=4e-3
         ),
-        drafter_length=320,
-        prompts=(8, 128),
-        on_policy_rows=49_152,
-        on_policy_seconds=40.0,
-        reserve=0.15,
         held_out_rows=64,
         slots=512,
     ),

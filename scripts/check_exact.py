@@ -39,7 +39,7 @@ from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.records import Models
 from jaxspec.engine.shapes import Shapes
-from jaxspec.measure.contenders import compile_side_by_side, needed_programs
+from jaxspec.engine.warmup import compile_side_by_side, needed_programs
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params
@@ -251,8 +251,9 @@ def compile_needed(exact: Fleet, loose: Fleet) -> int:
     for part, (method, company) in CASES:
         fleet = fleets[part]
         fleet.take_on(method, company, ())
-        for step, inputs, static in needed_programs(fleet.engine, draws=False):
-            lower = partial(fleet.engine.loop.device.lower, step, *inputs, **static)
+        device = fleet.engine.loop.device
+        for step, inputs, static in needed_programs(device, fleet.engine.loop.plan, draws=False):
+            lower = partial(device.lower, step, *inputs, **static)
             shapes = jax.tree.map(lambda leaf: leaf.shape, inputs)
             found.setdefault(f"{part} {step} {shapes} {static}", lower)
     return compile_side_by_side(lower() for lower in found.values())

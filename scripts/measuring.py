@@ -1,7 +1,8 @@
-"""What the measuring scripts share: timers and JSON out."""
+"""What the measuring scripts share: timers, what they tell meanwhile, JSON out."""
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,11 @@ def milliseconds_per_call(call: Callable[[], Any], calls: int, rounds: int = 5) 
         jax.block_until_ready(last)
         times.append((time.perf_counter() - begin) / calls * 1e3)
     return {"median": statistics.median(times), "least": min(times), "most": max(times)}
+
+
+def tell(stage: str, begin: float) -> None:
+    """What is done, with the seconds since the beginning."""
+    print(f"{time.perf_counter() - begin:6.1f} s  {stage}", file=sys.stderr, flush=True)
 
 
 def write_json(path: str | Path | None, result: Any) -> None:

@@ -81,8 +81,7 @@ def draft_step(
     """A block of drafts for every row, cut to what a step of `width` verifies. Writes scratch rows
     into the drafter's pool."""
     with jax.named_scope("draft"):
-        block_size = models.drafter.config.block_size
-        block = _block_of(state, slots, _active(state, slots) * block_size, block_size)
+        block = _block_to_draft(models, state, slots)
         drafts, pool = dflash.propose(
             models.target, models.drafter, params, state.last_tokens[slots], block, state.draft_pool
         )
@@ -100,8 +99,7 @@ def drawn_draft_step(
     """`draft_step` for batches in which somebody samples: drafts are drawn as requests ask.
     Also gives the logits they were drawn from."""
     with jax.named_scope("draft"):
-        block_size = models.drafter.config.block_size
-        block = _block_of(state, slots, _active(state, slots) * block_size, block_size)
+        block = _block_to_draft(models, state, slots)
         drafts, logits, pool = dflash.propose_drawn(
             models.target,
             models.drafter,
@@ -318,6 +316,11 @@ def _noted(
         return None
     places = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
     return kept.at[slots[:, None], places].set(tokens, mode="drop")
+
+
+def _block_to_draft(models: Models, state: EngineState, slots: Int[Array, " rows"]) -> Block:
+    block_size = models.drafter.config.block_size
+    return _block_of(state, slots, _active(state, slots) * block_size, block_size)
 
 
 def _block_of(

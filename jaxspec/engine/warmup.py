@@ -1,7 +1,9 @@
 """Every program an engine can need, compiled before it is needed."""
 
 import dataclasses
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -17,6 +19,8 @@ from jaxspec.sampling import SlotSampling
 
 Program = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a step, shapes of its inputs, static choices."""
+COMPILERS = 8
+"""Programs that are compiled at once."""
 
 
 def temporaries(device: Device, plan: Plan) -> int:
@@ -45,6 +49,22 @@ def every_program(device: Device, plan: Plan, draws: bool) -> Iterator[Program]:
         yield "prefill_step", (_chunk(rows, width),), {"draws": draws or plan.exact}
     for rows in plan.shapes.row_buckets:
         yield from _decode_programs(device, plan, Shape((rows,), np.int32), draws or plan.exact)
+
+
+def needed_programs(device: Device, plan: Plan, draws: bool) -> Iterator[Program]:
+    """Without those in which nobody drafts, where the drafter drafts in every step."""
+    always = plan.drafter and not plan.tiers and not plan.exact
+    for step, inputs, static in every_program(device, plan, draws):
+        nobody = step == "plain_step" or step == "verify_step" and not inputs[1].shape[1]
+        if not (always and nobody):
+            yield step, inputs, static
+
+
+def compile_side_by_side(programs: Iterable[jax.stages.Lowered]) -> int:
+    """A few at a time, while the next are lowered: compiling one keeps one core busy."""
+    with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as pool:
+        compiling = [pool.submit(program.compile) for program in programs]
+    return len([program.result() for program in compiling])
 
 
 def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> Iterator[Program]:

@@ -7,6 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import add_norm
+from pallas_kernels.add_norm.reference import rms_norm
 from pallas_kernels.dispatch import Implementation, kernels_run
 
 MOST_PARTS = 4
@@ -98,9 +99,7 @@ class RMSNorm(nn.Module):
     def __call__(
         self, x: Float[Array, "*rows {self.features}"]
     ) -> Float[Array, "*rows {self.features}"]:
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (wide * self.scale.astype(jnp.float32)).astype(x.dtype)
+        return rms_norm(x, self.scale, eps=self.eps)
 
     def after_adding(
         self,
@@ -110,10 +109,3 @@ class RMSNorm(nn.Module):
     ) -> tuple[Float[Array, "*rows {self.features}"], Float[Array, "*rows {self.features}"]]:
         """`x` plus the sum of the addend's parts, and the norm of that."""
         return add_norm(x, addend, self.scale, eps=self.eps, implementation=implementation)
-
-
-def added(
-    x: Float[Array, "*rows features"], addend: Float[Array, "parts *rows features"]
-) -> Float[Array, "*rows features"]:
-    """The sum alone, with the roundings of `add_norm`."""
-    return x + addend.astype(jnp.float32).sum(axis=0).astype(x.dtype)

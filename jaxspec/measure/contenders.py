@@ -1,9 +1,7 @@
 """Engines over the same parameters, one per method, with only the programs the loads need."""
 
 import dataclasses
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import jax
 from jax.typing import DTypeLike
@@ -12,15 +10,12 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.opening import Opened
 from jaxspec.engine.records import Models
 from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.warmup import Program, every_program
+from jaxspec.engine.warmup import compile_side_by_side, needed_programs
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers.methods import METHODS
-
-COMPILERS = 8
-"""Programs that are compiled at once."""
 
 
 def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) -> Opened:
@@ -78,21 +73,5 @@ def compile_all(engines: Sequence[Engine], draws: bool) -> int:
     return compile_side_by_side(
         engine.loop.device.lower(step, *inputs, **static)
         for engine in engines
-        for step, inputs, static in needed_programs(engine, draws)
+        for step, inputs, static in needed_programs(engine.loop.device, engine.loop.plan, draws)
     )
-
-
-def compile_side_by_side(programs: Iterable[jax.stages.Lowered]) -> int:
-    """A few at a time, while the next are lowered: compiling one keeps one core busy."""
-    with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as pool:
-        compiling = [pool.submit(program.compile) for program in programs]
-    return len([program.result() for program in compiling])
-
-
-def needed_programs(engine: Engine, draws: bool) -> Iterator[Program]:
-    """Where everybody drafts in every step, nobody decodes plainly."""
-    plan = engine.loop.plan
-    always = plan.drafter and not plan.tiers and not plan.exact
-    for program in every_program(engine.loop.device, plan, draws):
-        if not (always and program[0] == "plain_step"):
-            yield program

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.layers.decoder import Attention, BlockMask, DecoderLayer, Rotation
-from jaxspec.layers.linear import RMSNorm, added
+from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.rope import Rope, rotation
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
+from pallas_kernels.add_norm.reference import added
 from pallas_kernels.qkv_write.reference import rotate
 
 MASKED = -1e30

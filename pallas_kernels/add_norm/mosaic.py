@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.tiles import named, require
+from pallas_kernels.tiles import load, named, require
 
 THREADS = 128
 BYTES_PER_LOAD = 16
@@ -45,11 +45,12 @@ def add_norm(
 def one_row(eps: float, x, addend, scale, total, normed) -> None:
     row, hidden = lax.axis_index("row"), x.shape[1]
     layout = strided(hidden, x.dtype)
-    load = lambda ref: plgpu.load(ref, layout=layout, optimized=False)
-    scales = load(scale).astype(jnp.float32)
-    parts = [load(addend.at[part, row]).astype(jnp.float32) for part in range(addend.shape[0])]
+    scales = load(scale, layout).astype(jnp.float32)
+    parts = [
+        load(addend.at[part, row], layout).astype(jnp.float32) for part in range(addend.shape[0])
+    ]
     product = sum(parts[1:], parts[0]).astype(x.dtype).astype(jnp.float32)
-    added = (load(x.at[row]).astype(jnp.float32) + product).astype(x.dtype)
+    added = (load(x.at[row], layout).astype(jnp.float32) + product).astype(x.dtype)
     total.at[row][...] = added
     wide = added.astype(jnp.float32)
     inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)

@@ -12,7 +12,19 @@ def add_norm(
     *,
     eps: float,
 ) -> tuple[Float[Array, "*rows hidden"], Float[Array, "*rows hidden"]]:
-    total = x + addend.astype(jnp.float32).sum(axis=0).astype(x.dtype)
-    wide = total.astype(jnp.float32)
+    total = added(x, addend)
+    return total, rms_norm(total, scale, eps=eps)
+
+
+def added(
+    x: Float[Array, "*rows hidden"], addend: Float[Array, "parts *rows hidden"]
+) -> Float[Array, "*rows hidden"]:
+    return x + addend.astype(jnp.float32).sum(axis=0).astype(x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*rows hidden"], scale: Float[Array, " hidden"], *, eps: float
+) -> Float[Array, "*rows hidden"]:
+    wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return total, (wide * scale.astype(jnp.float32)).astype(x.dtype)
+    return (wide * scale.astype(jnp.float32)).astype(x.dtype)

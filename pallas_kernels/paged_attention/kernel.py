@@ -12,7 +12,7 @@ from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
 from pallas_kernels.paged_attention.splits import ROWS
-from pallas_kernels.tiles import times
+from pallas_kernels.tiles import load, times
 
 MASKED = -1e30
 TILE = plgpu.Layout.WGMMA
@@ -85,7 +85,7 @@ def load_queries(plan: Plan, query, scratch: dict[str, Any], where) -> None:
     plgpu.copy_gmem_to_smem(source, target, scratch["q_bar"])
     plgpu.barrier_wait(scratch["q_bar"])
     if plan.staged:
-        raw = plgpu.load(scratch["q_raw"].at[warpgroup], layout=TILE, optimized=False)
+        raw = load(scratch["q_raw"].at[warpgroup], TILE)
         scratch["q"].at[warpgroup][...] = raw
         plgpu.commit_smem()
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention.blocks import TILE_ROWS, BlockSizes, Shape, Tiling, tile
 from pallas_kernels.paged_attention.kernel import MASKED
-from pallas_kernels.tiles import named, require
+from pallas_kernels.tiles import load, named, require, rows_in_lanes
 
 KV_TILE = 32
 WARPS = 4
@@ -129,7 +129,7 @@ def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v,
         first = length + row_tile * tiling.span
         last = jnp.minimum(first + lax.div(row, call.shape.group), kept_end - 1)
 
-    q = plgpu.load(query.at[slot, head, row_tile], layout=call.layout("LHS"), optimized=False)
+    q = load(query.at[slot, head, row_tile], call.layout("LHS"))
     fetch = functools.partial(load_tile, call, keys, values, table, slot, head)
 
     def one_tile(step, carry):
@@ -146,7 +146,7 @@ def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v,
         weights = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [0]))
         l = l * alpha + weights.sum(axis=1)
         p[...] = weights.astype(call.dtype)
-        weights = plgpu.load(p, layout=call.layout("LHS"), optimized=False)
+        weights = load(p, call.layout("LHS"))
         acc = acc * lax.broadcast_in_dim(alpha, acc.shape, [0])
         return (m_new, l, multiply(call, acc, weights, v)), following
 
@@ -159,9 +159,7 @@ def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v,
     attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
     o[...] = attended.astype(call.dtype)
     # By way of shared memory, so that whole sectors of the output are written.
-    out.at[slot, head, row_tile][...] = plgpu.load(
-        o, layout=rows_in_lanes(call.shape.head_dim), optimized=False
-    )
+    out.at[slot, head, row_tile][...] = load(o, rows_in_lanes(call.shape.head_dim))
 
 
 def zeros(call: Call, columns: int):
@@ -172,7 +170,7 @@ def multiply(call: Call, acc, left, right_ref):
     """acc + left @ right, right in shared memory; the interpreter lacks mma."""
     if call.interpreted:
         return acc + jnp.dot(left, right_ref[...], preferred_element_type=jnp.float32)
-    right = plgpu.load(right_ref, layout=call.layout("RHS"), optimized=False)
+    right = load(right_ref, call.layout("RHS"))
     return plgpu.mma(acc, left, right)
 
 
@@ -187,8 +185,9 @@ def load_tile(call: Call, keys, values, table, slot, head, step):
         place = (table[slot, entry], pl.ds(offset, tiling.copy_rows), head)
         pieces.append((keys.at[place], values.at[place]))
     layout = rows_in_lanes(shape.head_dim)
-    read = lambda ref: plgpu.load(ref, layout=layout, optimized=False)
-    return tuple(jnp.concatenate([read(ref) for ref in refs], axis=0) for refs in zip(*pieces))
+    return tuple(
+        jnp.concatenate([load(ref, layout) for ref in refs], axis=0) for refs in zip(*pieces)
+    )
 
 
 def zero_tail(value_tile, step, end):
@@ -198,13 +197,3 @@ def zero_tail(value_tile, step, end):
         jnp.int32, value_tile.shape, 0, layout=layout
     )
     return jnp.where(position < end, value_tile, jnp.zeros_like(value_tile))
-
-
-def rows_in_lanes(head_dim: int):
-    """[8 * n, head_dim]: each row in 16 lanes, each warp two rows of every eight."""
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(((8, head_dim), (2, head_dim), (head_dim // 16,))),
-        warp_dims=(-5,),
-        lane_dims=(-3, -2),
-        vector_dim=-1,
-    )

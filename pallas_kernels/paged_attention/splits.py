@@ -20,9 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
-from pallas_kernels.tiles import fence_cluster
+from pallas_kernels.tiles import fence_cluster, load
 
-ROWS = plgpu.Layout.WGMMA.reduce(1)
+TILE = plgpu.Layout.WGMMA
+ROWS = TILE.reduce(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +70,14 @@ class Exchange:
         columns = pl.ds(split * self.columns, self.columns)
         return add(
             [
-                (load(maxima.at[i], ROWS), load(totals.at[i], ROWS), load(parts.at[i, :, columns]))
+                (
+                    load(maxima.at[i], ROWS),
+                    load(totals.at[i], ROWS),
+                    load(parts.at[i, :, columns], TILE),
+                )
                 for i in range(self.splits)
             ]
         )
-
-
-def load(ref, layout=plgpu.Layout.WGMMA):
-    return plgpu.load(ref, layout=layout, optimized=False)
 
 
 def add(sums):

@@ -19,10 +19,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.tiles import named, require, unswizzled
+from pallas_kernels.tiles import load, named, require, rows_in_lanes, unswizzled
 
 HEADS_PER_TILE = 8
-LANES_PER_HEAD = 16
 THREADS = 128
 
 
@@ -157,8 +156,9 @@ def write_tile(
 
 
 def whole(parts: list, heads: Heads, dtype) -> list:
-    """Both halves of eight heads, added up from the parts of the product they come from."""
-    layout = head_rows(heads.dim // 2)
+    """Both halves of eight heads, added up from the parts of the product they come from. Both
+    halves of a rotation meet in one lane."""
+    layout = rows_in_lanes(heads.dim // 2)
     halves_of_parts = [halves(part, heads.dim, layout) for part in parts]
     wide = [[half.astype(jnp.float32) for half in part] for part in halves_of_parts]
     return [sum(half[1:], half[0]).astype(dtype).astype(jnp.float32) for half in zip(*wide)]
@@ -166,7 +166,7 @@ def whole(parts: list, heads: Heads, dtype) -> list:
 
 def norm_and_rotate(heads: Heads, numbers, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
     """Both halves of eight heads; values pass unchanged."""
-    layout = head_rows(heads.dim // 2)
+    layout = rows_in_lanes(heads.dim // 2)
     per_column = layout.reduce(0)
     x1, x2 = numbers
     spread = lambda x: lax.broadcast_in_dim(x.astype(jnp.float32), x1.shape, [1])
@@ -201,22 +201,8 @@ def copy_run(done, j: int, run: int, place, head) -> None:
 def store_run(done, j: int, run: int, place, head) -> None:
     shape = (run, done.shape[1])
     layout = plgpu.Layout.WG_STRIDED(shape, vec_size=math.prod(shape) // THREADS)
-    place(head)[...] = plgpu.load(done.at[pl.ds(j, run)], layout=layout, optimized=False)
-
-
-def load(ref, layout):
-    return plgpu.load(ref, layout=layout, optimized=False)
+    place(head)[...] = load(done.at[pl.ds(j, run)], layout)
 
 
 def halves(ref, dim: int, layout):
     return tuple(load(ref.at[..., pl.ds(i * dim // 2, dim // 2)], layout) for i in range(2))
-
-
-def head_rows(half: int):
-    """[8, half]: each head in 16 lanes, so that both halves of a rotation meet in one lane."""
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(((HEADS_PER_TILE, half), (2, half), (half // LANES_PER_HEAD,))),
-        warp_dims=(-5,),
-        lane_dims=(-3, -2),
-        vector_dim=-1,
-    )
