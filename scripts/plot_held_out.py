@@ -1,6 +1,9 @@
 """Draws how often each place of the block is accepted, from what measure_held_out.py wrote.
 
-python scripts/plot_held_out.py docs/results/demo-*.json --out docs/demo-acceptance.png
+    python scripts/plot_held_out.py docs/results/demo-cpu.json docs/results/demo-cpu-sampled.json \\
+        docs/results/demo-h100.json --out docs/demo-acceptance.png
+    python scripts/plot_held_out.py docs/results/demo-h100.json docs/results/large-h100.json \\
+        --out docs/large-acceptance.png
 """
 
 import argparse
@@ -15,7 +18,7 @@ def main() -> None:
     options = parse()
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for file in options.files:
-        draw(axes, json.loads(file.read_text()))
+        draw(axes, file.stem, json.loads(file.read_text()))
     axes.set(
         xlabel="place of the draft in the block",
         ylabel="share of steps that accept it",
@@ -23,17 +26,17 @@ def main() -> None:
         ylim=(0, 1),
     )
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize=9)
     figure.savefig(options.out, dpi=120)
 
 
-def draw(axes: Any, report: dict[str, Any]) -> None:
+def draw(axes: Any, name: str, report: dict[str, Any]) -> None:
     result = report["batch 1"]
     shares = result["accepted_per_place"]
     heat = report.get("temperature")
     mode = f"temperature {heat:g}" if heat else "greedy"
     label = (
-        f"{report['environment']['device']}, {report['dtype']}, {mode}: "
+        f"{name}: {report['environment']['device']}, {report['dtype']}, {mode}, "
         f"{result['acceptance_length_over_steps']:.2f} tokens per step"
     )
     axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=label)

@@ -118,7 +118,11 @@ def _speedup(axes: Any, rows: Sequence[dict[str, Any]], colours: dict[str, str])
             )  # fmt: skip
     if own:
         axes.legend(loc="upper right", fontsize=8)
-    axes.set(title="Speedup", xlabel="concurrent requests", ylabel="times plain decoding")
+    axes.set(
+        title="Speedup, prompts read in between",
+        xlabel="concurrent requests",
+        ylabel="times plain decoding",
+    )
     high = axes.get_ylim()[1]
     axes.set_ylim(0, max(high, 1) * 1.2)
     concurrency_axis(axes, rows)
@@ -213,16 +217,21 @@ def draw_steps_of_all(axes: Any, steady: Sequence[dict[str, Any]]) -> None:
     """Steps of every system: plain dashed, drafting whole."""
     systems = dict.fromkeys(row["system"] for row in steady)
     for system, colour in zip(systems, itertools.cycle(COLOURS)):
+        axes.plot([], [], color=colour, label=system)
         for mode in dict.fromkeys(row["mode"] for row in steady if row["system"] == system):
             own = [row for row in steady if (row["system"], row["mode"]) == (system, mode)]
             steps = {row["concurrency"]: row["step_ms"] for row in own}
-            style = "--" if mode == "plain" else "-"
-            label = f"{system}, {mode}"
-            axes.plot(*zip(*steps.items()), style, marker="o", color=colour, label=label)
+            axes.plot(*zip(*steps.items()), style_of(mode), marker=".", color=colour)
+    for mode in sorted(dict.fromkeys(row["mode"] for row in steady)):
+        axes.plot([], [], style_of(mode), color="black", label=mode)
     axes.set(title="Decode step, all systems", xlabel="concurrent requests", ylabel="ms")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     concurrency_axis(axes, steady)
-    axes.legend(fontsize=8, loc="upper left")
+    axes.legend(fontsize=8, ncols=2, loc="upper left")
+
+
+def style_of(mode: str) -> str:
+    return "--" if mode == "plain" else "-"
 
 
 def draw_steady_decode(

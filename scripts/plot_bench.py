@@ -1,0 +1,37 @@
+"""Draws once more what `python -m jaxspec.bench --json` wrote.
+
+    python scripts/plot_bench.py docs/results/bench-8b-h100.json --bandwidth 2950 \\
+        --out docs/bench-8b-h100.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from jaxspec.measure.plots import draw_bench
+
+
+def main() -> None:
+    options = parse()
+    result = json.loads(options.file.read_text())
+    if options.bandwidth:
+        share = result["copy_bytes_per_second"] / (options.bandwidth * 1e9)
+        for row in result["rows"]:
+            row["floor_ms"] *= share
+    draw_bench(result, str(options.out))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, metavar="JSON")
+    parser.add_argument(
+        "--bandwidth", type=float, metavar="GB/S", help="of the floor, instead of the file's"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="PNG")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
