@@ -45,10 +45,6 @@ def main() -> None:
     options = parse()
     peers = read_peers(options.anchors, options.model) if options.anchors else []
     models, params = build(options)
-    engines = {
-        "plain": build_engine(options, Models(models.target, None), {"target": params["target"]}),
-        "dflash": build_engine(options, models, params),
-    }
     result = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(),
@@ -58,6 +54,17 @@ def main() -> None:
         "accepted_per_step": options.accepted,
         "rows": [],
     }
+    if options.prefill:
+        result["prefill"] = prefill(options, models, params)
+        write_json(options.json, result)
+        print(json.dumps(result["prefill"]), flush=True)
+    builders = {
+        "plain": lambda: build_engine(
+            options, Models(models.target, None), {"target": params["target"]}
+        ),
+        "dflash": lambda: build_engine(options, models, params),
+    }
+    engines = {method: builders[method]() for method in options.methods}
     for concurrency in options.concurrency:
         row = measure(engines, concurrency, options)
         for peer in peers:
@@ -65,11 +72,6 @@ def main() -> None:
                 row[f"{peer['system']} {peer['mode']}"] = peer["step_ms"]
         result["rows"].append(row)
         write_json(options.json, result)  # what a time limit leaves is still written
-    if options.prefill:
-        del engines
-        result["prefill"] = prefill(options, models, params)
-        write_json(options.json, result)
-        print(json.dumps(result["prefill"]))
     print(table(result["rows"]))
 
 
@@ -78,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="qwen3-8b", choices=(*NAMES, "tiny"))
     parser.add_argument("--draft", default="dflash-b16", help="dflash-bN: a block of N tokens")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--methods", nargs="+", default=["plain", "dflash"])
     parser.add_argument(
         "--apart", type=int, nargs="*", default=[], help="concurrencies with draft and verify apart"
     )
