@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 Implementation = Literal["auto", "xla", "mosaic", "portable"]
-"""mosaic: for Hopper; portable: for every GPU since Ampere, run on none yet, so only where it is
+"""mosaic: for Hopper; portable: for every GPU since Ampere, timed on none yet, so only where it is
 named; auto: mosaic on a Hopper GPU, else xla."""
 
 
