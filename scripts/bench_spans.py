@@ -4,9 +4,11 @@
 
 Acceptance is drawn (synthetic), at a mean length that changes from phase to phase, as does the
 number of requests. Every policy runs the whole trace through the engine's overlapped loop; requests
-come and go, contexts are those of requests in the middle of their replies. Counted are steps in
-which everybody decodes, and of each the tokens that its width gives on average at the rates that
-are drawn from: luck decides nothing. Fixed widths settle at once and get fewer steps per phase.
+come and go. Their ages are spread evenly and stay so, whatever the policy and however long a phase
+is, so that nobody reads longer contexts than the others. Counted are steps in which everybody
+decodes, those in which a policy notices that the phase changed among them, and of each the tokens
+that its width gives on average at the rates that are drawn from: luck decides nothing. Fixed widths
+have nothing to notice and get fewer steps per phase.
 """
 
 import argparse
@@ -34,9 +36,11 @@ from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES
 
 LONGEST, FIRST_CHUNK, LATER_CHUNK = 1024, 512, 16
-"""Tokens of a request; of the chunks in which its prompt is read at the start, and later."""
-SETTLING = 10
-"""First steps of a phase, before which what was launched in the last one is read."""
+"""Tokens of a request; of the chunks in which its prompt is read: of one that is in the middle of
+its reply when the phase begins, and of one that takes an ended one's place."""
+SETTLING = 1
+"""Steps that only decode after one that did more, or of another phase, whose time is in part that
+one's: it was launched before."""
 BAR = 0.97
 
 
@@ -111,7 +115,7 @@ def parse() -> argparse.Namespace:
         help="requests x mean acceptance length",
     )
     parser.add_argument("--steps", type=int, default=500, help="of the adaptive policy per phase")
-    parser.add_argument("--fixed-steps", type=int, default=60)
+    parser.add_argument("--fixed-steps", type=int, default=200, help="of the others")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
@@ -151,8 +155,10 @@ def trace(engine: Engine, phases: Sequence[Phase], steps: int):
         places = engine.loop.plan.block_size - 1
         device = engine.loop.device
         device.params |= {"synthetic": from_length(phase.length, places).on_device}
-        retire(engine, live[phase.requests :])
-        del live[phase.requests :]
+        staying = of_all_ages(engine, live, phase.requests)
+        retire(engine, [id for id in live if id not in staying])
+        live[:] = staying
+        live += [submit(engine, random, age) for age in ages(random, phase.requests - len(live))]
         yield measured(engine, live, phase, steps, random)
     retire(engine, live)
     engine.loop.land_all()
@@ -163,21 +169,18 @@ def measured(
 ) -> dict[str, Any]:
     """Rates over steps that decode and do nothing else, after some more that do."""
     seconds, emitted, widths, steady = 0.0, 0, Counter(), 0
-    longest = FIRST_CHUNK if len(live) < phase.requests else LATER_CHUNK
     while sum(widths.values()) < steps:
         while len(live) < phase.requests:
-            live.append(submit(engine, random, longest))
+            live.append(submit(engine, random, int(random.integers(1, LATER_CHUNK))))
         if not (decodes := only_decodes(engine)):
-            steady = min(steady, SETTLING)
-        else:
-            longest = LATER_CHUNK
+            steady = 0
         begin = time.perf_counter()
         events = engine.step(live)
         took = time.perf_counter() - begin
         ended = {event.index for event in events if event.output is not None}
         live[:] = [id for id in live if id not in ended]
         steady += decodes
-        if decodes and steady > SETTLING + 1:
+        if decodes and steady > SETTLING:
             seconds += took
             emitted += sum(len(event.token_ids) for event in events)
             widths[width_of(engine)] += 1
@@ -190,12 +193,24 @@ def measured(
     }
 
 
-def submit(engine: Engine, random: np.random.Generator, longest: int) -> int:
-    """One in the middle of its reply, as far as a prompt of that length goes."""
-    length = int(random.integers(1, longest))
-    prompt = random.integers(0, engine.loop.device.models.target.config.vocab_size, length)
-    budget = LONGEST - length - int(random.integers(0, 256))
-    return engine.submit(prompt.tolist(), SamplingParams(budget, ignore_eos=True))
+def ages(random: np.random.Generator, requests: int) -> list[int]:
+    """One of every stage of life, in any order."""
+    stages = random.permutation(requests) + random.random(requests)
+    return [1 + int((LONGEST - 2) * stage / requests) for stage in stages]
+
+
+def of_all_ages(engine: Engine, live: Sequence[int], requests: int) -> list[int]:
+    """So many of them, if there are, evenly spread from young to old."""
+    by_age = sorted(live, key=lambda id: engine.loop.running[id].rows)
+    every = max(len(live) // requests, 1)
+    return by_age[every // 2 :: every][:requests]
+
+
+def submit(engine: Engine, random: np.random.Generator, age: int) -> int:
+    """A request that ends when it has all its tokens, of which the prompt is so many."""
+    vocab = engine.loop.device.models.target.config.vocab_size
+    prompt = random.integers(0, vocab, age).tolist()
+    return engine.submit(prompt, SamplingParams(LONGEST - age, ignore_eos=True))
 
 
 def retire(engine: Engine, ids: Sequence[int]) -> None:

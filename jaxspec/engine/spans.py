@@ -21,8 +21,6 @@ MARGIN = 0.02
 """By how much another width has to be better than the current one."""
 LOOKED_AT, FEWEST_STEPS, MOST_STEPS = 64, 6, 24
 """Recent results to judge from, over all requests together; and how old they may be, in steps."""
-TRIED, LONGEST_TRY = 8, 3
-"""Results that a try asks for, over all requests together; and steps that it takes at most."""
 PRICE_OF_TRIES = 0.01
 """Share of the time that tries in vain may cost where nothing is drafted."""
 
@@ -56,8 +54,8 @@ class AdaptiveSpans:
         """Of every speculating request its last steps, with when they were read."""
         self.now = 0
         self.current, self.rows = self.widths[-1], 0
-        self.undrafted = self.trying = 0
-        """Steps since something was drafted, and steps of a try that are still to come."""
+        self.undrafted = 0
+        """Steps since something was drafted."""
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
@@ -77,13 +75,13 @@ class AdaptiveSpans:
         others = len(requests) - len(speculating)
         if rows != self.rows:  # other company, and perhaps other texts: try soon
             self.rows = rows
-            self.undrafted = self._pause(len(requests))
+            self.undrafted = self._pause()
         width = choose_width(rows, len(speculating), others, rates, self.costs, self.current)
         self.current = width
         if width > 1:
-            self.undrafted = self.trying = 0
+            self.undrafted = 0
             return width
-        return self._try(len(requests)) if speculating else 1
+        return self._try() if speculating else 1
 
     def _rates(self, speculating: Sequence[int]) -> Rates:
         steps = LOOKED_AT // max(len(speculating), 1)
@@ -93,22 +91,18 @@ class AdaptiveSpans:
         self.usual = learned(self.usual, rates, max((drafts for drafts, _ in seen), default=0))
         return rates
 
-    def _try(self, requests: int) -> int:
-        """Nothing is drafted, so nothing is seen. After a pause the narrowest drafting step is
-        made, to see what it would give by now."""
+    def _try(self) -> int:
+        """Nothing is drafted, so nothing is seen. After a pause one step drafts, as narrowly as
+        can be, to see what it would give by now. More at once would make the pauses longer, and
+        they are what a rise in acceptance has to wait for."""
         self.undrafted += 1
-        if self.undrafted > self._pause(requests):
-            self.undrafted, self.trying = 0, self._steps_of_a_try(requests)
-        if not self.trying:
+        if self.undrafted <= self._pause():
             return 1
-        self.trying -= 1
+        self.undrafted = 0
         return self.widths[1]
 
-    def _pause(self, requests: int) -> int:
+    def _pause(self) -> int:
         """So long that tries in vain cost their share of the time."""
         plain, drafting = (self.costs[self.rows, width] for width in self.widths[:2])
         more = max(drafting / plain - 1, 0.0)
-        return int(self._steps_of_a_try(requests) * (1 + more / PRICE_OF_TRIES))
-
-    def _steps_of_a_try(self, requests: int) -> int:
-        return min(-(-TRIED // requests), LONGEST_TRY)
+        return int(1 + more / PRICE_OF_TRIES)
