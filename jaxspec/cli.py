@@ -1,21 +1,26 @@
 """What commands share: errors as one line on stderr and an exit code, and the profiling flags."""
 
+import _thread
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jaxspec.errors import JaxspecError, UsageError
 
-DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
 def run(command: Callable[[], None], debug: bool) -> int:
     """The exit code of a command. `debug` shows where an error came from."""
     try:
-        command()
+        with _no_interrupt_lost():
+            command()
+        sys.stdout.flush()
     except JaxspecError as error:
         if debug:
             traceback.print_exc()
@@ -25,7 +30,37 @@ def run(command: Callable[[], None], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         return INTERRUPTED
+    except BrokenPipeError:
+        _write_no_more()
+        return UNREAD
     return DONE
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Ctrl-C in a callback, as jax has for the garbage collector, ends only the callback; so it is
+    said again a moment later."""
+    complain = sys.unraisablehook
+
+    def interrupt_again(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            return complain(unraisable)
+        later = threading.Timer(0.02, _thread.interrupt_main)
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = interrupt_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = complain
+
+
+def _write_no_more() -> None:
+    """Nobody reads stdout any more, as after `| head`; what is left must not fail at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def add_profiling(group: Any) -> None:

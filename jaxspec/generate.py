@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jaxspec import cli
@@ -139,7 +139,10 @@ def _refuse_a_check_that_must_fail(arguments: argparse.Namespace) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> None:
+    from jaxspec.console.files import check_writable
+
     _refuse_a_check_that_must_fail(arguments)
+    check_writable(None if arguments.json == "-" else arguments.json)
     cli.prepare_profiling(arguments)
 
     from jaxspec.console.prompts import PromptSources, encoded, read_prompts
@@ -199,7 +202,7 @@ def _engine(arguments: argparse.Namespace, prompts: int) -> "Engine":
         dtype=arguments.dtype,
         block_size=arguments.block_size,
         revision=arguments.revision,
-        max_batch=arguments.max_batch or min(prompts, 8),
+        max_batch=min(prompts, 8) if arguments.max_batch is None else arguments.max_batch,
         max_model_len=arguments.max_model_len,
         page_size=arguments.page_size,
         num_pages=arguments.num_pages,
@@ -295,20 +298,20 @@ def _write_json(
     arguments: argparse.Namespace, prompts: list[Any], outputs: "list[RequestOutput]"
 ) -> None:
     """A line per prompt, each with what is needed to make it again."""
+    from jaxspec.console.files import write_text
     from jaxspec.console.report import output_object
-    from jaxspec.errors import LoadError
     from jaxspec.measure.environment import environment
 
     names = ("model", "draft_model", "revision", "method", "dtype", "seed", "exact")
     made_with = environment() | {name: getattr(arguments, name) for name in names}
-    file = arguments.json
-    try:
-        with nullcontext(sys.stdout) if file == "-" else open(file, "w") as stream:
-            for prompt, output in zip(prompts, outputs, strict=True):
-                line = output_object(prompt, output) | {"environment": made_with}
-                print(json.dumps(line), file=stream)
-    except OSError as error:
-        raise LoadError(f"--json {file} cannot be written: {error}") from error
+    lines = [
+        json.dumps(output_object(prompt, output) | {"environment": made_with})
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    if arguments.json == "-":
+        print(*lines, sep="\n")
+    else:
+        write_text(arguments.json, "\n".join(lines) + "\n")
 
 
 def _fail_if_any_failed(outputs: "list[RequestOutput]") -> None:

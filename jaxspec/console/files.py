@@ -32,7 +32,11 @@ def make_folder(path: str) -> Path:
 
 
 def write_json(path: str | Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
     try:
-        Path(path).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise LoadError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -62,9 +62,13 @@ def needed_programs(device: Device, plan: Plan, draws: bool) -> Iterator[Program
 
 def compile_side_by_side(programs: Iterable[jax.stages.Lowered]) -> int:
     """A few at a time, while the next are lowered: compiling one keeps one core busy."""
-    with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as pool:
+    pool = ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1))
+    try:
         compiling = [pool.submit(program.compile) for program in programs]
-    return len([program.result() for program in compiling])
+        # Waited for here: a thread whose join is interrupted outlives the interpreter, and aborts.
+        return len([program.result() for program in compiling])
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _decode_programs(device: Device, plan: Plan, slots: Shape, draws: bool) -> Iterator[Program]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jaxspec import __main__, __version__, cli
+from jaxspec import __main__, __version__, cli, generate
 from jaxspec.errors import LoadError, UsageError
 
 
@@ -68,3 +68,56 @@ def test_help_needs_no_jax():
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
+
+
+def python(code, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys\nfrom jaxspec import cli\n{code}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_a_reader_of_stdout_may_leave():
+    with python("sys.exit(cli.run(lambda: [print(i) for i in range(10**5)], False))") as run:
+        assert run.stdout.readline() == "0\n"
+        run.stdout.close()
+        assert run.wait(60) == cli.UNREAD and not run.stderr.read()
+
+
+def test_text_that_nobody_reads_at_the_end():
+    code = "input(); sys.exit(cli.run(lambda: print(1), False))"
+    with python(code, stdin=subprocess.PIPE) as run:
+        run.stdout.close()
+        run.stdin.write("\n")
+        run.stdin.close()
+        assert run.wait(60) == cli.UNREAD and not run.stderr.read()
+
+
+def test_an_interrupt_in_a_callback_is_not_lost():
+    code = (
+        "import time\n"
+        "class Interrupted:\n"
+        "    def __del__(self): raise KeyboardInterrupt\n"
+        "def command():\n"
+        "    Interrupted()\n"
+        "    for _ in range(50): time.sleep(0.1)\n"
+        "sys.exit(cli.run(command, False))"
+    )
+    with python(code) as run:
+        assert run.wait(50) == cli.INTERRUPTED and not run.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (("--max-batch", "0"), 2, "max_batch is 0"),
+        (("--json", "/nowhere/at.json"), 1, "/nowhere/at.json cannot be written"),
+    ],
+)
+def test_found_before_anything_is_compiled(flags, code, said, capsys, monkeypatch):
+    monkeypatch.setattr(generate, "_compile_ahead", raising(AssertionError("compiling")))
+    assert generate.main(["--prompt", "a", *flags]) == code
+    assert said in capsys.readouterr().err

@@ -1,6 +1,9 @@
 """What is compiled: everything before it is needed; every program writes the pools in place."""
 
+import _thread
 import contextlib
+import threading
+import time
 
 import jax
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.records import Models
-from jaxspec.engine.warmup import every_program
+from jaxspec.engine.warmup import COMPILERS, compile_side_by_side, every_program
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import DFlashConfig, Qwen3Config
@@ -105,3 +108,19 @@ def test_after_warm_up_a_mixed_run_compiles_nothing(tiny_pair, layout):
     for (step, _, _), program in programs.items():
         memory = program.memory_analysis()
         assert memory.alias_size_in_bytes >= pools, f"{step} does not write the pools in place"
+
+
+def test_nothing_is_compiled_any_more_once_interrupted():
+    """Whatever is compiled when the interpreter ends aborts the process."""
+    events = []
+
+    class Slow:
+        def compile(self):
+            events.append("begun")
+            time.sleep(0.5)
+            events.append("done")
+
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        compile_side_by_side(Slow() for _ in range(3 * COMPILERS))
+    assert events.count("begun") == events.count("done") <= COMPILERS
