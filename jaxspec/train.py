@@ -22,9 +22,14 @@ def _train(arguments: argparse.Namespace) -> None:
 
     given = vars(arguments)
     records = (Source, DrafterShape, Recipe, Optimization, Cadence)
-    epochs = None if arguments.steps else arguments.epochs
+    epochs = arguments.epochs if arguments.steps is None else None
     plan = Run(*(_filled(record, given) for record in records), epochs=epochs)
-    folder = run(plan, arguments.out)
+    try:
+        folder = run(plan, arguments.out)
+    except KeyboardInterrupt:
+        again = f"stopped; the same command goes on from what {arguments.out} holds"
+        print(again, file=sys.stderr)
+        raise
     print(f"{folder} (and speculators beside it)", file=sys.stderr)
 
 

@@ -1,6 +1,7 @@
 """Target features computed once and kept on disk, for runs of many epochs."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import jax
@@ -45,8 +46,9 @@ def compute(
     features = np.lib.format.open_memmap(
         folder / "features.npy", mode="w+", dtype=bits, shape=(count, length, width)
     )
+    reserve(folder / "features.npy")
     labels = np.zeros((count, length), np.int32)
-    for start in tqdm(range(0, count, batch_size), desc="features", unit="batch"):
+    for start in tqdm(range(0, count, batch_size), desc="features", unit="batch", disable=None):
         places = np.arange(start, start + batch_size) % count
         batch = jax.tree.map(jnp.asarray, rows.batch(places))
         some, wanted = jax.tree.map(np.asarray, heard(target_params, batch))
@@ -56,3 +58,10 @@ def compute(
     features.flush()
     # Last, since its being there says that both are whole.
     np.save(folder / "labels.npy", labels)
+
+
+def reserve(path: Path) -> None:
+    """All bytes of a file at once: a full disk under a memory map ends the process by a signal."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxspec.errors import UsageError
+from jaxspec.errors import LoadError, UsageError
 
 Weighting = Literal["decay", "dpace"]
 Labels = Literal["argmax", "data", "distill"]
 
 PUBLISHED_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
+KEPT = ("states/*[0-9]", "on_policy.npz", "features/labels.npy")
+"""Patterns of what a run made and a later one would build on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +86,20 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def echo_config(folder: Path, config: dict[str, Any]) -> None:
-    """Writes the config into a new run's folder; for an old run it must be the same."""
+    """Writes the config into a new run's folder; for an old run it must be the same.
+
+    A run that ended before it kept anything, by a mistake in its flags for one, counts as new.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "train_config.json"
-    if not path.exists():
+    if not path.exists() or not any(any(folder.glob(pattern)) for pattern in KEPT):
         path.write_text(json.dumps(config, indent=2) + "\n")
         return
-    changed = differences(json.loads(path.read_text()), config)
+    try:
+        before = json.loads(path.read_text())
+    except ValueError as error:
+        raise LoadError(f"{path} is damaged ({error}); give another --out") from error
+    changed = differences(before, config)
     if changed:
         raise UsageError(
             f"{folder} holds a run with another config ({'; '.join(changed)}); "

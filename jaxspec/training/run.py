@@ -7,16 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoint.load import open_target
+from jaxspec.checkpoint.load import Checkpoint, open_target
 from jaxspec.errors import UsageError
-from jaxspec.models.config import Qwen3Config
+from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.training.data import Rows, load_rows, read_document, rows_of_documents, text_files
+from jaxspec.training.disk import writing_to
 from jaxspec.training.export import export_speculators, export_zlab
 from jaxspec.training.kept_features import with_kept_features
+from jaxspec.training.limits import check_limits
 from jaxspec.training.loop import check_division, train
 from jaxspec.training.objective import DrafterObjective, split_frozen
 from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
@@ -67,16 +69,24 @@ class Run:
 
 def run(plan: Run, out: Path) -> Path:
     """Trains, or goes on training, and returns the folder of the z-lab drafter."""
+    check_limits(config_of(plan) | dataclasses.asdict(plan.cadence))
     check_division(plan.optimization)
     checkpoint = open_target(plan.source.target)
     tokenizer = open_tokenizer(plan.source.target)
     config = checkpoint.config
     mask = mask_token(plan.source, tokenizer, config)
     shape = drafter_config(config, plan.shape, mask)
-    _check_length(plan)
+    _check_length(plan, config)
     text = text_rows(plan, tokenizer, config)
-    echo_config(out, config_of(plan))
+    with writing_to(out):
+        echo_config(out, config_of(plan))
+        return learned_drafter(plan, checkpoint, shape, text, out)
 
+
+def learned_drafter(
+    plan: Run, checkpoint: Checkpoint[Qwen3Config], shape: DFlashConfig, text: Rows, out: Path
+) -> Path:
+    config = checkpoint.config
     dtype = DTYPES[plan.optimization.compute]
     target_params = checkpoint.load(dtype)
     rows = learned_rows(plan, config, target_params, text, out)
@@ -113,9 +123,8 @@ def run(plan: Run, out: Path) -> Path:
     )
     whole = {**stays, **learned}
     export_zlab(out / "zlab", shape, whole)
-    export_speculators(
-        out / "speculators", shape, whole, config, target_params, str(plan.source.target)
-    )
+    verifier = str(plan.source.target.resolve())
+    export_speculators(out / "speculators", shape, whole, config, target_params, verifier)
     return out / "zlab"
 
 
@@ -187,10 +196,15 @@ def config_of(plan: Run) -> dict[str, Any]:
     return entries
 
 
-def _check_length(plan: Run) -> None:
+def _check_length(plan: Run, target: Qwen3Config) -> None:
     length, block = plan.source.length, plan.shape.block_size
     if length <= block:
         raise UsageError(f"length {length}, expected more than a block ({block})")
+    if length > target.decoder.max_position_embeddings:
+        raise UsageError(
+            f"length {length}, expected at most the target's context "
+            f"({target.decoder.max_position_embeddings}); give a smaller --length"
+        )
     if plan.source.on_policy and plan.source.shortest_prompt > length // 2:
         raise UsageError(
             f"shortest prompt of {plan.source.shortest_prompt} tokens, expected at most half of "

@@ -1,6 +1,9 @@
 """Training states on disk: whole or not at all, the last good one always kept."""
 
+import contextlib
 import dataclasses
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,11 @@ class Snapshots:
     """The two newest states of a run, in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2,
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=True,  # what a kill or a full disk left takes room
+        )
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
         self.folder = folder
 
@@ -43,7 +50,8 @@ class Snapshots:
         if self.latest == step:
             return
         try:
-            self._manager.save(step, args=ocp.args.StandardSave(_tree(state)))
+            with _without_logs():
+                self._manager.save(step, args=ocp.args.StandardSave(_tree(state)))
         except Exception as error:  # Orbax and TensorStore raise many kinds for one full disk
             kept = "none before it" if self.latest is None else f"that of step {self.latest} is"
             raise LoadError(
@@ -61,6 +69,17 @@ class Snapshots:
 
     def close(self) -> None:
         self._manager.close()
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """Orbax logs three tracebacks for a full disk, and then raises what we say in one line."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _tree(state: TrainState) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.checkpoint.load import load_pair
+from jaxspec.engine.opening import named_target
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config
@@ -84,6 +85,18 @@ def test_trains_exports_and_echoes_its_config(folder, tmp_path, capsys):
         ({"batch_size": "3", "accumulation": "2"}, "batch size 3 does not divide into 2 parts"),
         ({"length": "4"}, "length 4, expected more than a block"),
         ({"draft_vocab_size": "300"}, "draft vocabulary of 300, expected 1 to 299"),
+        ({"length": "513"}, "length 513, expected at most the target's context (512)"),
+        ({"block_size": "1"}, "block_size is 1, expected at least 2"),
+        ({"layers": "0"}, "layers is 0, expected at least 1"),
+        ({"features": "0"}, "features is 0, expected at least 1"),
+        ({"anchors": "0"}, "anchors is 0, expected at least 1"),
+        ({"steps": "0"}, "steps is 0, expected at least 1"),
+        ({"batch_size": "0"}, "batch_size is 0, expected at least 1"),
+        ({"accumulation": "0"}, "accumulation is 0, expected at least 1"),
+        ({"log_every": "0"}, "log_every is 0, expected at least 1"),
+        ({"learning_rate": "nan"}, "learning_rate is nan, expected more than 0"),
+        ({"warmup": "2"}, "warmup is 2.0, expected a number in [0, 1]"),
+        ({"seed": "-1"}, "seed is -1, expected a number from 0"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
@@ -91,6 +104,20 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, changes, message):
     assert main(command(folder, tmp_path / "out", **changes)) in (1, 2)
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+def test_an_output_that_cannot_be_written_is_one_line(folder, tmp_path, capsys):
+    (tmp_path / "out").write_text("a file")
+    assert main(command(folder, tmp_path / "out")) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"error: cannot write to {tmp_path / 'out'} (")
+
+
+def test_a_drafter_made_from_a_relative_path_finds_its_target(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(command(Path(), tmp_path, steps="1")) == 0
+    monkeypatch.chdir(tmp_path)
+    assert Path(named_target(tmp_path / "speculators")).samefile(folder / "target")
 
 
 @pytest.mark.slow

@@ -11,10 +11,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from training_toys import counting_rows, toy_objective, toy_params
 
 from jaxspec.errors import LoadError, UsageError
+from jaxspec.training.disk import writing_to
 from jaxspec.training.journal import Journal
+from jaxspec.training.kept_features import reserve
 from jaxspec.training.loop import train
 from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
 from jaxspec.training.snapshots import Snapshots
@@ -114,7 +117,41 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, again.restore(first).params, params)
 
 
-def test_another_config_is_refused_and_the_difference_shown(tmp_path):
+def test_what_a_kill_or_a_full_disk_left_half_written_is_removed(tmp_path):
+    params, _ = toy_params(toy_objective(Recipe()))
+    half = tmp_path / "states" / "3.orbax-checkpoint-tmp"
+    half.mkdir(parents=True)
+    snapshots = Snapshots(tmp_path / "states")
+    snapshots.save(first_state(params, OPTIONS))
+    snapshots.close()
+    assert not half.exists() and Snapshots(tmp_path / "states").latest == 0
+
+
+def test_a_full_disk_anywhere_is_one_line(tmp_path):
+    for error in OSError(28, "No space left on device"), SafetensorError("No space left on device"):
+        with pytest.raises(LoadError, match="cannot write to .*No space left on device"):
+            with writing_to(tmp_path):
+                raise error
+
+
+def test_kept_features_have_their_room_before_they_are_written(tmp_path):
+    np.lib.format.open_memmap(tmp_path / "f.npy", mode="w+", dtype=np.uint16, shape=(1 << 20,))
+    before = (tmp_path / "f.npy").stat()
+    reserve(tmp_path / "f.npy")
+    after = (tmp_path / "f.npy").stat()
+    assert after.st_size == before.st_size <= 512 * after.st_blocks
+    assert 512 * before.st_blocks < before.st_size
+
+
+def test_a_run_that_kept_nothing_may_be_begun_again_with_another_config(tmp_path):
+    echo_config(tmp_path, {"batch_size": 1_000_000})
+    echo_config(tmp_path, {"batch_size": 8})
+    assert json.loads((tmp_path / "train_config.json").read_text()) == {"batch_size": 8}
+
+
+@pytest.mark.parametrize("kept", ["states/12", "on_policy.npz", "features/labels.npy"])
+def test_another_config_is_refused_and_the_difference_shown(tmp_path, kept):
+    (tmp_path / kept).mkdir(parents=True)
     echo_config(tmp_path, {"batch_size": 8, "seed": 0})
     echo_config(tmp_path, {"batch_size": 8, "seed": 0})
     with pytest.raises(UsageError, match="batch_size: 8 -> 16.*another --out"):
