@@ -7,6 +7,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Int
+
 from jaxspec.engine.building import build_loop
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.memory import peak_bytes
@@ -22,7 +27,7 @@ from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan
 from jaxspec.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Int[np.ndarray | jax.Array, " tokens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Engine:
         target: str | Path,
         draft: str | Path | None = None,
         method: str = "auto",
-        dtype: str = "bfloat16",
+        dtype: DTypeLike = "bfloat16",
         max_batch: int = 8,
         max_model_len: int = 4096,
         page_size: int = 64,
@@ -125,22 +130,23 @@ class Engine:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> RequestOutput | list[RequestOutput]:
         """Continues one prompt or many; one output for one prompt, a list for a list."""
-        outputs = {e.index: e.output for e in self.stream(prompts, params) if e.output is not None}
-        if _is_one(prompts):
+        several, is_one = _listed(prompts)
+        outputs = {e.index: e.output for e in self.stream(several, params) if e.output is not None}
+        if is_one:
             return outputs[0]
         return [outputs[index] for index in range(len(outputs))]
 
     def stream(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[StreamEvent]:
         """Increments, as they are accepted. Leaving the iteration ends what is still running."""
-        prompts = [prompts] if _is_one(prompts) else list(prompts)
+        prompts, _ = _listed(prompts)
         params = _one_per_prompt(params, len(prompts))
         events = self._events([self._request(*pair) for pair in zip(prompts, params, strict=True)])
         next(events)  # Begun, so that it cleans up even if nobody ever reads from it.
@@ -231,8 +237,14 @@ class Engine:
             if self.tokenizer is None:
                 raise UsageError("the prompt is text but the engine has no tokenizer; give ids")
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
+        prompt = _from_array(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            found = type(prompt).__name__
+            raise UsageError(f"a prompt is of type {found}; expected text or token ids")
         if not len(prompt):
             raise UsageError("the prompt is empty; expected at least one token")
+        if wrong := [token for token in prompt if not isinstance(token, Integral)]:
+            raise UsageError(f"the prompt has {wrong[0]!r} among its token ids; expected integers")
         vocab_size = self.loop.device.models.target.config.vocab_size
         if not all(0 <= token < vocab_size for token in prompt):
             raise UsageError(f"the prompt has ids outside the vocabulary of {vocab_size} tokens")
@@ -264,9 +276,23 @@ def _options(**options: Any) -> EngineOptions:
     return EngineOptions(**options)
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt: a text, or a sequence of token ids."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+def _listed(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
+    """All prompts, and whether it is one alone: a text, or a sequence of token ids."""
+    prompts = _from_array(prompts)
+    if isinstance(prompts, str | bytes):
+        return [prompts], True
+    if not isinstance(prompts, Iterable):
+        found = type(prompts).__name__
+        raise UsageError(f"prompts are of type {found}; expected text, token ids or many of them")
+    several = list(prompts)
+    if several and isinstance(several[0], Integral):
+        return [several], True
+    return several, False
+
+
+def _from_array(prompt: Any) -> Any:
+    """Arrays, on a device or not, as lists: their elements are no integers of Python."""
+    return np.asarray(prompt).tolist() if hasattr(prompt, "__array__") else prompt
 
 
 def _one_per_prompt(
@@ -274,6 +300,8 @@ def _one_per_prompt(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not all(isinstance(one, SamplingParams) for one in params):
+        raise UsageError(f"sampling params are {params!r}; expected SamplingParams, one or a list")
     if len(params) != count:
         raise UsageError(f"{len(params)} sampling params for {count} prompts; give one or {count}")
     return list(params)

@@ -80,7 +80,8 @@ def models_of(
     return Models(Qwen3(target.config, capture, dtype), drafter)
 
 
-def choose_dtype(dtype: str) -> DTypeLike:
+def choose_dtype(dtype: DTypeLike) -> DTypeLike:
+    dtype = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
     if dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     return DTYPES[dtype]

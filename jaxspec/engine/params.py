@@ -1,6 +1,9 @@
 """What a request asks for."""
 
 import dataclasses
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
 
 from jaxspec.errors import UsageError
 from jaxspec.sampling.logprobs import MAX_LOGPROBS
@@ -34,9 +37,13 @@ class SamplingParams:
     """Whether tokens may be drafted for this request; the tokens it gets are the same."""
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            if not isinstance(found := getattr(self, name), Iterable):
+                raise UsageError(f"{name} is {found!r}; expected a list, empty for none")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._check_types()
         for wrong, found, expected in self._rules():
             if wrong:
                 raise UsageError(f"{found}; expected {expected}")
@@ -46,12 +53,27 @@ class SamplingParams:
         """Whether the likeliest token alone is not enough."""
         return self.temperature > 0 or self.logprobs is not None
 
+    def _check_types(self) -> None:
+        """A value of another type would be found in the middle of a step, where others run too."""
+        self._expect(Integral, "an integer", ["max_tokens", "top_k"])
+        self._expect(Integral | None, "an integer or None", ["seed", "logprobs"])
+        self._expect(Real, "a number", ["temperature", "top_p", "min_p"])
+        if not all(isinstance(text, str) for text in self.stop):
+            raise UsageError(f"stop is {self.stop!r}; expected strings")
+        if not all(isinstance(token, Integral) for token in self.stop_token_ids):
+            raise UsageError(f"stop_token_ids is {self.stop_token_ids!r}; expected integers")
+
+    def _expect(self, kind: Any, expected: str, names: list[str]) -> None:
+        for name in names:
+            if not isinstance(found := getattr(self, name), kind):
+                raise UsageError(f"{name} is {found!r}; expected {expected}")
+
     def _rules(self) -> list[tuple[bool, str, str]]:
         return [
             (self.max_tokens < 1, f"max_tokens is {self.max_tokens}", "at least 1"),
             (not self.temperature >= 0, f"temperature is {self.temperature}", "0 or more"),
             (not 0 < self.top_p <= 1, f"top_p is {self.top_p}", "a number in (0, 1]"),
-            (self.top_k < 0, f"top_k is {self.top_k}", "0 (all) or more"),
+            (not 0 <= self.top_k < 2**31, f"top_k is {self.top_k}", "0 (all) or more, below 2**31"),
             (not 0 <= self.min_p <= 1, f"min_p is {self.min_p}", "a number in [0, 1]"),
             ("" in self.stop, "stop holds an empty string", "strings of at least one character"),
             (

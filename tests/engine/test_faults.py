@@ -1,5 +1,8 @@
 """What fails, fails alone; what it took with it comes back."""
 
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
 import pytest
 from fake_device import fake_engine
 from golden_pair import budget, check_golden, golden_engine, trajectories
@@ -170,11 +173,35 @@ def test_what_fits_later_waits():
     assert all(e.output.error is None for e in events)
 
 
-@pytest.mark.parametrize("prompt", [[], [-1], [50]])
-def test_a_prompt_that_is_none_is_the_caller_s_mistake(prompt):
+@pytest.fixture
+def as_users_run(monkeypatch):
+    """Users have no beartype, which would find wrong types before our own checks do."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [50], [1.5], None, 5, b"abc"])
+def test_a_prompt_that_is_none_is_the_caller_s_mistake(prompt, as_users_run):
     engine = fake_engine()
     with pytest.raises(UsageError, match="prompt"):
         engine.generate([[1], prompt])
+    assert engine.loop.idle
+
+
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_ids_may_be_an_array(array):
+    one = fake_engine().generate([1, 2, 3], budget(4))
+    assert fake_engine().generate(array([1, 2, 3]), budget(4)).token_ids == one.token_ids
+    for prompts in [array([1, 2, 3])], array([[1, 2, 3]]), (ids for ids in [[1, 2, 3]]):
+        (several,) = fake_engine().generate(prompts, budget(4))
+        assert several.token_ids == one.token_ids
+
+
+def test_params_that_are_none_are_the_caller_s_mistake(as_users_run):
+    engine = fake_engine()
+    with pytest.raises(UsageError, match="prompts are of type NoneType"):
+        engine.generate(None)
+    with pytest.raises(UsageError, match="expected SamplingParams"):
+        engine.generate([[1]], [{"max_tokens": 3}])
     assert engine.loop.idle
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jaxtyping
 import pytest
 from golden_pair import budget, golden_engine, opened, trajectories
 
@@ -138,9 +139,21 @@ def test_a_budget_that_fills_the_context():
         {"stop": ("",)},
         {"logprobs": 21},
         {"seed": -1},
+        {"max_tokens": 2.5},
+        {"max_tokens": "5"},
+        {"temperature": "hot"},
+        {"top_p": None},
+        {"top_k": 1.5},
+        {"top_k": 2**40},
+        {"seed": 1.5},
+        {"stop": [3]},
+        {"stop": None},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": ["a"]},
     ],
 )
-def test_params_out_of_range_are_refused(wrong):
+def test_params_out_of_range_are_refused(wrong, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run
     name = next(iter(wrong))
     with pytest.raises(UsageError, match=rf"{name}.*; expected"):
         SamplingParams(**wrong)
