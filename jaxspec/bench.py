@@ -134,6 +134,7 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
     """What can be found before anything heavy is imported or loaded."""
     from jaxspec.console.files import check_writable
     from jaxspec.errors import UsageError
+    from jaxspec.measure.plots import check_plot
 
     positive = ("passes", "requests_per_slot", "output_len")
     for name in (*positive, "num_prompts", "input_len", "request_rate", "bandwidth"):
@@ -152,12 +153,8 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
     if arguments.profile_concurrency not in (None, *concurrencies):
         found = arguments.profile_concurrency
         raise UsageError(f"--profile-concurrency {found}; expected one of {concurrencies}")
-    for file in (arguments.json, arguments.plot):
-        check_writable(file)
-    if arguments.plot:
-        from jaxspec.measure.plots import pyplot
-
-        pyplot()
+    check_writable(arguments.json)
+    check_plot(arguments.plot)
     cli.prepare_profiling(arguments)
 
 

@@ -84,8 +84,10 @@ def prepare_profiling(arguments: Any) -> None:
     """Checks the flags; command buffers are a matter of the process, before jax starts."""
     from jaxspec.console.files import make_folder
 
-    if arguments.profile_steps < 1 or arguments.profile_skip < 0:
-        raise UsageError("--profile-steps is at least 1 and --profile-skip at least 0")
+    for name, least in (("profile_steps", 1), ("profile_skip", 0)):
+        if (found := getattr(arguments, name)) < least:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is {found}; expected at least {least}")
     if arguments.profile_readable and not arguments.profile_dir:
         raise UsageError("--profile-readable says how to record; name --profile-dir too")
     for folder in (arguments.profile_dir, arguments.dump_programs):

@@ -34,13 +34,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _profile(arguments: argparse.Namespace) -> None:
     from jaxspec.console.files import check_writable, write_json
-    from jaxspec.errors import LoadError
+    from jaxspec.errors import LoadError, UsageError
+    from jaxspec.measure.plots import check_plot
     from jaxspec.measure.profile_plot import draw_profile
     from jaxspec.measure.profile_tables import in_words, summarise
     from jaxspec.measure.trace import read_trace
 
     picture = arguments.plot or f"{arguments.folder}/profile.png"
+    if arguments.top < 0:
+        raise UsageError(f"--top is {arguments.top}; expected 0 or more")
     check_writable(arguments.json)
+    check_plot(None if arguments.plot == "-" else arguments.plot)
     trace = read_trace(arguments.folder)
     if not trace.kernels:
         raise LoadError(f"the trace in {arguments.folder} has no kernel in it; record more steps")

@@ -2,9 +2,11 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import LoadError
+from jaxspec.console.files import check_writable
+from jaxspec.errors import LoadError, UsageError
 from jaxspec.measure.results import name_of
 
 COLOURS = ("#3b6fb6", "#d1682c", "#3f8f5b", "#8a5fb0", "#7a7a7a")
@@ -38,6 +40,18 @@ def pyplot() -> Any:
         }
     )
     return pyplot
+
+
+def check_plot(path: str | None) -> None:
+    """Whether a picture could be drawn there: matplotlib, the folder, and a suffix it knows."""
+    if path is None:
+        return
+    known = pyplot().figure().canvas.get_supported_filetypes()
+    pyplot().close()
+    suffix = Path(path).suffix[1:].lower()
+    if suffix and suffix not in known:
+        raise UsageError(f"plot {path}: no pictures of type {suffix!r}; expected .png, .svg, .pdf")
+    check_writable(path)
 
 
 def save(figure: Any, path: str) -> None:
@@ -106,12 +120,13 @@ def _throughput(axes: Any, rows: Sequence[dict[str, Any]], colours: dict[str, st
 
 def _speedup(axes: Any, rows: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
     axes.axhline(1, color=GREY, linewidth=1, linestyle="--")
-    own = _contenders([r for r in rows if "speedup" in r and r["method"] != "none"])
+    drafting = [r for r in rows if "speedup" in r and r["method"] != "none"]
+    own = _contenders(drafting)
     for name, mine in own.items():
         at, middle = [r["concurrency"] for r in mine], [r["speedup"]["median"] for r in mine]
         axes.plot(at, middle, marker="o", color=colours[name], label=name)
         for x, y in zip(at, middle) if len(own) <= 2 else ():
-            below = y < max(r["speedup"]["median"] for r in rows if r["concurrency"] == x)
+            below = y < max(r["speedup"]["median"] for r in drafting if r["concurrency"] == x)
             axes.annotate(
                 f"{y:.2f}x", (x, y), (0, -14 if below else 7),
                 textcoords="offset points", ha="center", fontsize=8,

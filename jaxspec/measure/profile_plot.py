@@ -17,7 +17,8 @@ def draw_profile(trace: Trace, found: dict[str, Any], path: str) -> None:
     figure.suptitle(
         f"{trace.run.get('method', '?')} on {device}: {found['steps']} steps recorded, "
         f"{found['kernel_ms_per_step']:.3f} ms of kernels per step "
-        f"({trace.run.get('mode', '?')} mode)",
+        f"({trace.run.get('mode', '?')} mode"
+        f"{', SYNTHETIC acceptance' if trace.run.get('synthetic') else ''})",
         fontsize=10,
     )
     _time_line(above, trace)

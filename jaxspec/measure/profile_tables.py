@@ -108,7 +108,7 @@ def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
     device = run.get("environment", {}).get("device", "unknown device")
     lines = [
         f"{found['steps']} steps on {device}, {run.get('method', '?')}, {run.get('driver', '?')} "
-        f"driver, {mode} mode",
+        f"driver, {mode} mode{', SYNTHETIC acceptance' if run.get('synthetic') else ''}",
         f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step",
         *_beside_device_time(found),
         *_without_scopes(trace_mode=mode, device=device, found=found),

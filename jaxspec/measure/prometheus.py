@@ -35,6 +35,7 @@ class _Snapshot:
             ("num_requests_running", "Requests with a slot", stats.running),
             ("num_requests_waiting", "Requests without a slot", stats.waiting),
             ("kv_cache_usage_perc", "Share of pages in use, 1 is all", used),
+            ("synthetic_acceptance", "1: drafts were not compared", float(finished.synthetic)),
             ("peak_memory_bytes", "Most memory of the device in use", stats.peak_memory_bytes),
         )
         counters = (

@@ -96,6 +96,7 @@ def recording(
             "mode": "readable" if "--xla_gpu_enable_command_buffer=" in flags.split() else "timing",
             "method": engine.loop.plan.method,
             "driver": engine.loop.plan.driver,
+            "synthetic": device.models.synthetic,
             "steps_skipped": skip,
             "steps_recorded": len(recorder.recorded),
             "rows_of_steps": recorder.recorded,

@@ -90,8 +90,11 @@ def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
     drawn = ["--synthetic-acceptance-rates", "1,1,0.5", "--methods", "dflash"]
     file = folder / "synthetic.json"
     small = [*SMALL, "--passes", "1"]
-    assert bench.main([*small, *drawn, "--json", str(file)]) == 0
+    trace = str(folder / "synthetic")
+    assert bench.main([*small, *drawn, "--json", str(file), "--profile-dir", trace]) == 0
     assert "* SYNTHETIC" in capsys.readouterr().err
+    assert profile.main([trace, "--plot", "-"]) == 0
+    assert "SYNTHETIC" in capsys.readouterr().out.splitlines()[0]
     result = json.loads(file.read_text())
     (row,) = result["rows"]
     assert result["synthetic"] and row["speculation"]["synthetic"]
@@ -133,7 +136,10 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
         ([*MODELS, "--dataset-format", "csv", "--dataset", __file__], 2, "dataset format 'csv'"),
         ([*MODELS, "--json", "/no/such/folder/x.json"], 1, "there is no folder"),
         ([*MODELS, "--profile-dir", f"{__file__}/x"], 1, "cannot be made"),
-        ([*MODELS, "--profile-steps", "0"], 2, "at least 1"),
+        ([*MODELS, "--plot", "x.xyz"], 2, "no pictures of type 'xyz'"),
+        ([*MODELS, "--plot", "/no/such/folder/x.png"], 1, "there is no folder"),
+        ([*MODELS, "--profile-steps", "0"], 2, "--profile-steps is 0; expected at least 1"),
+        ([*MODELS, "--profile-skip", "-1"], 2, "--profile-skip is -1; expected at least 0"),
         ([*MODELS, "--profile-readable"], 2, "name --profile-dir too"),
         ([*MODELS, "--profile-concurrency", "3"], 2, "expected one of [1, 4]"),
         (
@@ -149,6 +155,33 @@ def test_mistakes_are_one_line(arguments, code, said, capsys):
     out, err = capsys.readouterr()
     assert not out and len(err.splitlines()) == 1
     assert err.startswith("error: ") and said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--top", "-1"], 2, "--top is -1"),
+        (["--plot", "/no/such/folder/x.png"], 1, "there is no folder"),
+        (["--plot", "x.xyz"], 2, "no pictures of type 'xyz'"),
+    ],
+)
+def test_mistakes_in_reading_a_trace_come_before_its_tables(arguments, code, said, capsys):
+    assert profile.main(["tests/data/traces/h100-8b-dflash", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert not out and len(err.splitlines()) == 1 and said in err
+
+
+def test_speedups_stand_apart():
+    from jaxspec.measure.plots import _speedup, pyplot
+
+    rows = [
+        {"method": method, "acceptance_of": "", "concurrency": 1, "speedup": {"median": times}}
+        for method, times in (("none", 1.0), ("dflash", 0.65), ("ngram", 0.59))
+    ]
+    axes = pyplot().figure().gca()
+    _speedup(axes, rows, {"dflash": "C0", "ngram": "C1"})
+    assert [text.xyann[1] > 0 for text in axes.texts] == [True, False]
+    pyplot().close()
 
 
 def test_plots_without_matplotlib_name_the_extra(monkeypatch, capsys):

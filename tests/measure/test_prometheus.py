@@ -1,5 +1,6 @@
 """The snapshot in Prometheus' own words."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -32,7 +33,14 @@ def test_what_it_says():
     assert found["jaxspec:spec_decode_num_drafts_total", None] == 4
     assert found["jaxspec:spec_decode_num_accepted_tokens_total", None] == 4
     assert found["jaxspec:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
+    assert found["jaxspec:synthetic_acceptance", None] == 0
     assert not any("peak_memory" in name for name, _ in found), "the CPU does not say"
+
+
+def test_a_drawn_acceptance_is_marked():
+    pytest.importorskip("prometheus_client")
+    drawn = dataclasses.replace(STATS, finished=dataclasses.replace(FINISHED, synthetic=True))
+    assert "jaxspec:synthetic_acceptance 1.0" in exposition(drawn).splitlines()
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
