@@ -3,6 +3,9 @@
 import ast
 import graphlib
 import pathlib
+import re
+import sys
+import tomllib
 
 import pytest
 
@@ -127,3 +130,14 @@ def importers_of(package: str) -> set[str]:
         for module, targets in IMPORTS.items()
         if any(target.split(".")[0] == package for target in targets)
     }
+
+
+def test_what_is_imported_is_declared():
+    """Extras may bring more to the rooms and commands that ask for them by name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name = lambda requirement: re.split(r"[^\w-]", requirement)[0].replace("-", "_")
+    always = {name(one) for one in project["dependencies"]} | {"orbax"}
+    of_an_extra = {"matplotlib", "prometheus_client", "optax"}
+    known = always | of_an_extra | sys.stdlib_module_names | set(PACKAGES)
+    found = {full.split(".")[0] for tree in MODULES.values() for full in imported(tree)}
+    assert found <= known, sorted(found - known)
