@@ -343,7 +343,8 @@ def _check(
 
 
 def _say(*lines: str) -> None:
-    print(*lines, sep="\n", file=sys.stderr)
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

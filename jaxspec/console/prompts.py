@@ -32,6 +32,8 @@ def read_prompts(sources: PromptSources, stdin: TextIO) -> list[Prompt]:
     prompts += [_ids(text) for text in sources.ids]
     if not prompts:
         raise UsageError("no prompt; give --prompt, --prompt-file or --prompt-ids")
+    if not all(prompts):
+        raise UsageError("the prompt is empty; expected some text, or some token ids")
     return prompts
 
 

@@ -255,10 +255,12 @@ class Engine:
         plan, book = self.loop.plan, self.loop.book
         tokens = len(request.prompt) + request.params.max_tokens
         if tokens > plan.max_model_len:
+            by_models = plan.max_model_len < self.options.max_model_len
+            remedy = "the models were made for no more" if by_models else "or raise max_model_len"
             return (
                 f"prompt of {len(request.prompt)} and max_tokens {request.params.max_tokens} make "
-                f"{tokens} tokens, the context holds {plan.max_model_len}; shorten one of them or "
-                "raise max_model_len"
+                f"{tokens} tokens, the context holds {plan.max_model_len}; shorten one of them, "
+                f"{remedy}"
             )
         needed = book.pages_for(plan.rows_of(request))
         if needed > book.total:

@@ -179,7 +179,9 @@ def choose_method(method: str, has_drafter: bool) -> str:
     if method not in METHODS:
         raise UsageError(f"method is {method!r}; expected one of auto, {', '.join(METHODS)}")
     if METHODS[method].drafter and not has_drafter:
-        raise UsageError(f"method is {method!r} but no drafter is given; name one with draft=")
+        raise UsageError(
+            f"method is {method!r} but no drafter is given; name one with draft= or --draft-model"
+        )
     return method
 
 

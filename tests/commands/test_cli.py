@@ -57,6 +57,12 @@ def test_unknown_command(capsys):
     assert not out and "'fly'" in err and "convert" in err
 
 
+def test_nothing_said_is_no_line(capsys):
+    generate._say(*())
+    generate._say("one", "two")
+    assert capsys.readouterr().err == "one\ntwo\n"
+
+
 def test_a_command_gets_the_rest(tmp_path, capsys):
     assert __main__.main(["convert", str(tmp_path / "none"), str(tmp_path / "to")]) == 1
     assert "no such folder" in capsys.readouterr().err
@@ -121,3 +127,10 @@ def test_found_before_anything_is_compiled(flags, code, said, capsys, monkeypatc
     monkeypatch.setattr(generate, "_compile_ahead", raising(AssertionError("compiling")))
     assert generate.main(["--prompt", "a", *flags]) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--prompt", ""), ("--prompt-ids", " ")])
+def test_an_empty_prompt_is_found_before_weights_are_read(flags, capsys, monkeypatch):
+    monkeypatch.setattr(generate, "_engine", raising(AssertionError("reading weights")))
+    assert generate.main(["--prompt", "a", *flags]) == 2
+    assert "the prompt is empty" in capsys.readouterr().err

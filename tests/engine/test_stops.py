@@ -124,6 +124,9 @@ def test_a_budget_that_fills_the_context():
     assert list(output.token_ids[:96]) == case["greedy"]
     more = engine.generate(case["prompt"], budget(full + 1))
     assert more.finish_reason == "error" and "the context holds" in more.error
+    assert more.error.endswith("or raise max_model_len")
+    wide = golden_engine(max_model_len=10**6).generate(case["prompt"], budget(10**5))
+    assert wide.error.endswith("the models were made for no more")
 
 
 @pytest.mark.parametrize(
