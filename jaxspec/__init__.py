@@ -1,6 +1,15 @@
 """Speculative decoding for Qwen3 with the DFlash block-diffusion drafter, in JAX."""
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxspec.demo import demo_pair
+    from jaxspec.engine.engine import Engine, StreamEvent
+    from jaxspec.engine.output import RequestOutput
+    from jaxspec.engine.params import SamplingParams
+    from jaxspec.engine.stats import EngineStats, PooledStats, RequestStats
+    from jaxspec.errors import JaxspecError, LoadError, UsageError
 
 __version__ = "0.1.0"
 
@@ -18,10 +27,27 @@ _HOME = {
     "UsageError": "jaxspec.errors",
 }
 
-__all__ = [*_HOME, "__version__"]
+__all__ = [
+    "Engine",
+    "EngineStats",
+    "JaxspecError",
+    "LoadError",
+    "PooledStats",
+    "RequestOutput",
+    "RequestStats",
+    "SamplingParams",
+    "StreamEvent",
+    "UsageError",
+    "__version__",
+    "demo_pair",
+]
 
 
-def __getattr__(name: str):
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
     """Loads public names on first use, so that `import jaxspec` stays light."""
     if name not in _HOME:
         raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")

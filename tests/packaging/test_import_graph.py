@@ -57,8 +57,8 @@ def own(name: str) -> str | None:
 
 
 def room(module: str) -> str:
-    """`jaxspec.engine.loop` is in the room `engine`, `jaxspec.errors` is one of its own."""
-    return module.split(".")[1]
+    """`jaxspec.engine.loop` is in the room `engine`; `jaxspec.errors`, `jaxspec` are their own."""
+    return module.split(".")[:2][-1]
 
 
 IMPORTS = {module: imported(tree) for module, tree in MODULES.items()}

@@ -1,5 +1,6 @@
 """Importing does no work, and `--help` does not wait for jax."""
 
+import ast
 import os
 import pathlib
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 
+import jaxspec
 from jaxspec.__main__ import COMMANDS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -96,3 +98,15 @@ def test_array_shapes_are_checked_while_testing():
     one, square = jnp.ones(1, jnp.int32), jnp.ones((2, 2), jnp.int32)
     with pytest.raises(jaxtyping.TypeCheckError, match="page_table"):
         block_after(one, one, square, width=1, page_size=1)
+
+
+def test_editors_see_the_public_names_where_they_live():
+    names = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(pathlib.Path(jaxspec.__file__).read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("jaxspec.")
+        for alias in node.names
+    }
+    assert names == jaxspec._HOME
+    assert dir(jaxspec) == sorted(jaxspec.__all__) == sorted([*names, "__version__"])
+    assert all(getattr(jaxspec, name).__module__ == home for name, home in names.items())
