@@ -6,6 +6,7 @@ import logging
 import jax
 
 from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.conflicts import refuse_conflicts
 from jaxspec.engine.records import Models
 from jaxspec.engine.request import Request
 from jaxspec.engine.shapes import Shapes, shapes_for
@@ -115,8 +116,7 @@ class EngineOptions(SpeculationOptions):
         for name in ("max_batch", "max_model_len", "page_size", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if self.adaptive and self.exact:
-            raise UsageError("adaptive spans have a program per width, exact has one; choose one")
+        refuse_conflicts(self)
         if self.num_pages is not None and self.num_pages < 1:
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
         if not 0 < self.memory_fraction <= 1:
@@ -196,8 +196,6 @@ def synthetic_of(asked: Acceptance | None, num_drafts: int) -> SyntheticAcceptan
 def choose_driver(driver: str, synthetic: bool) -> str:
     if driver not in DRIVERS:
         raise UsageError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
-    if synthetic and driver == "lockstep":
-        raise UsageError("synthetic acceptance is drawn on the device; expected driver overlapped")
     if synthetic:
         return "overlapped"
     if driver == "auto":

@@ -1,0 +1,40 @@
+"""Options that do not go together: what an engine refuses, and what docs/limits.md lists."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxspec.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Conflict:
+    """Two options, and why no engine can have both."""
+
+    one: str
+    other: str
+    why: str
+    found: Callable[[Any], bool]
+    """Whether these `EngineOptions` ask for both."""
+
+
+CONFLICTS = (
+    Conflict(
+        "adaptive",
+        "exact",
+        "spans that adapt have a program per width, exact has one",
+        lambda options: options.adaptive and options.exact,
+    ),
+    Conflict(
+        "synthetic_acceptance",
+        "driver lockstep",
+        "it is drawn on the device, and lockstep accepts on the host",
+        lambda options: options.synthetic_acceptance is not None and options.driver == "lockstep",
+    ),
+)
+
+
+def refuse_conflicts(options: Any) -> None:
+    for conflict in CONFLICTS:
+        if conflict.found(options):
+            raise UsageError(f"{conflict.one} and {conflict.other}: {conflict.why}; choose one")
