@@ -1,6 +1,7 @@
 """What a run says while it goes: a progress bar, log.jsonl, and a plot of it."""
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,10 @@ class Journal:
         )
         self._last = (time.monotonic(), start)
         self._begin = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """To whoever watches, on a terminal or in a file."""
+        print(line, file=sys.stderr, flush=True)
 
     def advance(self) -> None:
         self._bar.update()

@@ -44,6 +44,7 @@ def train(
     frozen = jax.device_put(frozen, everywhere())
     step, start = make_step(objective, options), int(state.step)
     journal = Journal(folder, start, None if timed else options.steps, folder.name)
+    journal.say(opening(params, rows, options, start))
     saved, lead, done = time.monotonic(), Lead(), start
     with contextlib.closing(snapshots), contextlib.closing(journal), told_to_stop() as stop:
         for done, progress in turns(options, start):
@@ -63,6 +64,19 @@ def train(
         snapshots.save(state)
     plot(folder)
     return state.params
+
+
+def opening(params: Params, rows: Rows, options: Optimization, start: int) -> str:
+    """What is about to run, for a person."""
+    learned = sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
+    length = f"{options.seconds:g} s" if options.seconds is not None else f"{options.steps} steps"
+    resumed = f", from step {start} on" if start else ""
+    devices = jax.local_devices()
+    return (
+        f"{learned:.1f}M parameters learn from {len(rows.tokens)} rows of {rows.tokens.shape[1]} "
+        f"tokens, {options.batch_size} a step, for {length}{resumed}, on "
+        f"{len(devices)} x {devices[0].device_kind}"
+    )
 
 
 @contextlib.contextmanager

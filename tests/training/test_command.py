@@ -58,6 +58,8 @@ def command(folder: Path, out: Path, data: str = "text.txt", **changes: str) -> 
 def test_trains_exports_and_echoes_its_config(folder, tmp_path, capsys):
     arguments = command(folder, tmp_path, draft_vocab_size="60", on_policy="", shortest_prompt="4")
     assert main(arguments) == 0
+    said = capsys.readouterr().err
+    assert "parameters learn from" in said and "2 a step, for 2 steps, on" in said
     for layout, draft_vocab in ("zlab", None), ("speculators", 60):
         target, _, drafter, _ = load_pair(folder / "target", tmp_path / layout, jnp.float32)
         assert drafter.draft_vocab_size == draft_vocab
