@@ -56,12 +56,16 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--page-size", type=int, default=64)
     group.add_argument("--prefill-chunk", type=int, default=512)
     group.add_argument("--exact", action="store_true", help="bits independent of the method")
+    group.add_argument("--adaptive", action="store_true", help="spans of the drafter adapt")
+    group.add_argument("--num-drafts", type=int, default=7, help="of ngram, per step (default: 7)")
     group.add_argument("--driver", default="auto", help="auto, lockstep or overlapped")
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--dataset", default="prose", help="prose, repetitive, random, or a file (default: prose)"
+        "--dataset",
+        help="prose, python, repetitive, random, or a file (default: prose; python for the demo "
+        "pair, random for a shape)",
     )
     group.add_argument(
         "--dataset-format", default="auto", help="auto, jsonl, spec-bench or sharegpt"
@@ -114,6 +118,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     concurrencies = _integers("--concurrency", arguments.concurrency)
     methods = [name for name in arguments.methods.split(",") if name]
     _check(arguments, methods, concurrencies)
+    arguments.dataset = arguments.dataset or _default_dataset(arguments)
     samples = _read_samples(arguments)
     _name_models(arguments)
     peers = _peers(arguments)
@@ -192,6 +197,12 @@ def _number(flag: str, text: str, part: str) -> float:
         return float(part)
     except ValueError as error:
         raise UsageError(f"{flag} {text!r}; expected numbers, commas between") from error
+
+
+def _default_dataset(arguments: argparse.Namespace) -> str:
+    if arguments.model_shape:
+        return "random"
+    return "prose" if arguments.model else "python"
 
 
 def _read_samples(arguments: argparse.Namespace) -> list[Any] | None:
@@ -312,6 +323,8 @@ def _engines(
             num_pages=pages_each * max(concurrencies),
             prefill_chunk=arguments.prefill_chunk,
             exact=arguments.exact,
+            adaptive=arguments.adaptive,
+            num_drafts=arguments.num_drafts,
             driver=arguments.driver,
             synthetic_acceptance=next(iter(_synthetic(arguments).values()), None),
         )
@@ -377,10 +390,11 @@ def _title(arguments: argparse.Namespace, work: "list[Work]", device: str) -> st
     weights = "random weights" if arguments.model_shape else arguments.dtype
     heat = f"temperature {arguments.temperature:g}" if arguments.temperature else "greedy"
     rate = f", {arguments.request_rate:g} requests/s" if arguments.request_rate else ""
+    spans = ", adaptive spans" if arguments.adaptive else ""
     return (
         f"{model} ({weights}) on {device}: {len(work)} {os.path.basename(arguments.dataset)} "
         f"prompts of {span} tokens, up to {max(one.params.max_tokens for one in work)} out, "
-        f"{heat}{rate}, passes: {arguments.passes}"
+        f"{heat}{rate}{spans}, passes: {arguments.passes}"
     )
 
 

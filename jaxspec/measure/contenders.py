@@ -43,7 +43,8 @@ def engine_for(
     opened: Opened, method: str, rows: Sequence[int], prompt_lengths: Sequence[int], **options
 ) -> Engine:
     """An engine whose decode steps come in these numbers of rows and no others, and whose prefill
-    steps are as wide as prompts of these lengths need."""
+    steps are as wide as prompts of these lengths need. Spans that adapt keep the numbers of rows
+    whose steps they have measured."""
     if method in METHODS and not METHODS[method].drafter:
         opened = without_drafter(opened)
     if method == "none":
@@ -51,10 +52,11 @@ def engine_for(
     engine = Engine.from_models(
         opened.models, opened.params, opened.tokenizer, method=method, **options
     )
-    shapes = engine.loop.plan.shapes
-    buckets = shapes.row_buckets if engine.loop.plan.exact else tuple(sorted(rows))
-    prefill = _needed_shapes(shapes.prefill_shapes, prompt_lengths)
-    engine.loop.plan = dataclasses.replace(engine.loop.plan, shapes=Shapes(buckets, prefill))
+    plan = engine.loop.plan
+    fixed = plan.exact or plan.tiers
+    buckets = plan.shapes.row_buckets if fixed else tuple(sorted(rows))
+    prefill = _needed_shapes(plan.shapes.prefill_shapes, prompt_lengths)
+    engine.loop.plan = dataclasses.replace(plan, shapes=Shapes(buckets, prefill))
     return engine
 
 

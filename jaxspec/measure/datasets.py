@@ -1,4 +1,4 @@
-"""Prompts to measure with: files in the usual layouts, two small sets of our own, random ids."""
+"""Prompts to measure with: files in the usual layouts, three small sets of our own, random ids."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.errors import LoadError, UsageError
 
-OWN = ("prose", "repetitive")
+OWN = ("prose", "python", "repetitive")
 FORMATS = ("auto", "jsonl", "spec-bench", "sharegpt")
 
 
@@ -26,7 +26,8 @@ class Sample:
 
 
 def own_set(name: str) -> list[Sample]:
-    """prose: paragraphs that hardly repeat. repetitive: tables, lists and code that do."""
+    """prose: paragraphs that hardly repeat. python: beginnings of modules, which is what the demo
+    pair knows. repetitive: tables, lists and code that do repeat."""
     text = resources.files("jaxspec.measure").joinpath(f"data/{name}.jsonl").read_text("utf-8")
     return _parsed(name, text, "jsonl")
 

@@ -102,6 +102,27 @@ def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
     assert sum(row["speculation"]["accepted_per_position"][3:]) == 0
 
 
+def test_prompts_are_what_the_model_knows():
+    chosen = {}
+    for given in (["--model", "m"], ["--model-shape", "tiny"], []):
+        arguments = bench._parser().parse_args(given)
+        chosen[given[0] if given else "demo pair"] = bench._default_dataset(arguments)
+    assert chosen == {"--model": "prose", "--model-shape": "random", "demo pair": "python"}
+
+
+def test_spans_that_adapt_and_options_of_the_methods_arrive(folder, capsys):
+    file = folder / "adaptive.json"
+    drawn = ["--synthetic-acceptance-rates", "1,1,1", "--adaptive", "--num-drafts", "2"]
+    small = [*SMALL, "--passes", "1", "--methods", "dflash,ngram"]
+    assert bench.main([*small, *drawn, "--json", str(file)]) == 0
+    assert "adaptive spans" in capsys.readouterr().err
+    drafted, looked_up = json.loads(file.read_text())["rows"]
+    assert drafted["compile_s_while_measured"] == 0
+    assert drafted["speculation"]["mean_acceptance_length"] > 1
+    found = looked_up["speculation"]["accepted_per_position"]
+    assert sum(found[:2]) > 0 == sum(found[2:])
+
+
 def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
     drawn = ["--synthetic-acceptance-length", "Low=1.5,7"]
     file, picture = folder / "lengths.json", folder / "lengths.png"
