@@ -162,7 +162,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     )
     engine = _engine(arguments, len(prompts))
     ids = encoded(prompts, _chat(arguments, engine), engine.tokenizer.encode)
-    compile_s = _compile_ahead(engine, ids, params)
+    compile_s = _compile_ahead(engine, _that_fit(engine, ids, params), params)
     clock, begin = CompileClock(), time.perf_counter()
     with _profiled(arguments, engine):
         outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
@@ -237,6 +237,18 @@ def _chat(arguments: argparse.Namespace, engine: "Engine") -> Any:
         )
 
     return render
+
+
+def _that_fit(
+    engine: "Engine", prompts: list[list[int]], params: "SamplingParams"
+) -> list[list[int]]:
+    """Those that can ever run; where none can, nothing needs to be compiled to say so."""
+    from jaxspec.errors import UsageError
+
+    refusals = [engine.refusal(prompt, params) for prompt in prompts]
+    if all(refusals):
+        raise UsageError(refusals[0])
+    return [prompt for prompt, refusal in zip(prompts, refusals) if refusal is None]
 
 
 def _compile_ahead(engine: "Engine", prompts: list[list[int]], params: "SamplingParams") -> float:

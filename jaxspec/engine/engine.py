@@ -215,18 +215,23 @@ class Engine:
         else:
             self.loop.submit(request)
 
+    def refusal(self, prompt: Prompt, params: SamplingParams) -> str | None:
+        """Why such a request could never run, whatever else does; None where it can."""
+        return self._never_fits(self._request_of(0, prompt, params))
+
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         self._submitted += 1
+        return self._request_of(self._submitted, prompt, params)
+
+    def _request_of(self, number: int, prompt: Prompt, params: SamplingParams) -> Request:
         config = self.loop.device.models.target.config
         eos = () if params.ignore_eos else config.eos_token_ids
         return Request(
-            id=self._submitted,
+            id=number,
             prompt=self._token_ids(prompt),
             params=params,
             stop_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=(self.options.seed + self._submitted) % 2**32
-            if params.seed is None
-            else params.seed,
+            seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
             stream=TextStream(),
             scan=stop_scan(params.stop),
             submitted_at=time.perf_counter(),

@@ -134,3 +134,12 @@ def test_an_empty_prompt_is_found_before_weights_are_read(flags, capsys, monkeyp
     monkeypatch.setattr(generate, "_engine", raising(AssertionError("reading weights")))
     assert generate.main(["--prompt", "a", *flags]) == 2
     assert "the prompt is empty" in capsys.readouterr().err
+
+
+def test_a_prompt_that_never_fits_compiles_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(
+        "jaxspec.engine.warmup.compile_side_by_side", lambda _: pytest.fail("compiled")
+    )
+    assert generate.main(["--prompt", "def f(", "--max-tokens", "3000"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "make 300" in error and "the context holds" in error
