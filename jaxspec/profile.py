@@ -54,9 +54,15 @@ def _profile(arguments: argparse.Namespace) -> None:
     print(*in_words(found, trace.run, arguments.top), sep="\n")
     if arguments.json:
         write_json(arguments.json, found | {"run": trace.run})
-    if picture != "-":
+    if picture == "-":
+        return
+    try:
         draw_profile(trace, found, picture)
         print(f"picture: {picture}", file=sys.stderr)
+    except LoadError as error:
+        if arguments.plot:
+            raise
+        print(f"no picture: {error}", file=sys.stderr)  # nobody asked for one
 
 
 if __name__ == "__main__":

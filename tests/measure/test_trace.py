@@ -2,10 +2,13 @@
 
 import json
 import pathlib
+import shutil
+import sys
 
 import pytest
 from jax.profiler import ProfileData
 
+from jaxspec import profile
 from jaxspec.errors import LoadError
 from jaxspec.measure.profile_tables import in_words, summarise
 from jaxspec.measure.recording import scopes
@@ -188,6 +191,15 @@ def test_three_steps_of_an_h100():
     attention = [s for s in parts if (s["phase"], s["part"]) == ("verify", "attention")]
     assert attention[0]["kernels_per_step"] == 36, "one per layer"
     assert 0.85 < phases["verify"]["floor_fraction"] < phases["draft"]["floor_fraction"] < 1
+
+
+def test_a_picture_that_nobody_asked_for_may_fail(tmp_path, capsys, monkeypatch):
+    shutil.copytree(H100, tmp_path / "trace")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert profile.main([str(tmp_path / "trace")]) == 0
+    out, err = capsys.readouterr()
+    assert "verify" in out and "no picture: plots need matplotlib" in err
+    assert profile.main([str(tmp_path / "trace"), "--plot", str(tmp_path / "it.png")]) == 1
 
 
 def test_a_folder_without_a_trace(tmp_path):
