@@ -267,12 +267,15 @@ def with_lengths(preset: Preset, options: argparse.Namespace) -> Preset:
             return dataclasses.replace(of, steps=steps, seconds=None)
         return dataclasses.replace(of, seconds=seconds or of.seconds)
 
-    drafter = dataclasses.replace(
-        preset.drafter_options, method=options.drafter_method or preset.drafter_options.method
-    )
+    def learning(of: Optimization, method: str | None, rate: float | None = None) -> Optimization:
+        rate = rate or of.learning_rate
+        return dataclasses.replace(of, method=method or of.method, learning_rate=rate)
+
+    target = learning(preset.target_options, options.target_method, options.target_rate)
+    drafter = learning(preset.drafter_options, options.drafter_method)
     return dataclasses.replace(
         preset,
-        target_options=lasting(preset.target_options, options.target_steps, options.target_seconds),
+        target_options=lasting(target, options.target_steps, options.target_seconds),
         drafter_options=lasting(drafter, options.drafter_steps, options.drafter_seconds),
         on_policy_rows=options.on_policy_rows or preset.on_policy_rows,
         on_policy_seconds=options.on_policy_seconds or preset.on_policy_seconds,
@@ -298,6 +301,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
     parser.add_argument("--target-seconds", type=float, help="for the target, compiling included")
     parser.add_argument("--target-steps", type=int, help="instead of seconds")
+    parser.add_argument("--target-method", choices=("adamw", "muon"))
+    parser.add_argument("--target-rate", type=float, help="its learning rate at the top")
     parser.add_argument("--drafter-seconds", type=float)
     parser.add_argument("--drafter-method", choices=("adamw", "muon"))
     parser.add_argument("--drafter-steps", type=int)
