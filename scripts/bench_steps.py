@@ -80,7 +80,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="qwen3-8b", choices=(*NAMES, "tiny"))
     parser.add_argument("--draft", default="dflash-b16", help="dflash-bN: a block of N tokens")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 32])
-    parser.add_argument("--methods", nargs="+", default=["plain", "dflash"])
+    methods = ["plain", "dflash"]
+    parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
     parser.add_argument(
         "--apart", type=int, nargs="*", default=[], help="concurrencies with draft and verify apart"
     )

@@ -196,11 +196,9 @@ def synthetic_of(asked: Acceptance | None, num_drafts: int) -> SyntheticAcceptan
 def choose_driver(driver: str, synthetic: bool) -> str:
     if driver not in DRIVERS:
         raise UsageError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
-    if synthetic:
-        return "overlapped"
-    if driver == "auto":
-        return "lockstep" if jax.default_backend() == "cpu" else "overlapped"
-    return driver
+    if driver != "auto":
+        return driver
+    return "lockstep" if jax.default_backend() == "cpu" and not synthetic else "overlapped"
 
 
 def context_limit(models: Models, asked: int) -> int:

@@ -46,8 +46,10 @@ def check_plot(path: str | None) -> None:
     """Whether a picture could be drawn there: matplotlib, the folder, and a suffix it knows."""
     if path is None:
         return
-    known = pyplot().figure().canvas.get_supported_filetypes()
-    pyplot().close()
+    pyplot()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
     suffix = Path(path).suffix[1:].lower()
     if suffix and suffix not in known:
         raise UsageError(f"plot {path}: no pictures of type {suffix!r}; expected .png, .svg, .pdf")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from jaxspec.measure.plots import COLOURS, GREY, pyplot, save
+from jaxspec.measure.profile_tables import how_recorded
 from jaxspec.measure.trace import PHASES, Kernel, Trace
 
 COLOUR_OF = dict(zip(PHASES, (COLOURS[3], COLOURS[1], COLOURS[0], COLOURS[2], "#c9a227")))
@@ -17,8 +18,7 @@ def draw_profile(trace: Trace, found: dict[str, Any], path: str) -> None:
     figure.suptitle(
         f"{trace.run.get('method', '?')} on {device}: {found['steps']} steps recorded, "
         f"{found['kernel_ms_per_step']:.3f} ms of kernels per step "
-        f"({trace.run.get('mode', '?')} mode"
-        f"{', SYNTHETIC acceptance' if trace.run.get('synthetic') else ''})",
+        f"({how_recorded(trace.run)})",
         fontsize=10,
     )
     _time_line(above, trace)

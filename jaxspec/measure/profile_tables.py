@@ -108,7 +108,7 @@ def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
     device = run.get("environment", {}).get("device", "unknown device")
     lines = [
         f"{found['steps']} steps on {device}, {run.get('method', '?')}, {run.get('driver', '?')} "
-        f"driver, {mode} mode{', SYNTHETIC acceptance' if run.get('synthetic') else ''}",
+        f"driver, {how_recorded(run)}",
         f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step",
         *_beside_device_time(found),
         *_without_scopes(trace_mode=mode, device=device, found=found),
@@ -135,6 +135,11 @@ def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
             f"{kernel['us_per_call']:>10.2f}{100 * kernel['share']:>7.1f}%"
         )
     return lines
+
+
+def how_recorded(run: dict[str, Any]) -> str:
+    synthetic = ", SYNTHETIC acceptance" if run.get("synthetic") else ""
+    return f"{run.get('mode', 'unknown')} mode{synthetic}"
 
 
 def _without_scopes(trace_mode: str, device: str, found: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.acceptance.synthetic import draw_accepted, from_length, from_rates
-from jaxspec.engine.plan import choose_driver, synthetic_of
+from jaxspec.engine.plan import EngineOptions, choose_driver, synthetic_of
 from jaxspec.errors import UsageError
 
 ROWS = 20000
@@ -46,3 +46,5 @@ def test_what_cannot_be_drawn_is_refused(asked):
 
 def test_it_is_drawn_on_the_device():
     assert choose_driver("auto", synthetic=True) == "overlapped"
+    with pytest.raises(UsageError, match="lockstep accepts on the host"):
+        EngineOptions(synthetic_acceptance=3, driver="lockstep")
