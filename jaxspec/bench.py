@@ -113,11 +113,12 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    from jaxspec.measure.peers import steady_decode
-
     concurrencies = _integers("--concurrency", arguments.concurrency)
     methods = [name for name in arguments.methods.split(",") if name]
     _check(arguments, methods, concurrencies)
+
+    from jaxspec.measure.peers import steady_decode
+
     arguments.dataset = arguments.dataset or _default_dataset(arguments)
     samples = _read_samples(arguments)
     _name_models(arguments)
@@ -139,7 +140,6 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
     """What can be found before anything heavy is imported or loaded."""
     from jaxspec.console.files import check_writable
     from jaxspec.errors import UsageError
-    from jaxspec.measure.plots import check_plot
 
     positive = ("passes", "requests_per_slot", "output_len")
     for name in (*positive, "num_prompts", "input_len", "request_rate", "bandwidth"):
@@ -159,8 +159,11 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
         found = arguments.profile_concurrency
         raise UsageError(f"--profile-concurrency {found}; expected one of {concurrencies}")
     check_writable(arguments.json)
+    cli.prepare_profiling(arguments)  # of a process that has not started jax
+
+    from jaxspec.measure.plots import check_plot
+
     check_plot(arguments.plot)
-    cli.prepare_profiling(arguments)
 
 
 def _integers(flag: str, text: str) -> list[int]:

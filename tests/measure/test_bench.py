@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -176,6 +177,23 @@ def test_mistakes_are_one_line(arguments, code, said, capsys):
     out, err = capsys.readouterr()
     assert not out and len(err.splitlines()) == 1
     assert err.startswith("error: ") and said in err
+
+
+@pytest.mark.parametrize("command", ["bench", "generate"])
+def test_readable_profiles_are_prepared_before_jax_starts(command, tmp_path):
+    code = (
+        f"import os, sys\nfrom jaxspec import {command}\n"
+        f"code = {command}.main(sys.argv[1:])\n"
+        "assert '--xla_gpu_enable_command_buffer=' in os.environ['XLA_FLAGS'].split()\n"
+        "sys.exit(code)"
+    )
+    outputs = ["--profile-dir", str(tmp_path), "--profile-readable", "--json", f"{tmp_path}/x.json"]
+    models = ["--model", str(tmp_path / "none")]
+    prompt = ["--prompt", "a"] if command == "generate" else ["--plot", f"{tmp_path}/x.png"]
+    run = subprocess.run(
+        [sys.executable, "-c", code, *models, *outputs, *prompt], capture_output=True, text=True
+    )
+    assert (run.returncode, "no such folder" in run.stderr) == (1, True), run.stderr
 
 
 @pytest.mark.parametrize(
