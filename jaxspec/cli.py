@@ -1,6 +1,8 @@
-"""What commands share: errors as one line on stderr and an exit code, and the profiling flags."""
+"""What commands share: errors as one line on stderr and an exit code, records made of flags, and
+the profiling flags."""
 
 import _thread
+import dataclasses
 import os
 import sys
 import threading
@@ -61,6 +63,18 @@ def _write_no_more() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def say(*lines: str) -> None:
+    """To the person at the terminal; stdout is for what was asked for."""
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def filled[Record](record: type[Record], given: dict[str, Any]) -> Record:
+    """A record from the flags of the same names; what was not given keeps its default."""
+    names = [field.name for field in dataclasses.fields(record)]
+    return record(**{name: given[name] for name in names if given.get(name) is not None})
 
 
 def add_profiling(group: Any) -> None:

@@ -4,14 +4,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from jaxspec import cli
 
 if TYPE_CHECKING:
     from jaxspec import Engine, RequestOutput, SamplingParams
+    from jaxspec.console.prompts import Render
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,50 +147,39 @@ def _generate(arguments: argparse.Namespace) -> None:
     cli.prepare_profiling(arguments)
 
     from jaxspec.console.prompts import PromptSources, encoded, read_prompts
+    from jaxspec.engine.params import SamplingParams
 
-    params = _sampling_params(arguments)
+    params = cli.filled(SamplingParams, vars(arguments))
     sources = PromptSources(
         tuple(arguments.prompt), arguments.prompt_file, tuple(arguments.prompt_ids)
     )
     prompts = read_prompts(sources, sys.stdin)
 
+    from jaxspec.console.ahead import compile_ahead
     from jaxspec.console.compile_clock import CompileClock
     from jaxspec.console.models import chosen_models
     from jaxspec.console.report import summary
 
     arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
-        arguments.model, arguments.draft_model, arguments.dtype, _say
+        arguments.model, arguments.draft_model, arguments.dtype, cli.say
     )
     engine = _engine(arguments, len(prompts))
     ids = encoded(prompts, _chat(arguments, engine), engine.tokenizer.encode)
-    compile_s = _compile_ahead(engine, _that_fit(engine, ids, params), params)
+    begin = time.perf_counter()
+    compile_ahead(engine, ids, params)
+    compile_s = time.perf_counter() - begin
+    profiled = _profiled(arguments, engine, params.draws)
     clock, begin = CompileClock(), time.perf_counter()
-    with _profiled(arguments, engine):
+    with profiled:
         outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
         seconds = time.perf_counter() - begin
     if not arguments.quiet:
-        _say(*summary(outputs, seconds - clock.seconds, compile_s + clock.seconds))
+        cli.say(*summary(outputs, seconds - clock.seconds, compile_s + clock.seconds))
     if arguments.json:
         _write_json(arguments, prompts, outputs)
     _fail_if_any_failed(outputs)
     if arguments.check:
         _check(engine, ids, params, outputs)
-
-
-def _sampling_params(arguments: argparse.Namespace) -> "SamplingParams":
-    from jaxspec.engine.params import SamplingParams
-
-    return SamplingParams(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        min_p=arguments.min_p,
-        seed=arguments.seed,
-        stop=arguments.stop,
-        ignore_eos=arguments.ignore_eos,
-        logprobs=arguments.logprobs,
-    )
 
 
 def _engine(arguments: argparse.Namespace, prompts: int) -> "Engine":
@@ -220,68 +210,22 @@ def _engine(arguments: argparse.Namespace, prompts: int) -> "Engine":
     )
 
 
-def _chat(arguments: argparse.Namespace, engine: "Engine") -> Any:
-    """Renders a prompt as a chat; None where the model has no template or none is wanted."""
-    if arguments.no_chat_template or engine.chat_template is None:
-        return None
-    from jaxspec.text.chat import render_chat
+def _chat(arguments: argparse.Namespace, engine: "Engine") -> "Render | None":
+    from jaxspec.console.prompts import chat_of
 
-    system = [{"role": "system", "content": arguments.system_prompt}]
-
-    def render(prompt: str) -> str:
-        messages = (system if arguments.system_prompt else []) + [
-            {"role": "user", "content": prompt}
-        ]
-        return render_chat(
-            engine.chat_template, messages, enable_thinking=arguments.enable_thinking
-        )
-
-    return render
+    template = None if arguments.no_chat_template else engine.chat_template
+    return chat_of(template, arguments.system_prompt, arguments.enable_thinking)
 
 
-def _that_fit(
-    engine: "Engine", prompts: list[list[int]], params: "SamplingParams"
-) -> list[list[int]]:
-    """Those that can ever run; where none can, nothing needs to be compiled to say so."""
-    from jaxspec.errors import UsageError
-
-    refusals = [engine.refusal(prompt, params) for prompt in prompts]
-    if all(refusals):
-        raise UsageError(refusals[0])
-    return [prompt for prompt, refusal in zip(prompts, refusals) if refusal is None]
-
-
-def _compile_ahead(engine: "Engine", prompts: list[list[int]], params: "SamplingParams") -> float:
-    """Side by side; one after another, as they come up, would leave cores idle. Seconds."""
-    from jaxspec.console.ahead import first_programs
-    from jaxspec.engine.warmup import compile_side_by_side
-
-    begin = time.perf_counter()
-    compile_side_by_side(first_programs(engine, prompts, params.draws))
-    return time.perf_counter() - begin
-
-
-@contextmanager
-def _profiled(arguments: argparse.Namespace, engine: "Engine") -> Iterator[None]:
-    """Records and dumps what the flags ask for."""
-    if not (arguments.profile_dir or arguments.dump_programs):
-        yield
-        return
+def _profiled(
+    arguments: argparse.Namespace, engine: "Engine", draws: bool
+) -> AbstractContextManager[None]:
     from jaxspec.measure.environment import command_line
-    from jaxspec.measure.recording import dump_programs, recording
+    from jaxspec.measure.profiling import Profiling, profiled
 
-    if arguments.dump_programs:
-        draws = arguments.temperature > 0 or arguments.logprobs is not None
-        programs = dump_programs(engine, arguments.dump_programs, draws)
-        _say(f"programs: {len(programs)} in {arguments.dump_programs}, sizes in memory.json")
-    if not arguments.profile_dir:
-        yield
-        return
+    asked = cli.filled(Profiling, vars(arguments))
     about = {"command": command_line("generate", arguments.given)}
-    skip, steps = arguments.profile_skip, arguments.profile_steps
-    with recording(engine, arguments.profile_dir, skip, steps, about):
-        yield
-    _say(f"profile: python -m jaxspec.profile {arguments.profile_dir}")
+    return profiled(engine, asked, about, draws, cli.say)
 
 
 def _stream_text(
@@ -340,23 +284,15 @@ def _check(
     params: "SamplingParams",
     outputs: "list[RequestOutput]",
 ) -> None:
-    """Raises where plain decoding gives other tokens; a bf16 tie is the usual reason."""
-    from dataclasses import replace
-
-    from jaxspec.console.check import first_differences, in_words
+    """Raises where plain decoding gives other tokens."""
+    from jaxspec.console.check import differences_from_plain, in_words
     from jaxspec.errors import LoadError
 
-    plain = engine.plain().generate(prompts, replace(params, logprobs=2))
-    differences = first_differences(outputs, plain)
-    _say(*(in_words(difference, engine.tokenizer.decode) for difference in differences))
+    differences = differences_from_plain(engine, prompts, params, outputs)
+    cli.say(*(in_words(difference, engine.tokenizer.decode) for difference in differences))
     if differences:
         raise LoadError(f"{len(differences)} of {len(prompts)} outputs differ from plain decoding")
-    _say(f"check: all {len(prompts)} outputs equal plain decoding")
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        print(line, file=sys.stderr)
+    cli.say(f"check: all {len(prompts)} outputs equal plain decoding")
 
 
 if __name__ == "__main__":

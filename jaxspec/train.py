@@ -1,7 +1,6 @@
 """`python -m jaxspec.train --target DIR --data FILES --out DIR`: a drafter for a target."""
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ def _train(arguments: argparse.Namespace) -> None:
     given = vars(arguments)
     records = (Source, DrafterShape, Recipe, Optimization, Cadence)
     epochs = arguments.epochs if arguments.steps is None else None
-    plan = Run(*(_filled(record, given) for record in records), epochs=epochs)
+    plan = Run(*(cli.filled(record, given) for record in records), epochs=epochs)
     try:
         folder = run(plan, arguments.out)
     except KeyboardInterrupt:
@@ -31,12 +30,6 @@ def _train(arguments: argparse.Namespace) -> None:
         print(again, file=sys.stderr)
         raise
     print(f"{folder} (and speculators beside it)", file=sys.stderr)
-
-
-def _filled(record: type, given: dict[str, Any]) -> Any:
-    """A record from the flags of the same names; what was not given keeps its default."""
-    names = [field.name for field in dataclasses.fields(record)]
-    return record(**{name: given[name] for name in names if given.get(name) is not None})
 
 
 def _parser() -> argparse.ArgumentParser:

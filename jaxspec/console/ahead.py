@@ -1,4 +1,4 @@
-"""The programs that the first steps need, so that they can be compiled side by side."""
+"""The programs that the first steps need, compiled side by side before any step."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -6,12 +6,29 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import Plan
 from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.warmup import needed_programs
+from jaxspec.engine.warmup import compile_side_by_side, needed_programs
+from jaxspec.errors import UsageError
 
 
-def first_programs(
+def compile_ahead(engine: Engine, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+    """Side by side; one after another, as they come up, would leave cores idle."""
+    compile_side_by_side(_first_programs(engine, _that_fit(engine, prompts, params), params.draws))
+
+
+def _that_fit(
+    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
+) -> list[list[int]]:
+    """Those that can ever run; where none can, nothing needs to be compiled to say so."""
+    refusals = [engine.refusal(prompt, params) for prompt in prompts]
+    if all(refusals):
+        raise UsageError(refusals[0])
+    return [prompt for prompt, refusal in zip(prompts, refusals) if refusal is None]
+
+
+def _first_programs(
     engine: Engine, prompts: Sequence[Sequence[int]], draws: bool
 ) -> Iterator[jax.stages.Lowered]:
     """Of the first prompts to be seated, while nobody has ended; what else comes up is compiled

@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.output import RequestOutput
+from jaxspec.engine.params import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +19,17 @@ class Difference:
     plain_token: int | None
     gap: float | None
     """Logits between plain decoding's two likeliest tokens there; 0 is an exact tie."""
+
+
+def differences_from_plain(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    outputs: Sequence[RequestOutput],
+) -> list[Difference]:
+    """Decodes plainly too, with the same parameters; a bf16 tie is the usual reason for one."""
+    plain = engine.plain().generate(prompts, dataclasses.replace(params, logprobs=2))
+    return first_differences(outputs, plain)
 
 
 def first_differences(

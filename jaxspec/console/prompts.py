@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from jaxspec.errors import LoadError, UsageError
+from jaxspec.text.chat import ChatTemplate, render_chat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +73,27 @@ def _ids(text: str) -> list[int]:
         raise UsageError(f"--prompt-ids {text!r}: expected integers, commas between") from error
 
 
+Render = Callable[[str], str]
+"""From a prompt to the text that the model is given."""
+
+
+def chat_of(
+    template: ChatTemplate | None, system: str | None = None, enable_thinking: bool = False
+) -> Render | None:
+    """Renders a prompt as a chat; None without a template."""
+    if template is None:
+        return None
+    before = [{"role": "system", "content": system}] if system else []
+
+    def render(prompt: str) -> str:
+        messages = [*before, {"role": "user", "content": prompt}]
+        return render_chat(template, messages, enable_thinking=enable_thinking)
+
+    return render
+
+
 def encoded(
-    prompts: Sequence[Prompt], render: Callable[[str], str] | None, encode: Callable[..., list[int]]
+    prompts: Sequence[Prompt], render: Render | None, encode: Callable[..., list[int]] | None
 ) -> list[list[int]]:
     """Token ids of every prompt; texts go through the chat template first where there is one."""
 

@@ -58,8 +58,8 @@ def test_unknown_command(capsys):
 
 
 def test_nothing_said_is_no_line(capsys):
-    generate._say(*())
-    generate._say("one", "two")
+    cli.say(*())
+    cli.say("one", "two")
     assert capsys.readouterr().err == "one\ntwo\n"
 
 
@@ -124,7 +124,7 @@ def test_an_interrupt_in_a_callback_is_not_lost():
     ],
 )
 def test_found_before_anything_is_compiled(flags, code, said, capsys, monkeypatch):
-    monkeypatch.setattr(generate, "_compile_ahead", raising(AssertionError("compiling")))
+    monkeypatch.setattr("jaxspec.console.ahead.compile_ahead", raising(AssertionError("compiling")))
     assert generate.main(["--prompt", "a", *flags]) == code
     assert said in capsys.readouterr().err
 
@@ -138,7 +138,7 @@ def test_an_empty_prompt_is_found_before_weights_are_read(flags, capsys, monkeyp
 
 def test_a_prompt_that_never_fits_compiles_nothing(capsys, monkeypatch):
     monkeypatch.setattr(
-        "jaxspec.engine.warmup.compile_side_by_side", lambda _: pytest.fail("compiled")
+        "jaxspec.console.ahead.compile_side_by_side", lambda _: pytest.fail("compiled")
     )
     assert generate.main(["--prompt", "def f(", "--max-tokens", "3000"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
