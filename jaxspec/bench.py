@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxspec import Engine
     from jaxspec.acceptance.synthetic import Acceptance
     from jaxspec.engine.opening import Opened
+    from jaxspec.measure.comparison import Schedule
     from jaxspec.measure.load import Work
 
 
@@ -113,32 +114,41 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    concurrencies = _integers("--concurrency", arguments.concurrency)
+    from jaxspec.console.numbers import integers
+
+    concurrencies = integers("--concurrency", arguments.concurrency)
     methods = [name for name in arguments.methods.split(",") if name]
     _check(arguments, methods, concurrencies)
+    acceptances = _acceptances(arguments)
+    _prepare_outputs(arguments)
 
+    from jaxspec.measure.benchmark import measured
+    from jaxspec.measure.comparison import contenders_of
     from jaxspec.measure.peers import steady_decode
+    from jaxspec.measure.report import in_words
+    from jaxspec.measure.workload import Requests, read_samples, work_of
 
     arguments.dataset = arguments.dataset or _default_dataset(arguments)
-    samples = _read_samples(arguments)
+    asked = cli.filled(Requests, vars(arguments))
+    samples = read_samples(asked)
     _name_models(arguments)
     peers = _peers(arguments)
     opened = _open(arguments)
-    work = _work(arguments, opened, samples)
-    engines = _engines(arguments, opened, methods, concurrencies, work)
-    result = _measure(arguments, engines, concurrencies, work)
+    schedule = _schedule(arguments, concurrencies, work_of(asked, samples, opened))
+    engines = _engines(arguments, opened, methods, schedule, acceptances)
+    contenders = contenders_of(engines, acceptances)
+    bandwidth = arguments.bandwidth and arguments.bandwidth * 1e9
+    figures = measured(contenders, schedule, bandwidth, arguments.breakdown, _bar)
+    result = _about(arguments, schedule, bool(acceptances)) | figures
     if peers:
         result["steady_decode"] = steady_decode(result["rows"], peers)
-    _say(*_report(result))
+    cli.say(*in_words(result))
     _write(arguments, result)
-    if arguments.profile_dir or arguments.dump_programs:
-        at = arguments.profile_concurrency or max(concurrencies)
-        _profile(arguments, engines[methods[-1]], at, work)
+    _profile(arguments, engines[methods[-1]], schedule)
 
 
 def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: list[int]) -> None:
     """What can be found before anything heavy is imported or loaded."""
-    from jaxspec.console.files import check_writable
     from jaxspec.errors import UsageError
 
     positive = ("passes", "requests_per_slot", "output_len")
@@ -154,10 +164,26 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
         raise UsageError("--model-shape comes with a drafter of its own; leave out --draft-model")
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
         raise UsageError("expected one form of synthetic acceptance: a length, or rates")
-    _synthetic(arguments)
     if arguments.profile_concurrency not in (None, *concurrencies):
         found = arguments.profile_concurrency
         raise UsageError(f"--profile-concurrency {found}; expected one of {concurrencies}")
+
+
+def _acceptances(arguments: argparse.Namespace) -> "dict[str, Acceptance]":
+    """What acceptance is drawn like, by name; empty where drafts are compared."""
+    from jaxspec.console.numbers import named_numbers, numbers
+
+    rates, lengths = arguments.synthetic_acceptance_rates, arguments.synthetic_acceptance_length
+    if rates is not None:
+        return {"": numbers("--synthetic-acceptance-rates", rates)}
+    if lengths is not None:
+        return named_numbers("--synthetic-acceptance-length", lengths)
+    return {}
+
+
+def _prepare_outputs(arguments: argparse.Namespace) -> None:
+    from jaxspec.console.files import check_writable
+
     check_writable(arguments.json)
     cli.prepare_profiling(arguments)  # of a process that has not started jax
 
@@ -166,57 +192,10 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
     check_plot(arguments.plot)
 
 
-def _integers(flag: str, text: str) -> list[int]:
-    from jaxspec.errors import UsageError
-
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError as error:
-        raise UsageError(f"{flag} {text!r}; expected integers, commas between") from error
-    if numbers[0] < 1:
-        raise UsageError(f"{flag} {text!r}; expected at least 1")
-    return numbers
-
-
-def _synthetic(arguments: argparse.Namespace) -> "dict[str, Acceptance]":
-    """What acceptance is drawn like, by name; empty where drafts are compared."""
-    rates, lengths = arguments.synthetic_acceptance_rates, arguments.synthetic_acceptance_length
-    if rates is not None:
-        flag = "--synthetic-acceptance-rates"
-        return {"": tuple(_number(flag, rates, rate) for rate in rates.split(","))}
-    if lengths is None:
-        return {}
-    flag, parts = "--synthetic-acceptance-length", lengths.split(",")
-    named = [part.rpartition("=")[::2] for part in parts]
-    if len(named) > 1:
-        named = [(name or length, length) for name, length in named]
-    return {name: _number(flag, lengths, length) for name, length in named}
-
-
-def _number(flag: str, text: str, part: str) -> float:
-    from jaxspec.errors import UsageError
-
-    try:
-        return float(part)
-    except ValueError as error:
-        raise UsageError(f"{flag} {text!r}; expected numbers, commas between") from error
-
-
 def _default_dataset(arguments: argparse.Namespace) -> str:
     if arguments.model_shape:
         return "random"
     return "prose" if arguments.model else "python"
-
-
-def _read_samples(arguments: argparse.Namespace) -> list[Any] | None:
-    """None for random ids, which need the size of the vocabulary."""
-    from jaxspec.measure.datasets import OWN, own_set, read_file
-
-    if arguments.dataset == "random":
-        return None
-    if arguments.dataset in OWN:
-        return own_set(arguments.dataset)
-    return read_file(arguments.dataset, arguments.dataset_format)
 
 
 def _name_models(arguments: argparse.Namespace) -> None:
@@ -226,11 +205,11 @@ def _name_models(arguments: argparse.Namespace) -> None:
     from jaxspec.console.models import chosen_models
 
     arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
-        arguments.model, arguments.draft_model, arguments.dtype, _say
+        arguments.model, arguments.draft_model, arguments.dtype, cli.say
     )
 
 
-def _peers(arguments: argparse.Namespace) -> list[Any]:
+def _peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from jaxspec.measure.peers import read_peers
 
     if arguments.anchors is None:
@@ -255,149 +234,35 @@ def _open(arguments: argparse.Namespace) -> "Opened":
     )
 
 
-def _work(
-    arguments: argparse.Namespace, opened: "Opened", samples: list[Any] | None
-) -> "list[Work]":
-    from jaxspec.console.prompts import encoded
-    from jaxspec.engine.params import SamplingParams
-    from jaxspec.errors import UsageError
-    from jaxspec.measure.datasets import random_ids
-    from jaxspec.measure.load import Work
+def _schedule(
+    arguments: argparse.Namespace, concurrencies: list[int], work: "list[Work]"
+) -> "Schedule":
+    from jaxspec.measure.comparison import Schedule
 
-    if samples is None:
-        vocabulary = opened.models.target.config.vocab_size
-        count, length = arguments.num_prompts or 8, arguments.input_len or 128
-        samples = random_ids(count, length, vocabulary, arguments.seed)
-    samples = samples[: arguments.num_prompts]
-    texts = [sample.prompt for sample in samples if isinstance(sample.prompt, str)]
-    if texts and opened.tokenizer is None:
-        raise UsageError(
-            f"--dataset {arguments.dataset} holds text and --model-shape has no tokenizer; "
-            "expected --dataset random or a file with token ids"
-        )
-    prompts = [s.prompt if isinstance(s.prompt, str) else list(s.prompt) for s in samples]
-    encode = opened.tokenizer.encode if opened.tokenizer else None
-    ids = encoded(prompts, _render(arguments, opened), encode)
-
-    def params(index: int) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=samples[index].output_tokens or arguments.output_len,
-            temperature=arguments.temperature,
-            seed=(arguments.seed + index) % 2**32,
-            ignore_eos=arguments.ignore_eos,
-        )
-
-    return [Work(tuple(one[: arguments.input_len]), params(i)) for i, one in enumerate(ids)]
-
-
-def _render(arguments: argparse.Namespace, opened: "Opened") -> Any:
-    if arguments.no_chat_template or opened.chat_template is None:
-        return None
-    from jaxspec.text.chat import render_chat
-
-    return lambda prompt: render_chat(
-        opened.chat_template, [{"role": "user", "content": prompt}], enable_thinking=False
-    )
+    return cli.filled(Schedule, vars(arguments) | {"work": work, "concurrencies": concurrencies})
 
 
 def _engines(
     arguments: argparse.Namespace,
     opened: "Opened",
     methods: list[str],
-    concurrencies: list[int],
-    work: "list[Work]",
+    schedule: "Schedule",
+    acceptances: "dict[str, Acceptance]",
 ) -> "dict[str, Engine]":
-    from jaxspec.engine.plan import WIDTH_WITHOUT_DRAFTER
-    from jaxspec.measure.contenders import engine_for
+    from jaxspec.measure.contenders import engines_for
 
-    longest = max(len(one.prompt) + one.params.max_tokens for one in work)
-    drafter = opened.models.drafter
-    block = drafter.config.block_size if drafter else WIDTH_WITHOUT_DRAFTER
-    pages_each = -(-(longest + max(block, WIDTH_WITHOUT_DRAFTER)) // arguments.page_size)
-    return {
-        method: engine_for(
-            opened,
-            method,
-            concurrencies,
-            [len(one.prompt) for one in work],
-            max_batch=max(concurrencies),
-            max_model_len=longest,
-            page_size=arguments.page_size,
-            num_pages=pages_each * max(concurrencies),
-            prefill_chunk=arguments.prefill_chunk,
-            exact=arguments.exact,
-            adaptive=arguments.adaptive,
-            num_drafts=arguments.num_drafts,
-            driver=arguments.driver,
-            synthetic_acceptance=next(iter(_synthetic(arguments).values()), None),
-        )
-        for method in methods
-    }
-
-
-def _measure(
-    arguments: argparse.Namespace,
-    engines: "dict[str, Engine]",
-    concurrencies: list[int],
-    work: "list[Work]",
-) -> dict[str, Any]:
-    import jax
-
-    from jaxspec.console.compile_clock import CompileClock
-    from jaxspec.measure.breakdown import part_ms
-    from jaxspec.measure.comparison import Schedule, compare, contenders_of, warm_up
-    from jaxspec.measure.environment import command_line, environment
-    from jaxspec.measure.floor import copy_bytes_per_second
-
-    clock, acceptances = CompileClock(), _synthetic(arguments)
-    bandwidth = (arguments.bandwidth or 0) * 1e9 or copy_bytes_per_second()
-    contenders = contenders_of(engines, acceptances)
-    schedule = Schedule(
-        work=work,
-        concurrencies=concurrencies,
-        passes=arguments.passes,
-        requests_per_slot=arguments.requests_per_slot,
-        request_rate=arguments.request_rate,
-        seed=arguments.seed,
-    )
-    with _bar(len(engines) * len(concurrencies), "warm-up", "") as bar:
-        warm_up(contenders, schedule, arguments.temperature > 0, bar.update)
-    warm_s = clock.seconds
-    each = schedule.tokens_of_a_pass() * arguments.passes
-    with _bar(each * len(contenders), "measuring", "tok") as bar:
-        rows = compare(contenders, schedule, bandwidth, bar.update)
-    context = sum(len(one.prompt) for one in work) // len(work)
-    for row in rows:
-        if arguments.breakdown and row["method"] != "none":
-            row["part_ms"] = part_ms(engines[row["method"]], row["concurrency"], context)
-    peak = next(iter(engines.values())).stats().peak_memory_bytes
-    return {
-        "command": command_line("bench", arguments.given),
-        "environment": environment(),
-        "title": _title(arguments, work, jax.devices()[0].device_kind),
-        "synthetic": bool(acceptances),
-        "arguments": {k: v for k, v in vars(arguments).items() if k != "given"},
-        "prompts": len(work),
-        "prompt_tokens": [len(one.prompt) for one in work],
-        "copy_bytes_per_second": bandwidth,
-        "compile_s": warm_s,
-        "peak_memory_bytes": peak,
-        "rows": rows,
-    }
-
-
-def _title(arguments: argparse.Namespace, work: "list[Work]", device: str) -> str:
-    lengths = [len(one.prompt) for one in work]
-    span = f"{min(lengths)}" if min(lengths) == max(lengths) else f"{min(lengths)}-{max(lengths)}"
-    model = arguments.model_shape or "/".join(os.path.normpath(arguments.model).split(os.sep)[-2:])
-    weights = "random weights" if arguments.model_shape else arguments.dtype
-    heat = f"temperature {arguments.temperature:g}" if arguments.temperature else "greedy"
-    rate = f", {arguments.request_rate:g} requests/s" if arguments.request_rate else ""
-    spans = ", adaptive spans" if arguments.adaptive else ""
-    return (
-        f"{model} ({weights}) on {device}: {len(work)} {os.path.basename(arguments.dataset)} "
-        f"prompts of {span} tokens, up to {max(one.params.max_tokens for one in work)} out, "
-        f"{heat}{rate}{spans}, passes: {arguments.passes}"
+    return engines_for(
+        opened,
+        methods,
+        schedule.concurrencies,
+        schedule.work,
+        page_size=arguments.page_size,
+        prefill_chunk=arguments.prefill_chunk,
+        exact=arguments.exact,
+        adaptive=arguments.adaptive,
+        num_drafts=arguments.num_drafts,
+        driver=arguments.driver,
+        synthetic_acceptance=next(iter(acceptances.values()), None),
     )
 
 
@@ -408,23 +273,26 @@ def _bar(total: int, name: str, unit: str) -> Any:
     return tqdm(total=total, desc=name, unit=unit, disable=None, leave=False, file=sys.stderr)
 
 
-def _report(result: dict[str, Any]) -> list[str]:
-    from jaxspec.measure.peers import peer_table
-    from jaxspec.measure.results import name_of, table
+def _about(arguments: argparse.Namespace, schedule: "Schedule", synthetic: bool) -> dict[str, Any]:
+    """What ran, and where."""
+    from jaxspec.measure.environment import command_line, environment
+    from jaxspec.measure.report import title
 
-    lines = [result["title"], table(result["rows"])]
-    lines += peer_table(result["steady_decode"]) if "steady_decode" in result else []
-    if result["synthetic"]:
-        lines.append("* SYNTHETIC acceptance: drawn, not found; it says nothing of the drafter")
-    slower = [row for row in result["rows"] if row.get("speedup", {}).get("median", 1) < 1]
-    lines += [
-        f"{name_of(row)} is slower than plain decoding at concurrency {row['concurrency']}"
-        for row in slower
-    ]
-    late = sum(row["compile_s_while_measured"] for row in result["rows"])
-    if late > 0.1:
-        lines.append(f"warning: {late:.1f} s of compiling fell into the measured passes")
-    return lines
+    model = _model_in_words(arguments)
+    return {
+        "command": command_line("bench", arguments.given),
+        "environment": environment(),
+        "title": title(model, arguments.dataset, arguments.adaptive, schedule),
+        "synthetic": synthetic,
+        "arguments": {k: v for k, v in vars(arguments).items() if k != "given"},
+    }
+
+
+def _model_in_words(arguments: argparse.Namespace) -> str:
+    if arguments.model_shape:
+        return f"{arguments.model_shape} (random weights)"
+    name = "/".join(os.path.normpath(arguments.model).split(os.sep)[-2:])
+    return f"{name} ({arguments.dtype})"
 
 
 def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -435,31 +303,25 @@ def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
         write_json(arguments.json, result)
     if arguments.plot:
         draw_bench(result, arguments.plot)
-        _say(f"plot: {arguments.plot}")
+        cli.say(f"plot: {arguments.plot}")
 
 
-def _profile(
-    arguments: argparse.Namespace, engine: "Engine", concurrency: int, work: "list[Work]"
-) -> None:
+def _profile(arguments: argparse.Namespace, engine: "Engine", schedule: "Schedule") -> None:
     """One more pass of the last method; its times count nowhere."""
     from jaxspec.measure.environment import command_line
     from jaxspec.measure.load import Load, run_load
-    from jaxspec.measure.recording import dump_programs, recording
+    from jaxspec.measure.profiling import Profiling, profiled
 
-    if arguments.dump_programs:
-        programs = dump_programs(engine, arguments.dump_programs, arguments.temperature > 0)
-        _say(f"programs: {len(programs)} in {arguments.dump_programs}, sizes in memory.json")
-    if arguments.profile_dir:
-        about = {"command": command_line("bench", arguments.given), "concurrency": concurrency}
-        about["prompt_tokens"] = [len(one.prompt) for one in work]
-        skip, steps = arguments.profile_skip, arguments.profile_steps
-        with recording(engine, arguments.profile_dir, skip, steps, about):
-            run_load(engine, work[: max(2 * concurrency, 4)], Load(concurrency))
-        _say(f"profile: python -m jaxspec.profile {arguments.profile_dir}")
-
-
-def _say(*lines: str) -> None:
-    print(*lines, sep="\n", file=sys.stderr)
+    asked = cli.filled(Profiling, vars(arguments))
+    concurrency = arguments.profile_concurrency or max(schedule.concurrencies)
+    about = {
+        "command": command_line("bench", arguments.given),
+        "concurrency": concurrency,
+        "prompt_tokens": [len(one.prompt) for one in schedule.work],
+    }
+    with profiled(engine, asked, about, schedule.draws, cli.say):
+        if asked.profile_dir:
+            run_load(engine, schedule.work[: max(2 * concurrency, 4)], Load(concurrency))
 
 
 if __name__ == "__main__":

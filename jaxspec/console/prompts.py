@@ -93,7 +93,7 @@ def chat_of(
 
 
 def encoded(
-    prompts: Sequence[Prompt], render: Render | None, encode: Callable[..., list[int]] | None
+    prompts: Sequence[Prompt], render: Render | None, encode: Callable[..., list[int]]
 ) -> list[list[int]]:
     """Token ids of every prompt; texts go through the chat template first where there is one."""
 

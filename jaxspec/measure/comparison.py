@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance
@@ -13,8 +14,8 @@ from jaxspec.measure.floor import step_bytes
 from jaxspec.measure.load import Load, Run, Work, run_load
 from jaxspec.measure.results import add_speedups, row_of
 
-Told = Callable[[int], None]
-"""Hears of progress."""
+Bar = Callable[[int, str, str], AbstractContextManager[Any]]
+"""Opens a progress bar of this total, name and unit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Contender:
     """A method, and where acceptance is drawn, what it is drawn like."""
 
     method: str
+    """A name of `METHODS`."""
     engine: Engine
+    """Of the method; contenders that differ in drawn acceptance alone share one."""
     label: str = ""
     """Of the acceptance, "GSM8K" for one; empty where there is only one."""
     drawn: SyntheticAcceptance | None = None
-    """Acceptance; None compares the drafts. Contenders of one engine differ in nothing else."""
+    """Acceptance; None compares the drafts."""
 
     @property
     def name(self) -> str:
@@ -43,12 +46,26 @@ class Schedule:
     """What everybody is sent."""
 
     work: Sequence[Work]
+    """The requests."""
     concurrencies: Sequence[int]
+    """At once, at most; every pass goes through all of them."""
     passes: int
+    """At every concurrency."""
     requests_per_slot: int | None = None
     """Requests of a pass per concurrent one; None sends all."""
     request_rate: float | None = None
+    """Arrivals per second; None sends the next as soon as one has ended."""
     seed: int = 0
+    """Of the gaps between arrivals."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether some request wants more than the likeliest token."""
+        return any(one.params.draws for one in self.work)
+
+    @property
+    def mean_prompt(self) -> int:
+        return sum(len(one.prompt) for one in self.work) // len(self.work)
 
     def sent(self, concurrency: int) -> Sequence[Work]:
         """The requests of one pass: all, or so many per slot, from the start again if need be."""
@@ -76,15 +93,16 @@ def contenders_of(
     return found
 
 
-def warm_up(contenders: Sequence[Contender], schedule: Schedule, draws: bool, tell: Told) -> None:
+def warm_up(contenders: Sequence[Contender], schedule: Schedule, bar: Bar) -> None:
     """Compiles everything, then sends a short reply's worth of every load."""
     engines = {id(one.engine): one for one in reversed(contenders)}.values()
-    compile_all([one.engine for one in engines], draws)
-    for one in engines:
-        one.take_the_stage()
-        for concurrency in schedule.concurrencies:
-            run_load(one.engine, _short(schedule, concurrency), Load(concurrency))
-            tell(1)
+    with bar(len(engines) * len(schedule.concurrencies), "warm-up", "") as shown:
+        compile_all([one.engine for one in engines], schedule.draws)
+        for one in engines:
+            one.take_the_stage()
+            for concurrency in schedule.concurrencies:
+                run_load(one.engine, _short(schedule, concurrency), Load(concurrency))
+                shown.update(1)
 
 
 def _short(schedule: Schedule, concurrency: int) -> list[Work]:
@@ -97,19 +115,21 @@ def _short(schedule: Schedule, concurrency: int) -> list[Work]:
 
 
 def compare(
-    contenders: Sequence[Contender], schedule: Schedule, bytes_per_second: float, tell: Told
+    contenders: Sequence[Contender], schedule: Schedule, bytes_per_second: float, bar: Bar
 ) -> list[dict[str, Any]]:
     """A row per contender and concurrency."""
     clock = CompileClock()
     runs: dict[tuple[str, int], list[Run]] = {}
     compiled: dict[tuple[str, int], float] = {}
-    for turn, concurrency, one in _turns(contenders, schedule):
-        before, at = clock.seconds, (one.name, concurrency)
-        one.take_the_stage()
-        load = Load(concurrency, schedule.request_rate, schedule.seed + turn)
-        run = run_load(one.engine, schedule.sent(concurrency), load, tell)
-        runs.setdefault(at, []).append(run)
-        compiled[at] = compiled.get(at, 0.0) + clock.seconds - before
+    tokens = schedule.tokens_of_a_pass() * schedule.passes * len(contenders)
+    with bar(tokens, "measuring", "tok") as shown:
+        for turn, concurrency, one in _turns(contenders, schedule):
+            before, at = clock.seconds, (one.name, concurrency)
+            one.take_the_stage()
+            load = Load(concurrency, schedule.request_rate, schedule.seed + turn)
+            run = run_load(one.engine, schedule.sent(concurrency), load, shown.update)
+            runs.setdefault(at, []).append(run)
+            compiled[at] = compiled.get(at, 0.0) + clock.seconds - before
     rows = [
         _row(one, concurrency, runs[one.name, concurrency], bytes_per_second)
         | {"compile_s_while_measured": compiled[one.name, concurrency]}

@@ -8,9 +8,11 @@ from jax.typing import DTypeLike
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.opening import Opened
+from jaxspec.engine.plan import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.records import Models
 from jaxspec.engine.shapes import Shapes
 from jaxspec.engine.warmup import compile_side_by_side, needed_programs
+from jaxspec.measure.load import Work
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import dflash_for, qwen3
@@ -37,6 +39,38 @@ def without_drafter(opened: Opened) -> Opened:
     return dataclasses.replace(
         opened, models=Models(target, None), params={"target": opened.params["target"]}
     )
+
+
+def engines_for(
+    opened: Opened,
+    methods: Sequence[str],
+    concurrencies: Sequence[int],
+    work: Sequence[Work],
+    page_size: int,
+    **options,
+) -> dict[str, Engine]:
+    """One per method, with room for the longest of these requests in every slot."""
+    longest = max(len(one.prompt) + one.params.max_tokens for one in work)
+    pages_each = -(-(longest + _widest_block(opened)) // page_size)
+    return {
+        method: engine_for(
+            opened,
+            method,
+            concurrencies,
+            [len(one.prompt) for one in work],
+            max_batch=max(concurrencies),
+            max_model_len=longest,
+            page_size=page_size,
+            num_pages=pages_each * max(concurrencies),
+            **options,
+        )
+        for method in methods
+    }
+
+
+def _widest_block(opened: Opened) -> int:
+    drafter = opened.models.drafter
+    return max(drafter.config.block_size if drafter else 0, WIDTH_WITHOUT_DRAFTER)
 
 
 def engine_for(

@@ -20,7 +20,9 @@ class Sample:
     """One prompt of a dataset."""
 
     prompt: str | tuple[int, ...]
+    """Text, or token ids."""
     category: str = ""
+    """What the dataset calls its kind."""
     output_tokens: int | None = None
     """How long its reply is to be; None leaves it to the benchmark."""
 

@@ -18,7 +18,9 @@ class Work:
     """One request of a benchmark."""
 
     prompt: tuple[int, ...]
+    """Token ids."""
     params: SamplingParams
+    """How to continue it."""
 
 
 @dataclasses.dataclass(frozen=True)
