@@ -21,6 +21,7 @@ PARTS = ("draft", "verify", "accept")
 
 def part_ms(engine: Engine, rows: int, context: int) -> dict[str, float]:
     """Milliseconds of each part, with so many slots in the middle of a generation."""
+    engine.loop.land_all()  # a step that was launched before the last reply was read
     device, drafts_per_row = engine.loop.device, engine.loop.plan.width - 1
     slots = jnp.arange(rows, dtype=jnp.int32)
     drafts = filled((rows, drafts_per_row), 7)

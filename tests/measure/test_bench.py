@@ -90,7 +90,7 @@ def test_the_trace_is_read_without_a_viewer(result, folder, capsys):
 def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
     drawn = ["--synthetic-acceptance-rates", "1,1,0.5", "--methods", "dflash"]
     file = folder / "synthetic.json"
-    small = [*SMALL, "--passes", "1"]
+    small = [*SMALL, "--passes", "1", "--breakdown"]
     trace = str(folder / "synthetic")
     assert bench.main([*small, *drawn, "--json", str(file), "--profile-dir", trace]) == 0
     assert "* SYNTHETIC" in capsys.readouterr().err
@@ -101,6 +101,7 @@ def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
     assert result["synthetic"] and row["speculation"]["synthetic"]
     assert row["speculation"]["acceptance_rate_per_position"][:2] == [1, 1]
     assert sum(row["speculation"]["accepted_per_position"][3:]) == 0
+    assert set(row["part_ms"]) == {"draft", "verify", "accept"}, "steps overlap here"
 
 
 def test_prompts_are_what_the_model_knows():
