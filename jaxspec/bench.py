@@ -183,13 +183,11 @@ def _acceptances(arguments: argparse.Namespace) -> "dict[str, Acceptance]":
 
 def _prepare_outputs(arguments: argparse.Namespace) -> None:
     from jaxspec.console.files import check_writable
-
-    check_writable(arguments.json)
-    cli.prepare_profiling(arguments)  # of a process that has not started jax
-
     from jaxspec.measure.plots import check_plot
 
+    check_writable(arguments.json)
     check_plot(arguments.plot)
+    cli.prepare_profiling(arguments)
 
 
 def _default_dataset(arguments: argparse.Namespace) -> str:
@@ -297,7 +295,7 @@ def _model_in_words(arguments: argparse.Namespace) -> str:
 
 def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     from jaxspec.console.files import write_json
-    from jaxspec.measure.plots import draw_bench
+    from jaxspec.measure.bench_plot import draw_bench
 
     if arguments.json:
         write_json(arguments.json, result)

@@ -8,7 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
-from jaxspec.measure.plots import draw_bench
+from jaxspec.measure.bench_plot import draw_bench
 
 
 def main() -> None:

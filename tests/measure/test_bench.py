@@ -212,7 +212,8 @@ def test_mistakes_in_reading_a_trace_come_before_its_tables(arguments, code, sai
 
 
 def test_speedups_stand_apart():
-    from jaxspec.measure.plots import _speedup, pyplot
+    from jaxspec.measure.bench_plot import _speedup
+    from jaxspec.measure.plots import pyplot
 
     rows = [
         {"method": method, "acceptance_of": "", "concurrency": 1, "speedup": {"median": times}}
