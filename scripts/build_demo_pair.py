@@ -272,6 +272,8 @@ def with_lengths(preset: Preset, options: argparse.Namespace) -> Preset:
         return dataclasses.replace(of, method=method or of.method, learning_rate=rate)
 
     target = learning(preset.target_options, options.target_method, options.target_rate)
+    if options.target_decay is not None:
+        target = dataclasses.replace(target, weight_decay=options.target_decay)
     drafter = learning(preset.drafter_options, options.drafter_method)
     return dataclasses.replace(
         preset,
@@ -303,6 +305,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--target-steps", type=int, help="instead of seconds")
     parser.add_argument("--target-method", choices=("adamw", "muon"))
     parser.add_argument("--target-rate", type=float, help="its learning rate at the top")
+    parser.add_argument("--target-decay", type=float, help="its weight decay")
     parser.add_argument("--drafter-seconds", type=float)
     parser.add_argument("--drafter-method", choices=("adamw", "muon"))
     parser.add_argument("--drafter-steps", type=int)
