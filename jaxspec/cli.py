@@ -17,7 +17,7 @@ DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
-def run(command: Callable[[], None], debug: bool) -> int:
+def run(command: Callable[[], object], debug: bool = False) -> int:
     """The exit code of a command. `debug` shows where an error came from."""
     try:
         with _no_interrupt_lost():

@@ -19,6 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxspec import cli
+from jaxspec.console.files import make_folder
+
 GEOMETRIES = {
     "tiny": dict(hidden=64, inner=128, layers=2, heads=4, kv_heads=2, head_dim=32, vocab=512),
     "0.6b": dict(
@@ -41,7 +44,7 @@ def main() -> None:
         print(json.dumps(measure_load(arguments.folder, arguments.dtype)))
         return
     folder = arguments.folder / f"qwen3-{arguments.size}-random"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(str(folder))
     try:
         result = benchmark(folder, arguments)
     finally:
@@ -56,7 +59,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--folder", type=Path, required=True, help="where to write, on the disk")
     parser.add_argument("--size", choices=GEOMETRIES, default="8b")
-    parser.add_argument("--dtype", default="bfloat16", help="to load in")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="to load in"
+    )
     parser.add_argument("--out", type=Path, help="file for the JSON, besides stdout")
     parser.add_argument("--keep", action="store_true", help="leave the checkpoint there")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
@@ -274,4 +279,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

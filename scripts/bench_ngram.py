@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from measuring import tell, write_json
 
+from jaxspec import cli
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.params import SamplingParams
@@ -294,4 +295,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

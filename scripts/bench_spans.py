@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from measuring import tell, write_json
 
+from jaxspec import cli
 from jaxspec.acceptance.synthetic import from_length
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.costs import measure_costs
@@ -111,6 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="qwen3-4b", choices=NAMES)
     parser.add_argument(
         "--phases",
+        type=phases,
         default="4x6.5,4x1.15,32x6.5,32x1.3,4x4.24,32x7.87",
         help="requests x mean acceptance length",
     )
@@ -118,10 +120,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fixed-steps", type=int, default=200, help="of the others")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--json", help="file for the figures")
-    options = parser.parse_args()
-    pairs = (phase.split("x") for phase in options.phases.split(","))
-    options.phases = [Phase(int(requests), float(length)) for requests, length in pairs]
-    return options
+    return parser.parse_args()
+
+
+def phases(text: str) -> list[Phase]:
+    pairs = (phase.split("x") for phase in text.split(","))
+    return [Phase(int(requests), float(length)) for requests, length in pairs]
 
 
 def build(options: argparse.Namespace) -> Engine:
@@ -251,4 +255,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from measuring import milliseconds_per_call, write_json
 
+from jaxspec import cli
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.engine import Engine
@@ -78,7 +79,14 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="qwen3-8b", choices=(*NAMES, "tiny"))
-    parser.add_argument("--draft", default="dflash-b16", help="dflash-bN: a block of N tokens")
+    parser.add_argument(
+        "--draft",
+        dest="block_size",
+        type=block_size,
+        default="dflash-b16",
+        metavar="dflash-bN",
+        help="a block of N tokens",
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     methods = ["plain", "dflash"]
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
@@ -100,9 +108,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--trace", help="folder for a trace of three steps of every program")
     parser.add_argument("--json", help="file for the figures")
-    options = parser.parse_args()
-    options.block_size = int(options.draft.removeprefix("dflash-b"))
-    return options
+    return parser.parse_args()
+
+
+def block_size(draft: str) -> int:
+    return int(draft.removeprefix("dflash-b"))
 
 
 def build(options: argparse.Namespace) -> tuple[Models, dict[str, Any]]:
@@ -349,4 +359,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 
+from jaxspec import cli
 from jaxspec.checkpoint.load import load_drafter, load_target
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
@@ -318,4 +320,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

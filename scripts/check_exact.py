@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from measuring import write_json
 
+from jaxspec import cli
 from jaxspec.cache.block import block_after
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.drivers import DRIVERS
@@ -342,4 +343,4 @@ def scores(models: Models, params: Any, tokens: jax.Array) -> jax.Array:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -18,6 +18,7 @@ import numpy as np
 from measuring import write_json
 
 import jaxspec
+from jaxspec import cli
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
 from jaxspec.measure.environment import environment
@@ -122,4 +123,4 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -24,11 +24,13 @@ import jax
 import numpy as np
 from measuring import write_json
 
+from jaxspec import cli
 from jaxspec.demo import demo_pair
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.opening import Opened, choose_dtype, open_models
 from jaxspec.engine.output import RequestOutput
 from jaxspec.engine.params import SamplingParams
+from jaxspec.errors import LoadError
 from jaxspec.measure.contenders import compile_all, engine_for
 from jaxspec.measure.environment import environment
 from jaxspec.measure.load import Load, Run, Work, run_load
@@ -129,7 +131,7 @@ def works_of(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Work]:
         ids = tokenizer.encode(text[start:], add_special_tokens=False)
         prompts.append(tuple(ids[: options.prompt_tokens]))
     if not prompts:
-        raise SystemExit(f"no file of {HELD_OUT.name} in {options.text}")
+        raise LoadError(f"no file of {HELD_OUT.name} in {options.text}")
     chosen = enumerate(prompts[: options.prompts])
     return [Work(prompt, dataclasses.replace(params, seed=seed)) for seed, prompt in chosen]
 
@@ -180,4 +182,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

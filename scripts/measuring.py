@@ -1,6 +1,5 @@
 """What the measuring scripts share: timers, what they tell meanwhile, JSON out."""
 
-import json
 import statistics
 import sys
 import time
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+
+from jaxspec.console import files
 
 
 def milliseconds_per_call(call: Callable[[], Any], calls: int, rounds: int = 5) -> dict[str, float]:
@@ -29,7 +30,6 @@ def tell(stage: str, begin: float) -> None:
 
 
 def write_json(path: str | Path | None, result: Any) -> None:
-    text = json.dumps(result, indent=1)
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text + "\n")
+        files.make_folder(str(Path(path).parent))
+        files.write_json(path, result)

@@ -5,15 +5,17 @@
 """
 
 import argparse
-import json
+import sys
 from pathlib import Path
 
+from jaxspec import cli
+from jaxspec.console.files import read_json
 from jaxspec.measure.bench_plot import draw_bench
 
 
 def main() -> None:
     options = parse()
-    result = json.loads(options.file.read_text())
+    result = read_json(options.file)
     if options.bandwidth:
         share = result["copy_bytes_per_second"] / (options.bandwidth * 1e9)
         for row in result["rows"]:
@@ -34,4 +36,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -7,18 +7,22 @@
 """
 
 import argparse
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot
 
+from jaxspec import cli
+from jaxspec.console.files import check_writable, read_json
+
 
 def main() -> None:
     options = parse()
+    check_writable(str(options.out))
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for file in options.files:
-        draw(axes, file.stem, json.loads(file.read_text()))
+        draw(axes, file.stem, read_json(file))
     axes.set(
         xlabel="place of the draft in the block",
         ylabel="share of steps that accept it",
@@ -52,4 +56,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

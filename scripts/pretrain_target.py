@@ -7,8 +7,10 @@ DIR/target is a Hugging Face folder; DIR/work holds states, log and plot. Run ag
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 
+from jaxspec import cli
 from jaxspec.training.bpe import END, train_tokenizer
 from jaxspec.training.corpus import Selection, collect, rows_of_corpus
 from jaxspec.training.pretrain import TargetShape, pretrain
@@ -71,4 +73,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -10,12 +10,14 @@ verify, and between verify and commit, everything is an array that may be looked
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import cli
 from jaxspec.engine.opening import Opened, open_models
 from jaxspec.engine.programs import Device
 from jaxspec.engine.records import PromptChunk, Seat, Verified
@@ -136,4 +138,4 @@ def main(argv: list[str] | None = None) -> Found:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -9,12 +9,17 @@ the programs, which viewers use.
 import argparse
 import json
 import shutil
+import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jax.profiler import ProfileData
+
+from jaxspec import cli
+from jaxspec.console.files import read_json
+from jaxspec.errors import LoadError
 
 KEPT = ("hlo_op", "hlo_module", "program_id", "step_num", "correlation_id", "cuda_graph_id")
 
@@ -25,12 +30,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore", DeprecationWarning)  # a type in jaxlib that names no module
-    file = sorted(options.folder.glob("**/*.xplane.pb"))[-1]
-    lines = kept_lines(ProfileData.from_file(str(file)))
+    files = sorted(options.folder.glob("**/*.xplane.pb"))
+    if not files:
+        raise LoadError(f"no trace in {options.folder}; expected what --profile-dir wrote")
+    lines = kept_lines(ProfileData.from_file(str(files[-1])))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "trimmed.xplane.pb").write_bytes(written(lines))
     ops = {op for *_, events in lines for *_, stats in events if (op := stats.get("hlo_op"))}
-    programs = json.loads((options.folder / "programs.json").read_text())
+    programs = read_json(options.folder / "programs.json")
     for program in programs:
         names = program["op_names"].items()
         program["op_names"] = {op: name for op, name in names if op in ops}
@@ -89,4 +96,4 @@ def written(lines: Iterable[tuple[str, str, list[tuple]]]) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -1,4 +1,5 @@
-"""Files that a command writes; one that cannot be written is found before the work is done."""
+"""Files that a command reads and writes; one that cannot be written is found before the work is
+done."""
 
 import json
 import os
@@ -29,6 +30,15 @@ def make_folder(path: str) -> Path:
     if not os.access(folder, os.W_OK):
         raise LoadError(f"folder {path} is not writable; expected one that is")
     return folder
+
+
+def read_json(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise LoadError(f"{path} is not JSON: {error}") from error
 
 
 def write_json(path: str | Path, value: Any) -> None:
