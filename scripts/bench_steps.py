@@ -27,8 +27,9 @@ from jaxspec.engine.inputs import filled
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import Plan
+from jaxspec.engine.propose_steps import draft_step
 from jaxspec.engine.records import Models, PromptChunk
-from jaxspec.engine.steps import commit_step, draft_step, verify_step
+from jaxspec.engine.target_steps import commit_step, verify_step
 from jaxspec.measure.environment import environment
 from jaxspec.measure.peers import read_peers
 from jaxspec.models.dflash import DFlash

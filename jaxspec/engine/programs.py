@@ -4,32 +4,34 @@ from typing import Any
 
 import jax
 
-from jaxspec.engine import steps
+from jaxspec.engine import propose_steps as propose
+from jaxspec.engine import steps as whole
+from jaxspec.engine import target_steps as target
 from jaxspec.engine.records import Models, Params
 from jaxspec.engine.state import EngineState
 
-DRAWING = (steps.prefill_step, steps.verify_step, steps.plain_step, steps.spec_step)
-OTHERS = (
-    steps.seat_step,
-    steps.commit_step,
-    steps.accept_step,
-    steps.replace_step,
-)
-DRAFTING = (steps.draft_step, steps.drawn_draft_step, steps.drawn_spec_step)
 STATIC = {
-    **{step.__name__: () for step in OTHERS},
-    **{step.__name__: ("draws",) for step in DRAWING},
-    **{step.__name__: ("width",) for step in DRAFTING},
-    "spec_step": ("draws", "width"),
-    "lookup_step": ("lookup",),
-    "lookup_spec_step": ("lookup", "draws"),
+    whole.seat_step: (),
+    target.prefill_step: ("draws",),
+    propose.draft_step: ("width",),
+    propose.drawn_draft_step: ("width",),
+    propose.replace_step: (),
+    propose.lookup_step: ("lookup",),
+    target.verify_step: ("draws",),
+    target.accept_step: (),
+    target.commit_step: (),
+    whole.plain_step: ("draws",),
+    whole.spec_step: ("draws", "width"),
+    whole.drawn_spec_step: ("width",),
+    whole.lookup_spec_step: ("lookup", "draws"),
 }
+"""Every step, and which of its arguments choose the program."""
 
 # Compiled once per shape for all engines of a process: the models are static and hashable. The
 # state is donated; whoever holds it must take the returned one in its place.
 COMPILED = {
-    name: jax.jit(getattr(steps, name), static_argnums=0, static_argnames=static, donate_argnums=2)
-    for name, static in STATIC.items()
+    step.__name__: jax.jit(step, static_argnums=0, static_argnames=static, donate_argnums=2)
+    for step, static in STATIC.items()
 }
 
 
