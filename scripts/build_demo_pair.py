@@ -152,7 +152,8 @@ def main() -> None:
     preset = with_lengths(PRESETS[options.preset], options)
     clock, report = Clock(), {"preset": dataclasses.asdict(preset)}
     held_out = set(HELD_OUT.read_text().split())
-    documents, unseen = divide(collect(options.text, Selection()), held_out)
+    selection = Selection(without=(*Selection.without, *options.without))
+    documents, unseen = divide(collect(options.text, selection), held_out)
     documents = documents[: preset.documents]
     known, reserved = set_aside(documents, preset.reserve, seed=0)
     report["text"] = {
@@ -291,6 +292,9 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FOLDER")
+    parser.add_argument(
+        "--without", nargs="+", default=(), metavar="NAME", help="folders to leave out: test tests"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--work", type=Path, help="training states and logs [OUT/work]")
     parser.add_argument(

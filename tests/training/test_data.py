@@ -85,6 +85,18 @@ def test_corpus_leaves_out_what_repeats_held_out_files(tmp_path):
     assert [[p.name for p, _ in part] for part in (kept, unseen)] == [["kept.py"], ["held.py"]]
 
 
+def test_folders_can_be_left_out(tmp_path):
+    for folder in ("library", "library/tests/deeper"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file.py").write_text(f"# of {folder}\n" * 20)
+    every = collect([tmp_path], Selection())
+    assert [path.as_posix() for path, _ in every] == [
+        "library/file.py",
+        "library/tests/deeper/file.py",
+    ]
+    assert collect([tmp_path], Selection(without=("tests",))) == every[:1]
+
+
 def test_tokenizer_round_trip(tmp_path):
     text = Path(__file__).read_text()
     made = train_tokenizer([text], 400)
