@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine, StreamEvent
     from jaxspec.engine.output import RequestOutput
     from jaxspec.engine.params import SamplingParams
-    from jaxspec.engine.stats import EngineStats, PooledStats, RequestStats
+    from jaxspec.engine.snapshot import EngineStats
+    from jaxspec.engine.stats import PooledStats, RequestStats
     from jaxspec.errors import JaxspecError, LoadError, UsageError
 
 __version__ = "0.1.0"
@@ -21,7 +22,7 @@ _HOME = {
     "RequestOutput": "jaxspec.engine.output",
     "RequestStats": "jaxspec.engine.stats",
     "PooledStats": "jaxspec.engine.stats",
-    "EngineStats": "jaxspec.engine.stats",
+    "EngineStats": "jaxspec.engine.snapshot",
     "JaxspecError": "jaxspec.errors",
     "LoadError": "jaxspec.errors",
     "UsageError": "jaxspec.errors",

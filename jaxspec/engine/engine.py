@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from jaxspec.engine.building import build_loop
+from jaxspec.engine.latencies import Latencies, with_request
 from jaxspec.engine.loop import Loop
 from jaxspec.engine.memory import peak_bytes
 from jaxspec.engine.opening import choose_dtype, open_models
@@ -21,7 +22,8 @@ from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.plan import EngineOptions
 from jaxspec.engine.records import Models, Params
 from jaxspec.engine.request import Increment, Request
-from jaxspec.engine.stats import EngineStats, PooledStats, pool
+from jaxspec.engine.snapshot import EngineStats
+from jaxspec.engine.stats import PooledStats, pool
 from jaxspec.errors import UsageError
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan
@@ -59,6 +61,7 @@ class Engine:
         self.chat_template = chat_template
         self._submitted = 0
         self._finished = PooledStats()
+        self._latencies = Latencies()
 
     @classmethod
     def from_pretrained(
@@ -177,6 +180,7 @@ class Engine:
             pages_total=self.total_pages,
             peak_memory_bytes=peak_bytes(),
             finished=self._finished,
+            latencies=self._latencies,
         )
 
     def _events(self, requests: list[Request]) -> Iterator[StreamEvent | None]:
@@ -207,6 +211,7 @@ class Engine:
             synthetic = self.loop.device.models.synthetic
             output = output_of(finished, self.loop.plan.block_size - 1, synthetic)
             self._finished = pool([output.stats], self._finished)
+            self._latencies = with_request(self._latencies, output.stats)
         return StreamEvent(index, increment.token_ids, increment.text, output)
 
     def _queue(self, request: Request) -> None:

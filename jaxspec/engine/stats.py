@@ -139,21 +139,6 @@ def pool(stats: Iterable[RequestStats], start: PooledStats | None = None) -> Poo
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineStats:
-    """An engine at one moment, and all that it has finished."""
-
-    waiting: int
-    """Requests without a slot."""
-    running: int
-    """Requests with one."""
-    pages_in_use: int
-    pages_total: int
-    peak_memory_bytes: int | None
-    """Of the device, in this process; None where the backend does not say."""
-    finished: PooledStats
-
-
-@dataclasses.dataclass(frozen=True)
 class Tally:
     """Running counts behind `RequestStats`; an entry per verify step."""
 

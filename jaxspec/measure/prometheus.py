@@ -1,9 +1,11 @@
 """An engine's snapshot as Prometheus text. Needs the extra `metrics`."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.latencies import BOUNDS, Histogram, Latencies
+from jaxspec.engine.snapshot import EngineStats
 from jaxspec.errors import LoadError
 
 
@@ -63,3 +65,25 @@ class _Snapshot:
         for place, count in enumerate(finished.accepted_per_position):
             places.add_metric([str(place)], count)
         yield places
+        yield from _latencies(stats.latencies)
+
+
+def _latencies(found: Latencies) -> Iterator[Any]:
+    from prometheus_client.core import HistogramMetricFamily
+
+    histograms = (
+        ("time_to_first_token", "Seconds from submission to the first token", found.ttft_s),
+        ("inter_token_latency", "Seconds between results with tokens in them", found.itl_s),
+        ("request_time_per_output_token", "Seconds per token after the first", found.tpot_s),
+        ("e2e_request_latency", "Seconds from submission to the last token", found.total_s),
+        ("request_queue_time", "Seconds from submission to a slot", found.queue_s),
+    )
+    for name, text, histogram in histograms:
+        buckets = _buckets(histogram)
+        yield HistogramMetricFamily(f"jaxspec:{name}_seconds", text, buckets, histogram.seconds)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Prometheus counts everything up to a bound, not what lies between two."""
+    bounds = [*map(str, BOUNDS), "+Inf"]
+    return list(zip(bounds, map(float, itertools.accumulate(histogram.counts))))

@@ -2,7 +2,10 @@
 
 import pathlib
 
+import pytest
+
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.latencies import BOUNDS
 from jaxspec.engine.params import SamplingParams
 from jaxspec.engine.stats import pool
 
@@ -27,6 +30,10 @@ def test_a_snapshot_while_they_run_and_after():
         assert (stats.pages_in_use > 0) == (stats.running > 0)
     assert stats.finished == pool(output.stats for output in outputs.values())
     assert stats.finished.generation_tokens == 18 and stats.pages_in_use == 0
+    waited = stats.latencies.ttft_s
+    assert len(waited.counts) == len(BOUNDS) + 1 and sum(waited.counts) == 2
+    assert waited.seconds == pytest.approx(sum(o.stats.ttft_s for o in outputs.values()))
+    assert sum(stats.latencies.itl_s.counts) == sum(len(o.stats.itl_s) for o in outputs.values())
     first, second = (outputs[id].stats for id in sorted(outputs))
     assert second.queue_s >= first.ttft_s > first.queue_s >= 0, "one slot: the second waits"
     assert second.ttft_s > second.queue_s and len(first.itl_s) == first.num_spec_steps

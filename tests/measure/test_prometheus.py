@@ -1,11 +1,14 @@
 """The snapshot in Prometheus' own words."""
 
 import dataclasses
+import functools
 import sys
 
 import pytest
 
-from jaxspec.engine.stats import EngineStats, PooledStats
+from jaxspec.engine.latencies import Latencies, with_request
+from jaxspec.engine.snapshot import EngineStats
+from jaxspec.engine.stats import PooledStats, RequestStats
 from jaxspec.errors import LoadError
 from jaxspec.measure.prometheus import exposition
 
@@ -17,7 +20,7 @@ FINISHED = PooledStats(
     num_requests=2,
     generation_tokens=9,
 )
-STATS = EngineStats(1, 2, 3, 12, None, FINISHED)
+STATS = EngineStats(1, 2, 3, 12, None, FINISHED, Latencies())
 
 
 def test_what_it_says():
@@ -35,6 +38,60 @@ def test_what_it_says():
     assert found["jaxspec:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
     assert found["jaxspec:synthetic_acceptance", None] == 0
     assert not any("peak_memory" in name for name, _ in found), "the CPU does not say"
+
+
+REQUESTS = (
+    # Tokens after 0.75 s, then 0.5, 0.25 and 0.25 s later: five, two of them in one result.
+    RequestStats(
+        prompt_tokens=3, generation_tokens=5, queue_s=0.5, ttft_s=0.75, decode_s=1.0,
+        itl_s=(0.5, 0.25, 0.25),
+    ),
+    RequestStats(prompt_tokens=3, generation_tokens=1, queue_s=0.0, ttft_s=4000.0),
+    RequestStats(prompt_tokens=3, generation_tokens=0, queue_s=7.0),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def histograms():
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    latencies = functools.reduce(with_request, REQUESTS, Latencies())
+    text = exposition(dataclasses.replace(STATS, latencies=latencies))
+    return {f.name: f for f in text_string_to_metric_families(text) if f.type == "histogram"}
+
+
+def values(family, suffix):
+    return [s.value for s in family.samples if s.name == f"{family.name}_{suffix}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "up_to", "count", "total"),
+    [
+        ("time_to_first_token", {0.5: 0, 1: 1, 1000: 1}, 2, 4000.75),
+        ("inter_token_latency", {0.2: 0, 0.5: 3}, 3, 1.0),
+        ("request_time_per_output_token", {0.2: 0, 0.5: 1}, 1, 0.25),
+        ("e2e_request_latency", {1: 0, 2: 1, 1000: 1}, 2, 4001.75),
+        ("request_queue_time", {0.0005: 1, 0.2: 1, 0.5: 2}, 2, 0.5),
+    ],
+)
+def test_latencies_counted_by_hand(histograms, name, up_to, count, total):
+    family = histograms[f"jaxspec:{name}_seconds"]
+    bounds = [float(s.labels["le"]) for s in family.samples if "le" in s.labels]
+    below = dict(zip(bounds, values(family, "bucket"), strict=True))
+    assert {bound: below[bound] for bound in up_to} == up_to
+    assert below[float("inf")] == count and values(family, "count") == [count]
+    assert values(family, "sum") == [total]
+
+
+def test_latencies_are_histograms_as_prometheus_wants_them(histograms):
+    assert len(histograms) == 5
+    for family in histograms.values():
+        bounds = [float(s.labels["le"]) for s in family.samples if "le" in s.labels]
+        counts = values(family, "bucket")
+        assert family.name.endswith("_seconds") and family.documentation.startswith("Seconds ")
+        assert bounds == sorted(set(bounds)) and bounds[-1] == float("inf")
+        assert counts == sorted(counts)
 
 
 def test_a_drawn_acceptance_is_marked():
