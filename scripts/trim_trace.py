@@ -19,7 +19,7 @@ from jax.profiler import ProfileData
 
 from jaxspec import cli
 from jaxspec.console.files import read_json
-from jaxspec.errors import LoadError
+from jaxspec.measure.planes import read_planes
 
 KEPT = ("hlo_op", "hlo_module", "program_id", "step_num", "correlation_id", "cuda_graph_id")
 
@@ -30,10 +30,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore", DeprecationWarning)  # a type in jaxlib that names no module
-    files = sorted(options.folder.glob("**/*.xplane.pb"))
-    if not files:
-        raise LoadError(f"no trace in {options.folder}; expected what --profile-dir wrote")
-    lines = kept_lines(ProfileData.from_file(str(files[-1])))
+    lines = kept_lines(read_planes(options.folder))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "trimmed.xplane.pb").write_bytes(written(lines))
     ops = {op for *_, events in lines for *_, stats in events if (op := stats.get("hlo_op"))}
@@ -45,10 +42,10 @@ def main() -> None:
     shutil.copy(options.folder / "run.json", options.out / "run.json")
 
 
-def kept_lines(data: ProfileData) -> list[tuple[str, str, list[tuple]]]:
+def kept_lines(planes: Iterable[Any]) -> list[tuple[str, str, list[tuple]]]:
     """(plane, line, events); an event is name, start, length in nanoseconds, stats."""
     lines = []
-    for plane in data.planes:
+    for plane in planes:
         for line in plane.lines:
             device = plane.name.startswith("/device:") and line.name.startswith("Stream")
             events = [event_of(event) for event in line.events]

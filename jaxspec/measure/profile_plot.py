@@ -4,7 +4,8 @@ from typing import Any
 
 from jaxspec.measure.plots import COLOURS, GREY, pyplot, save
 from jaxspec.measure.profile_tables import how_recorded
-from jaxspec.measure.trace import PHASES, Kernel, Trace
+from jaxspec.measure.scopes import PHASES
+from jaxspec.measure.trace import Kernel, Trace
 
 COLOUR_OF = dict(zip(PHASES, (COLOURS[3], COLOURS[1], COLOURS[0], COLOURS[2], "#c9a227")))
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from jaxspec.measure.trace import PHASES, Kernel, Trace, busy
+from jaxspec.measure.scopes import PHASES
+from jaxspec.measure.trace import Kernel, Trace, busy
 
 WORTH_A_WORD_NS = 1000.0
 """Gaps below a microsecond are the launch of the next kernel."""

@@ -12,7 +12,8 @@ from jaxspec import profile
 from jaxspec.errors import LoadError
 from jaxspec.measure.profile_tables import in_words, summarise
 from jaxspec.measure.recording import scopes
-from jaxspec.measure.trace import read_trace, scope_of
+from jaxspec.measure.scopes import scope_of
+from jaxspec.measure.trace import read_trace
 
 HLO = """HloModule jit_spec_step, is_scheduled=true
 

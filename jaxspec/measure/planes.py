@@ -1,0 +1,92 @@
+"""A profiler's recording as events, read without a viewer."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.errors import LoadError
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One launch, or one instruction where the device is the CPU, as the profiler tells it."""
+
+    name: str
+    line: str
+    """Stream or thread."""
+    start_ns: float
+    duration_ns: float
+    op: str
+    """Instruction of the program; empty where it is none's."""
+    module: str
+    program: int | None
+    graph: int | None
+    """Which launch of a command buffer it was in; None for a kernel launched by itself."""
+
+    @property
+    def end_ns(self) -> float:
+        return self.start_ns + self.duration_ns
+
+
+def read_planes(folder: Path) -> list[Any]:
+    """Of the newest recording in a folder that a `--profile-dir` run wrote."""
+    from jax.profiler import ProfileData
+
+    files = sorted(folder.glob("**/*.xplane.pb"))
+    if not files:
+        raise LoadError(f"no trace in {folder}; record one with --profile-dir {folder}")
+    try:
+        return list(ProfileData.from_file(str(files[-1])).planes)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise LoadError(f"{files[-1]} is not a trace: {error}") from error
+
+
+def device_events(planes: Sequence[Any]) -> Iterator[Event]:
+    """What ran on accelerators: their streams; other lines there repeat it in other words."""
+    for plane in planes:
+        if plane.name.startswith("/device:"):
+            for line in plane.lines:
+                if line.name.startswith("Stream"):
+                    yield from (_event(event, line.name) for event in line.events)
+
+
+def host_events(planes: Sequence[Any]) -> Iterator[Event]:
+    """On the CPU: the instructions among what its threads did."""
+    for line in _host_lines(planes):
+        found = (_event(event, line.name) for event in line.events)
+        yield from (event for event in found if event.op)
+
+
+def host_steps(planes: Sequence[Any]) -> Iterator[tuple[int, float, float]]:
+    """Number, start and end in nanoseconds of the steps that the engine marked."""
+    for event in (event for line in _host_lines(planes) for event in line.events):
+        if event.name == "step" and "step_num" in (stats := _stats(event)):
+            yield stats["step_num"], event.start_ns, event.start_ns + event.duration_ns
+
+
+def _host_lines(planes: Sequence[Any]) -> Iterator[Any]:
+    for plane in planes:
+        if plane.name == "/host:CPU":
+            yield from plane.lines
+
+
+def _event(event: Any, line: str) -> Event:
+    stats = _stats(event)
+    return Event(
+        name=event.name,
+        line=line,
+        start_ns=event.start_ns,
+        duration_ns=event.duration_ns,
+        op=str(stats.get("hlo_op", "")),
+        module=str(stats.get("hlo_module", "")),
+        program=stats.get("program_id"),
+        graph=stats.get("correlation_id") if "cuda_graph_id" in stats else None,
+    )
+
+
+def _stats(event: Any) -> dict[str, Any]:
+    with warnings.catch_warnings():  # a type in jaxlib that names no module
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return dict(event.stats)
