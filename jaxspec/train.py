@@ -1,4 +1,4 @@
-"""`python -m jaxspec.train --target DIR --data FILES --out DIR`: a drafter for a target."""
+"""`python -m jaxspec.train --target MODEL --data FILES --out DIR`: a drafter for a target."""
 
 import argparse
 import sys
@@ -15,21 +15,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> None:
+    from jaxspec.checkpoint.hub import local_folder
     from jaxspec.training.recipe import Cadence, Optimization, Recipe
     from jaxspec.training.run import Run, Source, run
     from jaxspec.training.shape import DrafterShape
 
-    given = vars(arguments)
+    folder = local_folder(arguments.target, arguments.revision)
+    named = None if Path(arguments.target).expanduser().is_dir() else arguments.target
+    given = vars(arguments) | {"target": folder, "hub_id": named}
     records = (Source, DrafterShape, Recipe, Optimization, Cadence)
     epochs = arguments.epochs if arguments.steps is None else None
     plan = Run(*(cli.filled(record, given) for record in records), epochs=epochs)
     try:
-        folder = run(plan, arguments.out)
+        trained = run(plan, arguments.out)
     except KeyboardInterrupt:
         again = f"stopped; the same command goes on from what {arguments.out} holds"
         print(again, file=sys.stderr)
         raise
-    print(f"{folder} (and speculators beside it)", file=sys.stderr)
+    print(f"{trained} (and speculators beside it)", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +53,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", type=Path, required=True, metavar="DIR", help="Qwen3 folder")
+    parser.add_argument(
+        "--target", required=True, metavar="MODEL", help="folder or hub id of a Qwen3 model"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of the target's hub id")
     parser.add_argument(
         "--data", type=Path, nargs="+", required=True, metavar="FILE", action=Several
     )

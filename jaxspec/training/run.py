@@ -38,6 +38,7 @@ class Source:
     """What a run reads."""
 
     target: Path
+    """Its folder."""
     data: tuple[Path, ...]
     """Text files, or folders of them."""
     length: int = 2048
@@ -52,6 +53,8 @@ class Source:
     """Whether target features are computed once and kept on disk."""
     mask_token_id: int | None = None
     """None takes the tokenizer's mask token, else the first id that no token uses."""
+    hub_id: str | None = None
+    """What the exported drafter calls its target; None takes the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +126,7 @@ def learned_drafter(
     )
     whole = {**stays, **learned}
     export_zlab(out / "zlab", shape, whole)
-    verifier = str(plan.source.target.resolve())
+    verifier = plan.source.hub_id or str(plan.source.target.resolve())
     export_speculators(out / "speculators", shape, whole, config, target_params, verifier)
     return out / "zlab"
 
@@ -190,6 +193,7 @@ def config_of(plan: Run) -> dict[str, Any]:
     for part in plan.source, plan.shape, plan.recipe, plan.optimization:
         entries |= dataclasses.asdict(part)
     entries["target"] = str(plan.source.target.resolve())
+    del entries["hub_id"]  # a name; the folder of a snapshot says which one
     entries["data"] = [str(path.resolve()) for path in plan.source.data]
     if entries["layer_ids"] is not None:
         entries["layer_ids"] = list(entries["layer_ids"])

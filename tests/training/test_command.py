@@ -77,6 +77,22 @@ def test_trains_exports_and_echoes_its_config(folder, tmp_path, capsys):
     assert "on_policy: True -> False" in refused and "steps: 2 -> 3" in refused
 
 
+def test_a_target_of_the_hub_keeps_its_name(folder, tmp_path, monkeypatch):
+    asked = []
+
+    def download(hub_id, **options):
+        asked.append((hub_id, options["revision"]))
+        return str(folder / "target")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    arguments = command(folder, tmp_path, revision="main", steps="1")
+    arguments[arguments.index("--target") + 1] = "org/model"
+    assert main(arguments) == 0
+    assert asked == [("org/model", "main")]
+    config = json.loads((tmp_path / "speculators" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "org/model"
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
