@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec bench",
+        usage="%(prog)s [--model MODEL | --model-shape NAME] [--methods ONE,TWO] [options]",
         description="Runs the same requests through every method, pass by pass in turn, and "
         "compares speed and acceptance. Tokens are counted, not re-tokenised.",
         allow_abbrev=False,

@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec generate",
+        usage="%(prog)s [--model MODEL] [--draft-model MODEL] [--prompt TEXT] [options]",
         description="Continues prompts with a Qwen3 target, and speculates with a DFlash drafter "
         "where one is given. Text goes to stdout, everything else to stderr.",
         allow_abbrev=False,

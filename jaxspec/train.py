@@ -38,6 +38,7 @@ def _train(arguments: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec train",
+        usage="%(prog)s --target MODEL --data FILE ... --out DIR [options]",
         description="Trains a DFlash drafter for a Qwen3 target. Run the same command again to "
         "resume. Writes OUT/zlab, OUT/speculators, OUT/log.jsonl and OUT/training.png.",
         allow_abbrev=False,

@@ -1,5 +1,6 @@
 """What every command does with errors, and the one command that names them all."""
 
+import importlib
 import subprocess
 import sys
 
@@ -143,3 +144,12 @@ def test_a_prompt_that_never_fits_compiles_nothing(capsys, monkeypatch):
     assert generate.main(["--prompt", "def f(", "--max-tokens", "3000"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "make 300" in error and "the context holds" in error
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "train"])
+def test_a_mistyped_flag_is_two_lines(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"jaxspec.{command}").main(["--nonsense"])
+    usage, error = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and usage.endswith("[options]")
+    assert error.startswith(f"jaxspec {command}: error: ")
