@@ -142,11 +142,17 @@ class Report:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="qwen3-0.6b", choices=(*NAMES, "tiny"))
-    parser.add_argument("--prompts", type=int, default=10)
-    parser.add_argument("--tokens", type=int, default=204)
+    parser.add_argument("--prompts", type=positive, default=10)
+    parser.add_argument("--tokens", type=positive, default=204)
     parser.add_argument("--longest-prompt", type=int, default=CHUNK)
     parser.add_argument("--json", help="file for the report")
     return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 def random_prompts(options: argparse.Namespace, vocabulary: int) -> Prompts:

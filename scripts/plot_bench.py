@@ -10,12 +10,15 @@ from pathlib import Path
 
 from jaxspec import cli
 from jaxspec.console.files import read_json
+from jaxspec.errors import LoadError
 from jaxspec.measure.bench_plot import draw_bench
 
 
 def main() -> None:
     options = parse()
     result = read_json(options.file)
+    if not isinstance(result, dict) or not {"rows", "title"} <= result.keys():
+        raise LoadError(f"{options.file}: expected what `python -m jaxspec.bench --json` wrote")
     if options.bandwidth:
         share = result["copy_bytes_per_second"] / (options.bandwidth * 1e9)
         for row in result["rows"]:

@@ -7,19 +7,20 @@ import sys
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
-MISTAKES = {
-    "compare_draft_sampling": (["--target", "./NONE", "--draft", "./NONE"], 1, "no such folder"),
-    "pretrain_target": (["--text", "MISSING", "--out", "OUT"], 1, "no file or folder"),
-    "plot_bench": (["MISSING", "--out", "OUT"], 1, "cannot be read"),
-    "trim_trace": (["MISSING", "OUT"], 1, "no trace in"),
-    "bench_steps": (["--model", "tiny", "--anchors", "EMPTY"], 2, "expected an object with rows"),
-    "bench_spans": (["--phases", "4y5"], 2, "--phases: invalid"),
-}
+MISTAKES = [
+    ("compare_draft_sampling", ["--target", "./NONE", "--draft", "./NONE"], 1, "no such folder"),
+    ("pretrain_target", ["--text", "MISSING", "--out", "OUT"], 1, "no file or folder"),
+    ("plot_bench", ["MISSING", "--out", "OUT"], 1, "cannot be read"),
+    ("plot_bench", ["EMPTY", "--out", "OUT"], 1, "jaxspec.bench --json"),
+    ("trim_trace", ["MISSING", "OUT"], 1, "no trace in"),
+    ("bench_steps", ["--model", "tiny", "--anchors", "EMPTY"], 2, "expected an object with rows"),
+    ("bench_spans", ["--phases", "4y5"], 2, "--phases: invalid"),
+    ("check_exact", ["--prompts", "0"], 2, "--prompts: invalid positive"),
+]
 
 
-@pytest.mark.parametrize("script", MISTAKES)
-def test_a_mistake_is_one_line(script, monkeypatch, tmp_path, capsys):
-    given, code, said = MISTAKES[script]
+@pytest.mark.parametrize(("script", "given", "code", "said"), MISTAKES)
+def test_a_mistake_is_one_line(script, given, code, said, monkeypatch, tmp_path, capsys):
     (tmp_path / "EMPTY").write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(SCRIPTS)
