@@ -142,7 +142,7 @@ def test_it_keeps_up_with_the_best_fixed_width_in_every_phase(costs):
     runs = [Requests(costs, seed) for seed in range(3)]
     for rows, length, least in TRACE:
         shares = [run.share_of_the_best(rows, length) for run in runs]
-        assert np.mean(shares) > least and min(shares) > 0.92, (rows, length, shares)
+        assert min(shares) > least, (rows, length, shares)
     assert all(set(run.spans.seen) == set(run.left) for run in runs)
 
 
