@@ -40,7 +40,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
     source = local_folder(arguments.source, arguments.revision)
     summary = convert(source, arguments.destination, arguments.dtype)
-    print(f"{arguments.destination}: {summary}", file=sys.stderr)
+    cli.say(f"{arguments.destination}: {summary}")
 
 
 if __name__ == "__main__":

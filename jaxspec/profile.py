@@ -58,11 +58,11 @@ def _profile(arguments: argparse.Namespace) -> None:
         return
     try:
         draw_profile(trace, found, picture)
-        print(f"picture: {picture}", file=sys.stderr)
+        cli.say(f"picture: {picture}")
     except LoadError as error:
         if arguments.plot:
             raise
-        print(f"no picture: {error}", file=sys.stderr)  # nobody asked for one
+        cli.say(f"no picture: {error}")  # nobody asked for one
 
 
 if __name__ == "__main__":

@@ -21,18 +21,17 @@ def _train(arguments: argparse.Namespace) -> None:
     from jaxspec.training.shape import DrafterShape
 
     folder = local_folder(arguments.target, arguments.revision)
-    named = None if Path(arguments.target).expanduser().is_dir() else arguments.target
-    given = vars(arguments) | {"target": folder, "hub_id": named}
+    hub_id = None if folder == Path(arguments.target).expanduser() else arguments.target
+    given = vars(arguments) | {"target": folder}
     records = (Source, DrafterShape, Recipe, Optimization, Cadence)
     epochs = arguments.epochs if arguments.steps is None else None
-    plan = Run(*(cli.filled(record, given) for record in records), epochs=epochs)
+    plan = Run(*(cli.filled(record, given) for record in records), epochs=epochs, hub_id=hub_id)
     try:
         trained = run(plan, arguments.out)
     except KeyboardInterrupt:
-        again = f"stopped; the same command goes on from what {arguments.out} holds"
-        print(again, file=sys.stderr)
+        cli.say(f"stopped; the same command goes on from what {arguments.out} holds")
         raise
-    print(f"{trained} (and speculators beside it)", file=sys.stderr)
+    cli.say(f"{trained} (and speculators beside it)")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -95,7 +95,12 @@ def accept_step(
 ) -> tuple[EngineState, StepResult]:
     """Acceptance and commit on the device."""
     with jax.named_scope("accept"):
-        accepted = _accepted(models, params, state, slots, drafts, verified)
+        if models.synthetic and drafts.shape[1]:
+            rates = params["synthetic"][: drafts.shape[1]]
+            seeds, lengths = state.sampling.seed[slots], state.lengths[slots]
+            accepted = draw_accepted(rates, seeds, lengths, verified.num_drafts)
+        else:
+            accepted = accept(drafts, verified.tokens, verified.num_drafts)
     return commit_step(models, params, state, slots, verified, accepted)
 
 
@@ -123,22 +128,6 @@ def commit_step(
         return committed, StepResult(
             verified.tokens, emitted, verified.num_drafts, verified.logprobs
         )
-
-
-def _accepted(
-    models: Models,
-    params: Params,
-    state: EngineState,
-    slots: Int[Array, " rows"],
-    drafts: Int[Array, "rows drafts"],
-    verified: Verified,
-) -> Int[Array, " rows"]:
-    if not models.synthetic or drafts.shape[1] == 0:
-        return accept(drafts, verified.tokens, verified.num_drafts)
-    seeds, lengths = state.sampling.seed[slots], state.lengths[slots]
-    return draw_accepted(
-        params["synthetic"][: drafts.shape[1]], seeds, lengths, verified.num_drafts
-    )
 
 
 def _read_tokens(

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.measure.plots import COLOURS, GREY, concurrency_axis, pyplot, save
+from jaxspec.measure.plots import COLOURS, GREY, concurrency_axis, from_zero, pyplot, save
 from jaxspec.measure.results import name_of
 from jaxspec.measure.steady_plot import draw_steady_decode, draw_steps_of_all
 
@@ -58,12 +58,8 @@ def _throughput(axes: Any, rows: Sequence[dict[str, Any]], colours: dict[str, st
             [rate["max"] - rate["median"] for rate in rates],
         ]
         axes.errorbar(at, middle, spread, marker="o", capsize=3, color=colours[name], label=name)
-    axes.set(
-        title="Throughput, prompts read in between",
-        xlabel="concurrent requests",
-        ylabel="output tokens/s",
-    )
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
+    axes.set(title="Throughput, prompts read in between", ylabel="output tokens/s")
+    from_zero(axes, room=1.15)
     concurrency_axis(axes, rows)
     axes.legend(loc="upper left", fontsize=8)
 
@@ -83,11 +79,7 @@ def _speedup(axes: Any, rows: Sequence[dict[str, Any]], colours: dict[str, str])
             )  # fmt: skip
     if own:
         axes.legend(loc="upper right", fontsize=8)
-    axes.set(
-        title="Speedup, prompts read in between",
-        xlabel="concurrent requests",
-        ylabel="times plain decoding",
-    )
+    axes.set(title="Speedup, prompts read in between", ylabel="times plain decoding")
     high = axes.get_ylim()[1]
     axes.set_ylim(0, max(high, 1) * 1.2)
     concurrency_axis(axes, rows)
@@ -152,7 +144,7 @@ def _step_times(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.plot([], [], "D", color="black", markersize=5, label="whole step in the engine")
     axes.plot([], [], color="black", linewidth=1.5, linestyle=":", label="memory floor")
     axes.set_xticks(range(len(at)), [str(c) for c in at])
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.4)
+    from_zero(axes, room=1.4)
     axes.legend(fontsize=8, ncols=2, loc="upper left")
 
 

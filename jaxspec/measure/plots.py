@@ -60,7 +60,13 @@ def save(figure: Any, path: str) -> None:
         raise LoadError(f"plot {path} cannot be written: {error}") from error
 
 
+def from_zero(axes: Any, room: float) -> None:
+    """The y axis, with room above for a legend: so many times what is drawn."""
+    axes.set_ylim(0, axes.get_ylim()[1] * room)
+
+
 def concurrency_axis(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    axes.set_xlabel("concurrent requests")
     ticks = sorted({row["concurrency"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.measure.plots import COLOURS, concurrency_axis
+from jaxspec.measure.plots import COLOURS, concurrency_axis, from_zero
 
 
 def draw_steps_of_all(axes: Any, steady: Sequence[dict[str, Any]]) -> None:
@@ -18,8 +18,8 @@ def draw_steps_of_all(axes: Any, steady: Sequence[dict[str, Any]]) -> None:
             axes.plot(*zip(*steps.items()), _style_of(mode), marker=".", color=colour)
     for mode in sorted(dict.fromkeys(row["mode"] for row in steady)):
         axes.plot([], [], _style_of(mode), color="black", label=mode)
-    axes.set(title="Decode step, all systems", xlabel="concurrent requests", ylabel="ms")
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
+    axes.set(title="Decode step, all systems", ylabel="ms")
+    from_zero(axes, room=1.1)
     concurrency_axis(axes, steady)
     axes.legend(fontsize=8, ncols=2, loc="upper left")
 
@@ -45,11 +45,7 @@ def draw_steady_decode(
             if others:
                 axes.plot(concurrency, max(others), "x", color=colours[name], markersize=8)
     axes.plot([], [], "x", color="black", label="best of the others")
-    axes.set(
-        title="Steady decode: concurrency x length / step",
-        xlabel="concurrent requests",
-        ylabel="tokens/s",
-    )
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
+    axes.set(title="Steady decode: concurrency x length / step", ylabel="tokens/s")
+    from_zero(axes, room=1.1)
     concurrency_axis(axes, steady)
     axes.legend(fontsize=8, loc="upper left")

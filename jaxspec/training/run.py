@@ -53,13 +53,11 @@ class Source:
     """Whether target features are computed once and kept on disk."""
     mask_token_id: int | None = None
     """None takes the tokenizer's mask token, else the first id that no token uses."""
-    hub_id: str | None = None
-    """What the exported drafter calls its target; None takes the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training run; all but the cadence must be the same to resume it."""
+    """One training run; all but the cadence and a name must be the same to resume it."""
 
     source: Source
     shape: DrafterShape
@@ -68,6 +66,8 @@ class Run:
     cadence: Cadence
     epochs: float | None = None
     """Passes over the rows, instead of optimization.steps."""
+    hub_id: str | None = None
+    """What the exported drafter calls its target; None takes the folder."""
 
 
 def run(plan: Run, out: Path) -> Path:
@@ -126,7 +126,7 @@ def learned_drafter(
     )
     whole = {**stays, **learned}
     export_zlab(out / "zlab", shape, whole)
-    verifier = plan.source.hub_id or str(plan.source.target.resolve())
+    verifier = plan.hub_id or str(plan.source.target.resolve())
     export_speculators(out / "speculators", shape, whole, config, target_params, verifier)
     return out / "zlab"
 
@@ -193,7 +193,6 @@ def config_of(plan: Run) -> dict[str, Any]:
     for part in plan.source, plan.shape, plan.recipe, plan.optimization:
         entries |= dataclasses.asdict(part)
     entries["target"] = str(plan.source.target.resolve())
-    del entries["hub_id"]  # a name; the folder of a snapshot says which one
     entries["data"] = [str(path.resolve()) for path in plan.source.data]
     if entries["layer_ids"] is not None:
         entries["layer_ids"] = list(entries["layer_ids"])
