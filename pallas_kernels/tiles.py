@@ -46,6 +46,14 @@ def load(ref, layout):
     return plgpu.load(ref, layout=layout, optimized=False)
 
 
+def store(ref, value) -> None:
+    """From registers, whole sectors or not; jax 0.11 does not ask."""
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
+
+
 def times(acc, left, right_ref, interpreted: bool):
     """acc + left @ right, left in registers, right in shared memory."""
     if interpreted:
@@ -60,6 +68,11 @@ def fence_cluster(interpreted: bool) -> None:
     barrier in shared memory does not."""
     if not interpreted:
         plgpu.inline_mgpu()(lambda _: inline_ptx("fence.acq_rel.cluster;", has_side_effects=True))()
+
+
+def fence_async() -> None:
+    """Orders this thread's loads and stores for bulk copies, here and elsewhere."""
+    plgpu.inline_mgpu()(lambda _: inline_ptx("fence.proxy.async;", has_side_effects=True))()
 
 
 def require(condition: bool, expected: str) -> None:

@@ -19,8 +19,9 @@ def paged_attention(
     *,
     causal: bool,
     window: int | None = None,
+    out_slots: int | None = None,
     implementation: Implementation = "auto",
-) -> Float[Array, "slots width heads head_dim"]:
+) -> Float[Array, "out_slots width heads head_dim"]:
     """Attends `width` query rows per slot over the slot's pages.
 
     Row i of slot s sits at position `lengths[s] + i`; keys and values of all `width` rows are
@@ -33,6 +34,9 @@ def paged_attention(
 
     Only the first `spans[s]` rows of the block are in the pages (all, if None); nobody sees the
     others, and what comes out for them means nothing.
+
+    The result has `out_slots` slots, if given: what is in those behind the queries' own means
+    nothing.
 
     With `window`, row at position p sees only positions in (p - window, p + window).
     Scores are scaled by head_dim ** -0.5; softmax and sums are float32. Rows of the pool that no
@@ -57,6 +61,7 @@ def paged_attention(
         jnp.full_like(lengths, query.shape[2]) if spans is None else spans,
         causal=causal,
         window=window,
+        out_slots=query.shape[0] if out_slots is None else out_slots,
     )
 
 
@@ -75,7 +80,7 @@ def _mosaic(*arguments: Any, **options: Any) -> Any:
     return mosaic.paged_attention(*arguments, **options)
 
 
-def _portable(*arguments: Any, **options: Any) -> Any:
+def _portable(*arguments: Any, out_slots: int, **options: Any) -> Any:
     from pallas_kernels.paged_attention import portable
 
-    return portable.paged_attention(*arguments, **options)
+    return reference.with_slots(portable.paged_attention(*arguments, **options), out_slots)

@@ -21,6 +21,7 @@ TILE = plgpu.Layout.WGMMA
 def attend(
     plan: Plan, query, keys, values, table, lengths, spans, out, *buffers, **scratch
 ) -> None:
+    plan.exchange.open(scratch)
     slot, head = lax.axis_index("slot"), lax.axis_index("head")
     row_block, split = lax.axis_index("rows"), lax.axis_index("split")
     warpgroup = lax.axis_index("warpgroup")
@@ -50,7 +51,7 @@ def attend(
         ),
     )
     row_buffers = [buffer.at[slot, head, row_tile] for buffer in buffers]
-    attended = plan.exchange.combine(sums, split, scratch, row_buffers)
+    attended = plan.exchange.combine(sums, split, warpgroup, scratch, row_buffers)
     o_tile = scratch["q_raw" if plan.output_where_queries_came else "o"].at[warpgroup]
     store(plan, attended, out.at[slot], o_tile, (row_tile, first, head, split))
 

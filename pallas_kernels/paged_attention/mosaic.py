@@ -28,7 +28,7 @@ from pallas_kernels.tiles import named, require
 
 
 # A jit of its own, so that a model's layers lower one kernel and not one each.
-@functools.partial(jax.jit, static_argnames=("causal", "window", "sizes", "interpret"))
+@functools.partial(jax.jit, static_argnames=("causal", "window", "out_slots", "sizes", "interpret"))
 def paged_attention(
     query: Float[Array, "slots kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
@@ -39,9 +39,10 @@ def paged_attention(
     *,
     causal: bool,
     window: int | None,
+    out_slots: int | None = None,
     sizes: BlockSizes | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> Float[Array, "slots width heads head_dim"]:
+) -> Float[Array, "out_slots width heads head_dim"]:
     require(window is None, "no window")
     require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
     slots, kv_heads, width, group, head_dim = query.shape
@@ -51,7 +52,7 @@ def paged_attention(
     )
     out, *_ = plgpu.kernel(
         named("paged_attention", functools.partial(kernel.attend, plan)),
-        out_type=plan.outputs(),
+        out_type=plan.outputs(out_slots or slots),
         grid=plan.grid,
         grid_names=("slot", "head", "rows"),
         cluster=(plan.sizes.splits,),
@@ -62,7 +63,7 @@ def paged_attention(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )(by_row_tile(query, plan), key_pages, value_pages, page_table, lengths, spans)
-    return out.reshape(slots, width, kv_heads * group, head_dim)
+    return out.reshape(-1, width, kv_heads * group, head_dim)
 
 
 def by_row_tile(

@@ -19,6 +19,12 @@ from pallas_kernels.paged_attention.blocks import (
 from pallas_kernels.paged_attention.splits import Exchange
 from pallas_kernels.tiles import require, swizzled
 
+SHARED_BYTES = 224 * 1024
+"""What a thread block can have on Hopper, less the 3 kB of barriers and rounding."""
+SCATTERED = 64
+"""Thread blocks that find room in large clusters, one per multiprocessor: a cluster's have to be
+neighbours, and with many on the chip the last clusters would wait for the first."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -83,10 +89,19 @@ class Plan:
             )
         return scratch
 
-    def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block: its tiles and notes."""
+        return sum(
+            math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
+            for array in self.scratch().values()
+            if not isinstance(array, (plgpu.Barrier, plgpu.ClusterBarrier))
+        )
+
+    def outputs(self, out_slots: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         shape, row_tiles = self.shape, self.tiling.row_blocks * self.sizes.warpgroups
         heads = (shape.kv_heads, shape.group, shape.head_dim)
-        out = jax.ShapeDtypeStruct((shape.slots, shape.width, *heads), self.dtype)
+        out = jax.ShapeDtypeStruct((out_slots, shape.width, *heads), self.dtype)
         return out, *self.exchange.buffers(shape.slots, shape.kv_heads, row_tiles)
 
 
@@ -100,5 +115,10 @@ def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted:
     )
     require(shape.page_size % 8 == 0, "page sizes that are multiples of 8")
     require(output_aligned(shape, sizes.splits), "fewer splits: 128 bytes per token and split")
-    exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, interpreted)
-    return Plan(shape, sizes, tile(shape, sizes), exchange, dtype, causal, interpreted)
+    mailed = sizes.splits > 1 and not interpreted
+    exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, mailed, interpreted)
+    plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, causal, interpreted)
+    scattered = sizes.splits == 2 or math.prod(plan.grid) * sizes.splits <= SCATTERED
+    if plan.shared_bytes <= SHARED_BYTES and scattered:
+        return plan
+    return dataclasses.replace(plan, exchange=dataclasses.replace(exchange, mailed=False))

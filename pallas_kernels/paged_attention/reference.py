@@ -17,7 +17,8 @@ def paged_attention(
     *,
     causal: bool,
     window: int | None,
-) -> Float[Array, "slots width heads head_dim"]:
+    out_slots: int,
+) -> Float[Array, "out_slots width heads head_dim"]:
     slots, kv_heads, width, group, head_dim = query.shape
     keys = gather_pages(key_pages, page_table)
     values = gather_pages(value_pages, page_table)
@@ -31,7 +32,14 @@ def paged_attention(
     scores = jnp.where(visible[:, None, :, None, :], scores * head_dim**-0.5, MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     attended = jnp.einsum("shwgp,sphd->swhgd", weights, values, preferred_element_type=jnp.float32)
-    return attended.astype(query.dtype).reshape(slots, width, kv_heads * group, head_dim)
+    attended = attended.astype(query.dtype).reshape(slots, width, kv_heads * group, head_dim)
+    return with_slots(attended, out_slots)
+
+
+def with_slots(
+    attended: Float[Array, "slots width heads head_dim"], out_slots: int
+) -> Float[Array, "out_slots width heads head_dim"]:
+    return jnp.pad(attended, ((0, out_slots - attended.shape[0]), (0, 0), (0, 0), (0, 0)))
 
 
 def gather_pages(

@@ -9,7 +9,7 @@ from pallas_kernels.qkv_write import reference
 
 
 def qkv_write(
-    qkv: Float[Array, "parts slots width fused"],
+    qkv: Float[Array, "parts more width fused"],
     query_norm: Float[Array, " head_dim"] | None,
     key_norm: Float[Array, " head_dim"],
     cos: Float[Array, "slots width half"],
@@ -28,9 +28,10 @@ def qkv_write(
     """Splits fused qkv rows, norms and rotates q and k per head, writes k and v into the pages.
 
     `qkv` is given as the parts of a matrix product that was split over its inputs, in float32, or
-    as one part; they are added, and rounded to the dtype of the pages. It holds the query heads,
-    then the key heads, then the value heads; with no query heads (group 0, `query_norm` None) only
-    keys and values are written. `cos` and `sin` are float32, rotate-half convention.
+    as one part; they are added, and rounded to the dtype of the pages. Slots behind those of
+    `pool_rows` are left alone. It holds the query heads, then the key heads, then the value heads;
+    with no query heads (group 0, `query_norm` None) only keys and values are written. `cos` and
+    `sin` are float32, rotate-half convention.
     `pool_rows[s, i]` is the flat row `page * page_size + offset` where row i of slot s goes; rows
     that must not be kept point into page 0, the trash page, which several rows may share. Norms and
     rotation are float32.

@@ -70,7 +70,7 @@ class Heads:
 # A jit of its own, so that a model's layers lower one kernel and not one each.
 @functools.partial(jax.jit, static_argnames=("eps", "bulk", "interpret"))
 def qkv_write(
-    qkv: Float[Array, "parts slots width fused"],
+    qkv: Float[Array, "parts more width fused"],
     query_norm: Float[Array, " head_dim"] | None,
     key_norm: Float[Array, " head_dim"],
     cos: Float[Array, "slots width half"],
@@ -87,7 +87,8 @@ def qkv_write(
     Float[Array, "pages page_size kv_heads head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
 ]:
-    parts, slots, width, fused = qkv.shape
+    parts, _, width, fused = qkv.shape
+    slots = pool_rows.shape[0]
     _, page_size, kv_heads, head_dim = key_pages.shape
     heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps, bulk)
     dtype = key_pages.dtype
@@ -109,7 +110,7 @@ def qkv_write(
         scratch_types={"done": heads.scratch(dtype)},
         interpret=interpret,
     )(
-        qkv.reshape(parts, slots, width, heads.all, head_dim),
+        qkv.reshape(parts, -1, width, heads.all, head_dim),
         key_norm if query_norm is None else query_norm,
         key_norm,
         cos,

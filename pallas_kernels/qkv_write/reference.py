@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 
 def qkv_write(
-    qkv: Float[Array, "parts slots width fused"],
+    qkv: Float[Array, "parts more width fused"],
     query_norm: Float[Array, " head_dim"] | None,
     key_norm: Float[Array, " head_dim"],
     cos: Float[Array, "slots width half"],
@@ -21,8 +21,8 @@ def qkv_write(
     Float[Array, "pages page_size kv_heads head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
 ]:
-    qkv = qkv.astype(jnp.float32).sum(axis=0).astype(key_pages.dtype)
-    slots, width, _ = qkv.shape
+    slots, width = pool_rows.shape
+    qkv = qkv[:, :slots].astype(jnp.float32).sum(axis=0).astype(key_pages.dtype)
     kv_heads, head_dim = key_pages.shape[2:]
     by_head = qkv.reshape(slots, width, -1, head_dim)
     heads = by_head.shape[2] - 2 * kv_heads

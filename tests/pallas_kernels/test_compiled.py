@@ -5,6 +5,7 @@ Needs the CUDA plugin and compiler: `pip install -e '.[test,deviceless]'`.
 
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
 from pallas_kernels.paged_attention import mosaic as attention
-from pallas_kernels.paged_attention.blocks import BlockSizes
+from pallas_kernels.paged_attention.blocks import BlockSizes, Shape
+from pallas_kernels.paged_attention.plan import make_plan
 from pallas_kernels.qkv_write import mosaic as write
 
 PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM = 512, 16, 8, 128
@@ -85,6 +87,7 @@ def test_writing_lowers(group: int):
         (8, 16, False, {}),
         (1, 1, True, {"splits": 8}),
         (1, 16, True, {"splits": 4}),
+        (1, 32, True, {"splits": 2, "warpgroups": 2}),
         (1, 512, True, {}),
         (8, 16, True, {"kv_tile": 128}),
     ],
@@ -95,6 +98,28 @@ def test_attention_compiles_without_spills(
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     compile_for_h100(attend(causal, **sizes), attention_arguments(slots, width))
     assert_no_spills("".join(capfd.readouterr()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("splits", [2, 8])
+def test_splits_send_their_sums_without_a_fence(splits: int, monkeypatch, capfd):
+    """A fence or a release beyond the thread block is one of the whole GPU to the hardware."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    compile_for_h100(attend(True, splits=splits), attention_arguments(1, 16))
+    ptx = "".join(capfd.readouterr())
+    assert ptx.count("st.async") == splits * (4 + 64 // splits) // 4
+    fences = re.findall(r"fence\.(?:acq_rel|sc)\S*|arrive\S*release\.cluster\S*", ptx)
+    assert not fences
+    assert "barrier.cluster.arrive.aligned" not in ptx  # which would release
+
+
+def test_sums_go_through_global_memory_where_no_mailbox_fits_beside_the_tiles():
+    shape = Shape(1, KV_HEADS, 16, 4, HEAD_DIM, PAGE_SIZE, max_pages=64)
+    mailed = [
+        make_plan(shape, BlockSizes(kv_tile, stages, splits=8), BF16, True, False).exchange.mailed
+        for kv_tile, stages in ((64, 2), (128, 2), (128, 3))
+    ]
+    assert mailed == [True, True, False]
 
 
 @needs_compiler

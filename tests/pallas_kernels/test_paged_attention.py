@@ -10,7 +10,7 @@ from attention_cases import Case, Inputs, expected, inputs, kept_rows, relative_
 from interpreter import no_races
 
 from pallas_kernels import pack_queries, paged_attention
-from pallas_kernels.paged_attention import mosaic
+from pallas_kernels.paged_attention import mosaic, plan
 from pallas_kernels.paged_attention.blocks import BlockSizes
 
 ROUNDING = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
@@ -51,6 +51,10 @@ def attend(given: Inputs, case: Case, implementation: str, **options) -> jax.Arr
         paged_attention, causal=case.causal, implementation=implementation, **options
     )
     return jax.jit(call)(*given.arguments())
+
+
+def with_sizes(given: Inputs, case: Case, sizes: BlockSizes) -> jax.Array:
+    return mosaic.paged_attention(*given.arguments(), causal=case.causal, window=None, sizes=sizes)
 
 
 def interpreted(given: Inputs, case: Case, sizes: BlockSizes) -> jax.Array:
@@ -107,11 +111,25 @@ class TestOnDevice:
     @pytest.mark.parametrize("splits", [2, 4, 8])
     @pytest.mark.parametrize("case", LARGE[:3], ids=lambda case: case.name)
     def test_agrees_with_every_number_of_splits(self, case: Case, splits: int):
-        sizes = BlockSizes(splits=splits)
-        call = functools.partial(
-            mosaic.paged_attention, causal=case.causal, window=None, sizes=sizes
-        )
-        agrees(case, lambda given: call(*given.arguments()))
+        agrees(case, lambda given: with_sizes(given, case, BlockSizes(splits=splits)))
+
+    @pytest.mark.parametrize(
+        "sizes",
+        [BlockSizes(splits=2, warpgroups=2), BlockSizes(kv_tile=128, stages=3, splits=8)],
+        ids=["a box per warpgroup", "no room for notes"],
+    )
+    def test_agrees_however_sums_are_handed_over(self, sizes: BlockSizes):
+        case = LARGE[3]
+        agrees(case, lambda given: with_sizes(given, case, sizes))
+
+    @pytest.mark.parametrize("splits", [2, 8])
+    def test_both_ways_of_handing_over_give_the_same_bits(self, splits: int, monkeypatch):
+        case, sizes = LARGE[1], BlockSizes(splits=splits)
+        mailed = with_sizes(inputs(case), case, sizes)
+        monkeypatch.setattr(plan, "SHARED_BYTES", 0)
+        mosaic.paged_attention.clear_cache()
+        np.testing.assert_array_equal(mailed, with_sizes(inputs(case), case, sizes))
+        mosaic.paged_attention.clear_cache()
 
 
 class TestBits:
@@ -157,11 +175,7 @@ class TestBits:
     @pytest.mark.parametrize("splits", [1, 2, 4])
     def test_on_device(self, splits: int):
         sizes = BlockSizes(splits=splits)
-        self.check(
-            lambda given, case: mosaic.paged_attention(
-                *given.arguments(), causal=True, window=None, sizes=sizes
-            )
-        )
+        self.check(lambda given, case: with_sizes(given, case, sizes))
 
 
 class TestRefusals:
