@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.measure.environment import environment
-from pallas_kernels import pack_queries, paged_attention, qkv_write
+from pallas_kernels import dense_chain, pack_queries, paged_attention, qkv_write
+from pallas_kernels.dense_chain import ChainShape, first_meetings
 from pallas_kernels.paged_attention import mosaic
 from pallas_kernels.paged_attention.blocks import BlockSizes
 
@@ -177,16 +178,90 @@ def time_write(case: WriteCase, implementation: str) -> float:
     return seconds_per_call(chain, (pools, queries), fixed, CHAIN)
 
 
+LAYERS = 8
+"""Of the dense chain: several, each with matrices beyond the cache."""
+GEOMETRIES = {"8B": (4096, 4096, 12288, 6144), "4B": (4096, 2560, 9728, 6144)}
+"""Of Qwen3: numbers from attention, hidden, inner, of the next qkv."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainCase:
+    model: str
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"Qwen3-{self.model}, {self.rows} rows"
+
+    @property
+    def shape(self) -> ChainShape:
+        return ChainShape(self.rows, *GEOMETRIES[self.model])
+
+    @property
+    def weights(self) -> int:
+        s = self.shape
+        return (s.attended + 3 * s.inner + s.qkv) * s.hidden
+
+    @property
+    def moved_bytes(self) -> int:
+        s = self.shape
+        return 2 * (self.weights + self.rows * (s.attended + 2 * s.hidden)) + 4 * s.rows * s.qkv
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.rows * self.weights
+
+
+def chain_weights(case: ChainCase, layer: int) -> tuple[jax.Array, ...]:
+    s, keys = case.shape, jax.random.split(jax.random.key(layer), 4)
+    matrices = [
+        normal(key, shape) * shape[0] ** -0.5
+        for key, shape in zip(
+            keys,
+            (
+                (s.attended, s.hidden),
+                (s.hidden, 2 * s.inner),
+                (s.inner, s.hidden),
+                (s.hidden, s.qkv),
+            ),
+        )
+    ]
+    out, gate_up, down, qkv = (matrix.astype(jnp.bfloat16) for matrix in matrices)
+    scale = jnp.ones((s.hidden,), jnp.bfloat16)
+    return out, scale, gate_up, down, scale, qkv
+
+
+def time_chain(case: ChainCase, implementation: str) -> float:
+    layers = [chain_weights(case, layer) for layer in range(LAYERS)]
+    attended = normal(jax.random.key(LAYERS), (case.rows, case.shape.attended))
+
+    def chain(carried, attended, layers):
+        x, _ = carried
+        meetings, seen = first_meetings(), []
+        for weights in layers:
+            x, parts, meetings = dense_chain(
+                attended, x, *weights, meetings, eps=1e-6, implementation=implementation
+            )
+            seen.append(parts[0, 0, :8])
+        return x, seen
+
+    x = jnp.zeros((case.rows, case.shape.hidden), jnp.bfloat16)
+    seen = jax.eval_shape(chain, (x, None), attended, layers)[1]
+    carried = (x, [jnp.zeros(part.shape, part.dtype) for part in seen])
+    return seconds_per_call(chain, carried, (attended, layers), LAYERS)
+
+
 CONTEXTS = ((1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096))
 ATTENTION_CASES = [
     AttentionCase(slots, context, width, causal)
     for slots, context in CONTEXTS
     for width, causal in ((1, True), (16, True), (16, False))
 ] + [AttentionCase(8, 2048, 512, True)]
+CHAIN_CASES = [ChainCase(model, rows) for model in GEOMETRIES for rows in (8, 16, 32)]
 WRITE_CASES = [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)]
 
 
-def row(op: str, case: AttentionCase | WriteCase, seconds: dict[str, float]) -> dict:
+def row(op: str, case: AttentionCase | WriteCase | ChainCase, seconds: dict[str, float]) -> dict:
     floor = case.moved_bytes / COPY_TB_S / 1e6
     return {
         "op": op,
@@ -202,6 +277,7 @@ def compare(only: str | None, implementations: tuple[str, ...], page_size: int) 
     cases = [dataclasses.replace(case, page_size=page_size) for case in ATTENTION_CASES]
     plan = [("paged_attention", case, time_attention) for case in cases]
     plan += [("qkv_write", case, time_write) for case in WRITE_CASES]
+    plan += [("dense_chain", case, time_chain) for case in CHAIN_CASES]
     rows = []
     for op, case, measure in plan:
         if only in (None, op):
@@ -238,7 +314,7 @@ def sweep(kv_tiles: tuple[int, ...]) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=pathlib.Path, help="write the rows to this file")
-    parser.add_argument("--only", choices=("paged_attention", "qkv_write"))
+    parser.add_argument("--only", choices=("paged_attention", "qkv_write", "dense_chain"))
     parser.add_argument("--no-xla", action="store_true", help="leave the reference out")
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
     parser.add_argument("--kv-tiles", type=int, nargs="+", default=[64, 128], help="of the sweep")

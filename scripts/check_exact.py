@@ -51,7 +51,7 @@ from jaxspec.proposers.ngram import NgramProposer
 
 REGRET = 0.20
 SPOILED = 0.2
-SLOTS, CHUNK, CONTEXT = 8, 128, 512
+CHUNK, CONTEXT = 128, 512
 COMPANY = "in company"
 ALONE = "alone"
 CASES = (
@@ -143,6 +143,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="qwen3-0.6b", choices=(*NAMES, "tiny"))
     parser.add_argument("--prompts", type=positive, default=10)
+    parser.add_argument("--slots", type=positive, default=8)
     parser.add_argument("--tokens", type=positive, default=204)
     parser.add_argument("--longest-prompt", type=int, default=CHUNK)
     parser.add_argument("--json", help="file for the report")
@@ -185,14 +186,15 @@ class Fleet:
 
     def __init__(self, options: argparse.Namespace, models: Models, params: Any, exact: bool):
         logprobs = 20 if exact else None
+        self.slots = options.slots
         self.params = SamplingParams(options.tokens, ignore_eos=True, logprobs=logprobs)
         self.engine = Engine.from_models(
             models,
             params,
             method="dflash",
-            max_batch=SLOTS,
+            max_batch=options.slots,
             max_model_len=CONTEXT,
-            num_pages=SLOTS * (CONTEXT // 64 + 1),
+            num_pages=options.slots * (CONTEXT // 64 + 1),
             prefill_chunk=CHUNK,
             exact=exact,
             driver="overlapped",
@@ -235,7 +237,8 @@ class Fleet:
         width = loop.plan.block_size if loop.plan.exact or method != "none" else 1
         shapes = loop.plan.shapes
         if not loop.plan.exact:  # few buckets: compiling takes longer than decoding
-            shapes = Shapes((1 if company == ALONE else SLOTS,), ((4, CHUNK),))
+            slots = 1 if company == ALONE else self.slots
+            shapes = Shapes((slots,), ((min(4, self.slots), CHUNK),))
         options, ngram = self.engine.options, method == "ngram"
         loop.plan = replace(
             loop.plan,

@@ -15,6 +15,8 @@ UNCHECKED = "array shapes: NOT CHECKED, beartype is not installed"
 def pytest_configure(config: pytest.Config) -> None:
     if not wants_gpu(config):
         os.environ["JAX_PLATFORMS"] = "cpu"
+        # Threads for the interpreted kernels' warpgroups, which wait for each other.
+        os.environ.setdefault("NPROC", "8")
         # Tiny models compile for longer than they run; this takes a third off the whole suite.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     if has_beartype():

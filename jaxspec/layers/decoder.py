@@ -1,6 +1,8 @@
 """The pre-norm decoder layer that the target and the drafter share."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +11,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspec.cache.block import Block
+from jaxspec.cache.pool import KVPool
 from jaxspec.layers.linear import Linear, RMSNorm
 from jaxspec.layers.rope import Rope
-from pallas_kernels import paged_attention, qkv_write
+from pallas_kernels import dense_chain, paged_attention, qkv_write
+from pallas_kernels.dense_chain import ChainShape, Meetings, dense_chain_runs, first_meetings
 from pallas_kernels.dispatch import Implementation
 
 Pages = Float[Array, "pages page_size kv_heads head_dim"]
@@ -62,14 +66,13 @@ class Attention(nn.Module):
 
     def __call__(
         self,
-        normed: Float[Array, "slots width hidden"],
+        qkv: Float[Array, "parts more width fused"],
         rotation: Rotation,
         block: Block,
         keys: Pages,
         values: Pages,
-    ) -> tuple[Float[Array, "parts slots width hidden"], Pages, Pages]:
-        with jax.named_scope("qkv"):
-            qkv = self.qkv.in_parts(normed, self.implementation)
+    ) -> tuple[Float[Array, "more width attended"], Pages, Pages]:
+        """`qkv` may have more slots than the block; what is made of those means nothing."""
         with jax.named_scope("qkv_write"):
             query, keys, values = qkv_write(
                 qkv,
@@ -92,11 +95,10 @@ class Attention(nn.Module):
                 block.spans,
                 causal=self.mask.causal,
                 window=self.mask.window,
+                out_slots=qkv.shape[1],
                 implementation=self.implementation,
             )
-        with jax.named_scope("attention_out"):
-            attended = attended.reshape(*attended.shape[:2], -1)
-            return self.out.in_parts(attended, self.implementation), keys, values
+        return attended.reshape(*attended.shape[:2], -1), keys, values
 
     def write_context(
         self,
@@ -145,15 +147,25 @@ class MLP(nn.Module):
             return self.down.in_parts(jax.nn.silu(gate) * up, self.implementation)
 
 
+@dataclasses.dataclass(frozen=True)
+class Following:
+    """What reads the residual stream after a layer."""
+
+    norm: RMSNorm
+    """The next layer's, or the last one."""
+    qkv: Linear | None
+    """The next layer's; none after the last layer."""
+
+
 class DecoderLayer(nn.Module):
     """Attention, then MLP, each added to the residual stream.
 
-    What a sublayer gives is added where the next one begins, in one pass with that one's norm:
+    From one attention to the next there are matrices and what happens to single rows, and no
+    positions. So a layer is called from there to there, and one kernel can do it all:
 
-        x ---+-----------------+-----------------+--- x of the next layer
-             ^ addend          ^ attended        ^ added there
-             |    norm         |    norm         |
-        -----+      attention -+      MLP -------+--- addend of the next layer
+        x ----------+----------------------+------ x of the next layer
+                    ^ out          norm    ^ down           norm, its qkv
+        qkv -- attention            gate, up  ----------------------------- qkv of the next layer
     """
 
     geometry: Decoder
@@ -165,23 +177,106 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(self.geometry, self.mask, self.dtype, self.implementation)
         self.mlp = MLP(self.geometry, self.dtype, self.implementation)
 
-    def __call__(
+    @property
+    def entrance(self) -> Following:
+        return Following(self.attention.norm, self.attention.qkv)
+
+    def to_next(
         self,
         x: Float[Array, "slots width hidden"],
-        addend: Float[Array, "parts slots width hidden"],
-        rotation: Rotation,
-        block: Block,
-        keys: Pages,
-        values: Pages,
+        attended: Float[Array, "slots width attended"],
+        following: Following,
+        meetings: Meetings,
     ) -> tuple[
-        Float[Array, "slots width hidden"],
-        Float[Array, "new_parts slots width hidden"],
-        Pages,
-        Pages,
+        Float[Array, "slots width hidden"], Float[Array, "parts slots width outputs"], Meetings
     ]:
-        with jax.named_scope("qkv"):
-            x, normed = self.attention.norm.after_adding(x, addend, self.implementation)
-        attended, keys, values = self.attention(normed, rotation, block, keys, values)
+        """The residual stream after the layer, and what the following makes of it: the next qkv, or
+        the last norm."""
+        if self.chains(x.shape[0] * x.shape[1]):
+            return self.chain(x, attended, following, meetings)
+        with jax.named_scope("attention_out"):
+            attended = self.attention.out.in_parts(attended, self.implementation)
         with jax.named_scope("gate_up"):
             x, normed = self.mlp.norm.after_adding(x, attended, self.implementation)
-        return x, self.mlp(normed), keys, values
+        added = self.mlp(normed)
+        with jax.named_scope("qkv"):
+            x, normed = following.norm.after_adding(x, added, self.implementation)
+            if following.qkv is None:
+                return x, normed[None], meetings
+            return x, following.qkv.in_parts(normed, self.implementation), meetings
+
+    def chains(self, rows: int) -> bool:
+        """Whether one kernel can do all of `to_next` for so many rows."""
+        g = self.geometry
+        shape = ChainShape(
+            rows,
+            g.num_heads * g.head_dim,
+            g.hidden_size,
+            g.intermediate_size,
+            (g.num_heads + 2 * g.num_kv_heads) * g.head_dim,
+        )
+        return dense_chain_runs(shape, self.dtype, self.implementation)
+
+    def chain(
+        self,
+        x: Float[Array, "slots width hidden"],
+        attended: Float[Array, "slots width attended"],
+        following: Following,
+        meetings: Meetings,
+    ) -> tuple[
+        Float[Array, "slots width hidden"], Float[Array, "parts slots width outputs"], Meetings
+    ]:
+        with jax.named_scope("dense"):
+            total, qkv, meetings = dense_chain(
+                attended.reshape(-1, attended.shape[-1]),
+                x.reshape(-1, x.shape[-1]),
+                self.attention.out.kernel,
+                self.mlp.norm.scale,
+                self.mlp.gate_up.kernel,
+                self.mlp.down.kernel,
+                following.norm.scale,
+                None if following.qkv is None else following.qkv.kernel,
+                meetings,
+                eps=self.geometry.rms_norm_eps,
+                implementation=self.implementation,
+            )
+            total = total.reshape(x.shape)
+            if qkv is None:
+                return total, following.norm(total)[None], meetings
+            return total, qkv.reshape(-1, *x.shape[:2], qkv.shape[-1]), meetings
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer],
+    norm: RMSNorm,
+    x: Float[Array, "slots width hidden"],
+    rotation: Rotation,
+    block: Block,
+    pool: KVPool,
+) -> tuple[Float[Array, "slots width hidden"], list[Float[Array, "slots width hidden"]], KVPool]:
+    """Normed hidden states, the residual stream after each layer, and the pool with the block.
+
+    The one kernel from attention to attention takes rows in eights: slots that are nobody's fill
+    them up on its way, and attention leaves those alone.
+    """
+    slots, width = x.shape[:2]
+    enough = slots_in_eights(slots, width)
+    if enough > slots and layers[0].chains(enough * width):
+        x = jnp.pad(x, ((0, enough - slots), (0, 0), (0, 0)))
+    keys, values, after = list(pool.keys), list(pool.values), []
+    meetings = first_meetings()
+    following = [*(layer.entrance for layer in layers), Following(norm, None)]
+    with jax.named_scope("layer_0"), jax.named_scope("qkv"):
+        qkv = following[0].qkv.in_parts(following[0].norm(x), layers[0].implementation)
+    for i, layer in enumerate(layers):
+        with jax.named_scope(f"layer_{i}"):
+            attended, keys[i], values[i] = layer.attention(qkv, rotation, block, keys[i], values[i])
+            x, qkv, meetings = layer.to_next(x, attended, following[i + 1], meetings)
+        after.append(x[:slots])
+    return qkv[0][:slots], after, KVPool(keys=tuple(keys), values=tuple(values))
+
+
+def slots_in_eights(slots: int, width: int) -> int:
+    """The least number of slots, no fewer, whose rows are a multiple of 8."""
+    step = 8 // math.gcd(width, 8)
+    return -(-slots // step) * step

@@ -13,6 +13,7 @@ PARTS = (
     "attention_out",
     "gate_up",
     "down",
+    "dense",
     "embedding",
     "feature_projection",
 )

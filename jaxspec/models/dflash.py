@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
 from jaxspec.cache.pool import KVPool
-from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.decoder import DecoderLayer, run_layers
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.rope import rotation
 from jaxspec.models.config import DFlashConfig
@@ -61,13 +61,8 @@ class DFlash(nn.Module):
         """
         decoder = self.config.decoder
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        x, addend = embedded, jnp.zeros_like(embedded)[None]
-        keys, values = list(pool.keys), list(pool.values)
-        for i, layer in enumerate(self.layers):
-            with jax.named_scope(f"layer_{i}"):
-                x, addend, keys[i], values[i] = layer(x, addend, rotated, block, keys[i], values[i])
-        _, hidden = self.norm.after_adding(x, addend, self.implementation)
-        return hidden, KVPool(keys=tuple(keys), values=tuple(values))
+        hidden, _, pool = run_layers(self.layers, self.norm, embedded, rotated, block, pool)
+        return hidden, pool
 
     def write_context(
         self, features: Float[Array, "slots width features"], block: Block, pool: KVPool

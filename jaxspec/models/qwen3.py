@@ -8,11 +8,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
 from jaxspec.cache.pool import KVPool
-from jaxspec.layers.decoder import BlockMask, DecoderLayer
+from jaxspec.layers.decoder import BlockMask, DecoderLayer, run_layers
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.rope import rotation
 from jaxspec.models.config import Qwen3Config
-from pallas_kernels.add_norm.reference import added
 from pallas_kernels.dispatch import Implementation
 
 
@@ -42,16 +41,9 @@ class Qwen3(nn.Module):
         """Final hidden states, captured features side by side, and the pool with the block."""
         decoder = self.config.decoder
         x = self.embedding(tokens)
-        addend = jnp.zeros_like(x)[None]
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        keys, values, after = list(pool.keys), list(pool.values), []
-        for i, layer in enumerate(self.layers):
-            with jax.named_scope(f"layer_{i}"):
-                x, addend, keys[i], values[i] = layer(x, addend, rotated, block, keys[i], values[i])
-            after.append((x, addend))
-        features = [added(*after[i]) for i in self.capture] or [x[..., :0]]
-        pool = KVPool(keys=tuple(keys), values=tuple(values))
-        _, hidden = self.norm.after_adding(x, addend, self.implementation)
+        hidden, after, pool = run_layers(self.layers, self.norm, x, rotated, block, pool)
+        features = [after[i] for i in self.capture] or [x[..., :0]]
         return hidden, jnp.concatenate(features, axis=-1), pool
 
     def embed(self, tokens: Int[Array, "slots width"]) -> Float[Array, "slots width hidden"]:

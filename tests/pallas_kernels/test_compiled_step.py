@@ -17,12 +17,12 @@ from jaxspec.models.parameters import pool_for, random_params
 from jaxspec.models.presets import dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
 
-ROWS, PAGES_PER_SLOT, PAGE_SIZE = 8, 17, 64
-PAGES = ROWS * PAGES_PER_SLOT + 1
+PAGES_PER_SLOT, PAGE_SIZE = 17, 64
 
 
-def lowered_step() -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
+def lowered_step(slots: int) -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
     """The step, the shape of one pool, and the number of pools."""
+    pages = slots * PAGES_PER_SLOT + 1
     target = qwen3("qwen3-8b")
     draft = dflash_for(target)
     models = Models(
@@ -36,25 +36,28 @@ def lowered_step() -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
         }
     )
     pools = [
-        lambda decoder=decoder: pool_for(decoder, PAGES, PAGE_SIZE, jnp.bfloat16)
+        lambda decoder=decoder: pool_for(decoder, pages, PAGE_SIZE, jnp.bfloat16)
         for decoder in (target.decoder, draft.decoder)
     ]
-    state = jax.eval_shape(lambda: empty_state(pools[0](), pools[1](), ROWS, PAGES_PER_SLOT))
-    rows = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+    state = jax.eval_shape(lambda: empty_state(pools[0](), pools[1](), slots, PAGES_PER_SLOT))
+    rows = jax.ShapeDtypeStruct((slots,), jnp.int32)
     step = jax.jit(steps.spec_step, static_argnums=0, donate_argnums=2, static_argnames="draws")
     lowered = step.lower(
         models, placed(params), placed(state), placed(rows), placed(rows), draws=False
     )
     decoder = target.decoder
     layers = decoder.num_layers + draft.decoder.num_layers
-    return lowered, (PAGES, PAGE_SIZE, decoder.num_kv_heads, decoder.head_dim), 2 * layers
+    return lowered, (pages, PAGE_SIZE, decoder.num_kv_heads, decoder.head_dim), 2 * layers
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_the_step_is_one_command_buffer_in_place(monkeypatch, capfd, tmp_path: pathlib.Path):
+@pytest.mark.parametrize("slots", [1, 8])
+def test_the_step_is_one_command_buffer_in_place(slots, monkeypatch, capfd, tmp_path: pathlib.Path):
+    """One slot's layers are one kernel from attention to attention, those of eight are several."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    lowered, pool, pools = lowered_step()
+    lowered, pool, pools = lowered_step(slots)
+    assert ("dense_chain" in lowered.as_text()) == (slots == 1)
     program = compiled(lowered, xla_dump_to=str(tmp_path))
 
     assert_no_spills("".join(capfd.readouterr()))

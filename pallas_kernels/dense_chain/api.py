@@ -1,0 +1,59 @@
+"""Everything between one attention and the next."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from pallas_kernels.dense_chain import reference
+from pallas_kernels.dense_chain.shape import ChainShape, Meetings, first_meetings
+from pallas_kernels.dispatch import Implementation, choose, kernels_run
+
+
+def dense_chain(
+    attended: Float[Array, "rows attended"],
+    x: Float[Array, "rows hidden"],
+    out: Float[Array, "attended hidden"],
+    norm: Float[Array, " hidden"],
+    gate_up: Float[Array, "hidden twice_inner"],
+    down: Float[Array, "inner hidden"],
+    next_norm: Float[Array, " hidden"],
+    qkv: Float[Array, "hidden fused"] | None,
+    meetings: Meetings | None = None,
+    *,
+    eps: float,
+    implementation: Implementation = "auto",
+) -> tuple[Float[Array, "rows hidden"], Float[Array, "parts rows fused"] | None, Meetings]:
+    """From what attention gives to what the next attention takes:
+
+        total = x + attended @ out
+        total = total + (silu(gate) * up) @ down       gate, up: norm(total) @ gate_up
+        next_norm(total) @ qkv, as a sum of parts      nothing without `qkv`
+
+    Returns the total, in the dtype of `x`, the parts, and the meetings for the next call.
+    """
+    implementations = {"mosaic": _mosaic, "xla": reference.dense_chain}
+    meetings = first_meetings() if meetings is None else meetings
+    given = (attended, x, out, norm, gate_up, down, next_norm, qkv, meetings)
+    return choose(implementation, implementations, *given, eps=eps)
+
+
+def dense_chain_runs(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> bool:
+    """Whether the kernel would do calls of this shape here."""
+    if implementation == "portable" or not kernels_run(implementation):
+        return False
+    from pallas_kernels.dense_chain import plan
+
+    try:
+        plan.check_device()
+        plan.check(shape, jnp.dtype(dtype))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _mosaic(*arguments: Any, **options: Any) -> Any:
+    from pallas_kernels.dense_chain import mosaic  # importing Mosaic GPU takes a second
+
+    return mosaic.dense_chain(*arguments, **options)

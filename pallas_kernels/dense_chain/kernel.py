@@ -1,0 +1,143 @@
+"""What one thread block of the chain does."""
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dense_chain import meeting
+from pallas_kernels.dense_chain.loading import (
+    GATE_UP,
+    STEPS_OF_GATE_UP,
+    Shares,
+    load_rows,
+    load_weights,
+)
+from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, UNIT, Plan
+from pallas_kernels.dense_chain.rows import TURNED, Rows, times_rows
+from pallas_kernels.dense_chain.shape import PLACES
+from pallas_kernels.tiles import fence_async, store
+
+
+def run(plan: Plan, names: tuple[str, ...], *refs, **scratch) -> None:
+    chain = Chain(plan, dict(zip(names, refs)), scratch)
+    if not chain.alone:
+        plan.mailbox.open(scratch)
+    pl.when(chain.warpgroup < CONSUMERS)(chain.multiply_all)
+    pl.when(chain.warpgroup == CONSUMERS)(lambda: load_weights(chain.shares, chain.refs, scratch))
+    pl.when(chain.warpgroup == CONSUMERS + 1)(
+        lambda: load_rows(
+            chain.shares, chain.refs, scratch, chain.wait_for_rows, chain.rows.find_inverse
+        )
+    )
+    if not chain.alone:
+        pl.when(chain.warpgroup >= CONSUMERS)(plan.mailbox.opened)
+
+
+class Chain:
+    """The products in order, as one multiplying warpgroup goes through them."""
+
+    def __init__(self, plan: Plan, refs, scratch):
+        self.plan, self.refs, self.scratch = plan, refs, scratch
+        self.shares, self.warpgroup = Shares(plan), lax.axis_index("warpgroup")
+        self.rows = Rows(plan, self.refs, scratch, self.shares, self.warpgroup)
+        self.alone = plan.only is not None
+
+    def multiply_all(self) -> None:
+        if not self.alone:
+            self.plan.mailbox.opened()
+        work = (self.attention_out, self.gate_and_up, self.down, self.next_qkv)
+        for p in self.shares.products:
+            pl.when(self.shares.active[p])(work[p])
+            if p < PLACES and not self.alone:
+                meeting.arrive(self.refs["counters"], p)
+
+    def wait_for_rows(self, p: int) -> None:
+        """Until all thread blocks have finished the product before."""
+        if p > 0 and not self.alone:
+            everyone = self.plan.blocks * CONSUMERS
+            meeting.wait(self.refs["counters"], p - 1, self.refs["calls"], everyone)
+            fence_async()
+
+    def attention_out(self) -> None:
+        given = self.rows.residual(0, "x", "norm")
+        self.tile(0, lambda acc: self.rows.add(0, "attention_", given, acc))
+
+    def down(self) -> None:
+        given = self.rows.residual(2, "attention_total", "next_norm")
+        self.tile(2, lambda acc: self.rows.add(2, "", given, acc))
+
+    def gate_and_up(self) -> None:
+        shares, wanted = self.shares, self.shares.block * CONSUMERS + self.warpgroup
+        columns = pl.ds(shares.inner_unit(self.warpgroup) * UNIT, UNIT)
+
+        def product(gate_acc, up_acc) -> None:
+            self.accumulate_gate_and_up(gate_acc, up_acc)
+            inverse = self.rows.inverse()
+            gate, up = (times_rows(acc[...], inverse) for acc in (gate_acc, up_acc))
+            gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
+
+            @pl.when(wanted < self.plan.shape.inner // UNIT)
+            def _():
+                store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TURNED))
+
+        pl.run_scoped(product, self.accumulator(), self.accumulator())
+
+    def next_qkv(self) -> None:
+        columns = pl.ds(self.shares.columns(3), UNIT)
+
+        def write(acc) -> None:
+            turned = plgpu.layout_cast(times_rows(acc, self.rows.inverse()), TURNED)
+            store(self.refs["qkv_parts"].at[self.warpgroup, :, columns].T, turned)
+
+        self.tile(3, write)
+
+    # Products
+
+    def accumulator(self):
+        return plgpu.ACC((UNIT, self.plan.shape.rows), jnp.float32)
+
+    def tile(self, p: int, finish) -> None:
+        """Columns whose inputs the warpgroups share: `finish` is given what one of them summed."""
+
+        def product(acc) -> None:
+            @pl.loop(0, self.shares.steps[p])
+            def _(step):
+                weights, rows = self.stages(p, step, step)
+                plgpu.barrier_wait(self.scratch["rows_here"].at[rows])
+                plgpu.barrier_wait(self.scratch["weights_here"].at[weights])
+                for i in range(CHUNKS // CONSUMERS):
+                    chunk = self.warpgroup * (CHUNKS // CONSUMERS) + i
+                    self.multiply(acc, weights * CHUNKS + chunk, rows * CHUNKS + chunk)
+                plgpu.wgmma_wait(0)
+                plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
+                plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
+
+            finish(acc[...])
+
+        pl.run_scoped(product, self.accumulator())
+
+    def accumulate_gate_and_up(self, gate_acc, up_acc) -> None:
+        @pl.loop(0, self.shares.row_steps[GATE_UP])
+        def _(step):
+            _, rows = self.stages(GATE_UP, 0, step)
+            plgpu.barrier_wait(self.scratch["rows_here"].at[rows])
+            for i in range(CHUNKS):
+                weights, _ = self.stages(GATE_UP, step * STEPS_OF_GATE_UP + i, step)
+                plgpu.barrier_wait(self.scratch["weights_here"].at[weights])
+                for j, acc in enumerate((gate_acc, up_acc)):
+                    chunk = weights * CHUNKS + self.warpgroup * 2 + j
+                    self.multiply(acc, chunk, rows * CHUNKS + i)
+                plgpu.wgmma_wait(0)
+                plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
+            plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
+
+    def stages(self, p: int, step, row_step):
+        sizes, shares = self.plan.sizes, self.shares
+        return (
+            lax.rem(shares.starts[p] + step, sizes.weight_stages),
+            lax.rem(shares.row_starts[p] + row_step, sizes.row_stages),
+        )
+
+    def multiply(self, acc, weights, rows) -> None:
+        plgpu.wgmma(acc, self.scratch["weights"].at[weights].T, self.scratch["tiles"].at[rows].T)

@@ -1,0 +1,93 @@
+"""`dense_chain` on Mosaic GPU, for Hopper."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.dense_chain import kernel
+from pallas_kernels.dense_chain.plan import (
+    CONSUMERS,
+    PAIR,
+    PAIRS,
+    Plan,
+    Sizes,
+    check,
+    check_device,
+    choose_sizes,
+)
+from pallas_kernels.dense_chain.shape import ChainShape, Meetings
+from pallas_kernels.tiles import named, require
+
+
+# A jit of its own, so that a model's layers lower one kernel and not one each.
+@functools.partial(jax.jit, static_argnames=("eps", "sizes", "pairs", "interpret"))
+def dense_chain(
+    attended: Float[Array, "rows attended"],
+    x: Float[Array, "rows hidden"],
+    out: Float[Array, "attended hidden"],
+    norm: Float[Array, " hidden"],
+    gate_up: Float[Array, "hidden twice_inner"],
+    down: Float[Array, "inner hidden"],
+    next_norm: Float[Array, " hidden"],
+    qkv: Float[Array, "hidden fused"] | None,
+    meetings: Meetings,
+    *,
+    eps: float,
+    sizes: Sizes | None = None,
+    pairs: int = PAIRS,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> tuple[Float[Array, "rows hidden"], Float[Array, "parts rows fused"] | None, Meetings]:
+    given = {
+        "attended": attended,
+        "x": x,
+        "out": out,
+        "norm": norm,
+        "gate_up": gate_up,
+        "down": down,
+        "next_norm": next_norm,
+        "qkv": qkv,
+    }
+    given = {name: array for name, array in given.items() if array is not None}
+    shape = ChainShape(
+        x.shape[0],
+        attended.shape[1],
+        x.shape[1],
+        down.shape[0],
+        0 if qkv is None else qkv.shape[1],
+    )
+    require(len({a.dtype for a in given.values()}) == 1, "one dtype")
+    check(shape, x.dtype, pairs)
+    plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape.rows), None)
+    if interpret is None:
+        check_device()
+        counters = jax.new_ref(meetings.counters)
+        calls = jnp.full((1,), meetings.calls + 1, jnp.int32)
+        found = launch(plan, given | {"counters": counters, "calls": calls}, None)
+        meetings = Meetings(jax.freeze(counters), meetings.calls + 1)
+    else:
+        found = given
+        for p in range(plan.products):
+            found = found | launch(dataclasses.replace(plan, only=p), found, interpret)
+    return found["total"], found.get("qkv_parts"), meetings
+
+
+def launch(plan: Plan, given: dict[str, jax.Array], interpret) -> dict[str, jax.Array]:
+    outputs = plan.outputs()
+    found = plgpu.kernel(
+        named("dense_chain", functools.partial(kernel.run, plan, (*given, *outputs))),
+        out_type=tuple(outputs.values()),
+        grid=(plan.pairs,),
+        grid_names=("pair",),
+        cluster=(PAIR,),
+        cluster_names=("half",),
+        num_threads=CONSUMERS + 2,
+        thread_name="warpgroup",
+        scratch_types=plan.scratch(),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
+    )(*given.values())
+    return dict(zip(outputs, found))

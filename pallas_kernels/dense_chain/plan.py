@@ -1,0 +1,173 @@
+"""How the products of a chain are shared out among the thread blocks, and the memory that takes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dense_chain.shape import ChainShape
+from pallas_kernels.mailbox import THREADS, Mailbox
+from pallas_kernels.tiles import require, swizzled
+
+UNIT = 64
+"""Columns that one warpgroup multiplies at a time."""
+CHUNKS = 4
+"""Squares of UNIT x UNIT weights that arrive together."""
+DEPTH = CHUNKS * UNIT
+"""Inputs of the rows that arrive together."""
+CONSUMERS = 2
+"""Warpgroups that multiply."""
+PAIR = 2
+"""Thread blocks that may share the columns of a tile."""
+FINISHERS = PAIR * CONSUMERS
+"""Warpgroups that sum parts of a tile, and finish its rows in turn."""
+GROUP = 8
+"""Rows that one of them finishes at a time."""
+PAIRS = 66
+"""Clusters, all of them on the GPU at once: one block per multiprocessor of an H100."""
+MOST_ROWS = 32
+SHARED_BYTES = 224 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The free choices of the kernel."""
+
+    weight_stages: int
+    """Groups of chunks that a thread block keeps, of this product and the next."""
+    row_stages: int
+    """Pieces of rows that it keeps."""
+    in_flight: int = 2
+    """Groups that are asked for and not there yet. More would only lengthen the queue in which the
+    blocks' messages to each other wait as well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything static about one call."""
+
+    shape: ChainShape
+    eps: float
+    dtype: Any
+    pairs: int
+    """Clusters of two thread blocks, all of them on the GPU at once."""
+    sizes: Sizes
+    only: int | None
+    """The one product that runs (the interpreter runs thread blocks one by one, so that none may
+    wait for another)."""
+
+    @property
+    def blocks(self) -> int:
+        return self.pairs * PAIR
+
+    @property
+    def groups(self) -> int:
+        return self.shape.rows // GROUP
+
+    @property
+    def local_groups(self) -> int:
+        """Groups that one thread block of a pair may have to finish."""
+        return 1 + max(local_group(group) for group in range(self.groups))
+
+    @property
+    def products(self) -> int:
+        return 4 if self.shape.qkv else 3
+
+    def outputs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        shapes = self.shapes()
+        if self.only is not None:
+            return {name: shapes[name] for name in STAGES[self.only]}
+        stages = STAGES[: self.products]
+        return {name: shapes[name] for stage in stages for name in stage if name not in SUMS}
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        rows, of_hidden = self.shape.rows, self.shape.hidden
+        narrow = lambda *shape: jax.ShapeDtypeStruct(shape, self.dtype)
+        wide = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+        hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, rows)
+        parts = wide(PAIR * CONSUMERS, rows, of_hidden)
+        return {
+            "attention_parts": parts,
+            "attention_total": hidden,
+            "attention_scaled": hidden,
+            "attention_squares": squares,
+            "gated": narrow(rows, self.shape.inner),
+            "mlp_parts": parts,
+            "total": hidden,
+            "scaled": hidden,
+            "squares": squares,
+            "qkv_parts": wide(CONSUMERS, rows, self.shape.qkv),
+        }
+
+    def scratch(self) -> dict[str, Any]:
+        sizes = self.sizes
+        barrier = lambda arrivals, number: plgpu.Barrier(num_arrivals=arrivals, num_barriers=number)
+        return {
+            "weights": swizzled((sizes.weight_stages * CHUNKS, UNIT, UNIT), self.dtype),
+            "tiles": swizzled((sizes.row_stages * CHUNKS, self.shape.rows, UNIT), self.dtype),
+            "weights_here": barrier(CHUNKS, sizes.weight_stages),
+            "weights_used": barrier(CONSUMERS, sizes.weight_stages),
+            "rows_here": barrier(CHUNKS, sizes.row_stages),
+            "rows_used": barrier(CONSUMERS, sizes.row_stages),
+            "inverse": plgpu.SMEM((self.shape.rows,), jnp.float32),
+            "inverse_here": barrier(1, 1),
+        } | (self.sums() if self.only is None else self.meeting())
+
+    @property
+    def mailbox(self) -> Mailbox:
+        return Mailbox(self.local_groups, FINISHERS, UNIT * GROUP // THREADS)
+
+    def sums(self) -> dict[str, Any]:
+        turned = swizzled((CONSUMERS, GROUP, UNIT), jnp.float32)
+        return self.mailbox.scratch() | {"turned": turned}
+
+    def meeting(self) -> dict[str, Any]:
+        return {"met": plgpu.ClusterBarrier(collective_axes=("half",), num_arrivals=CONSUMERS)}
+
+
+SUMS = ("attention_parts", "mlp_parts")
+"""What goes through global memory in the interpreter only."""
+STAGES = (
+    ("attention_parts", "attention_total", "attention_scaled", "attention_squares"),
+    ("gated",),
+    ("mlp_parts", "total", "scaled", "squares"),
+    ("qkv_parts",),
+)
+"""What each product writes."""
+
+
+def local_group(group: int) -> int:
+    """Which of its block's groups it is: the blocks of a pair take turns."""
+    return group // PAIR
+
+
+def check_device() -> None:
+    """Thread blocks wait for each other, so all must run at once. Without a GPU somebody compiles
+    for one from afar."""
+    device = jax.devices()[0]
+    found = getattr(device, "core_count", 0) if device.platform == "gpu" else PAIR * PAIRS
+    require(found >= PAIR * PAIRS, f"{PAIR * PAIRS} multiprocessors, as H100 SXM and H200 have")
+
+
+def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
+    require(jnp.dtype(dtype) == jnp.bfloat16, "bfloat16 throughout")
+    require(shape.rows % 8 == 0 and 0 < shape.rows <= MOST_ROWS, f"8, 16, .. {MOST_ROWS} rows")
+    require(shape.hidden % 512 == 0, "hidden sizes in multiples of 512")
+    halves = shape.attended % (2 * DEPTH) == 0 == shape.inner % (2 * DEPTH)
+    require(halves, f"heads and inner sizes in multiples of {2 * DEPTH}")
+    require(shape.hidden // UNIT <= pairs, "a tile of the hidden size for every cluster")
+    most = pairs * PAIR * CONSUMERS
+    require(shape.inner // UNIT <= most, "inner columns for every warpgroup")
+    require(shape.qkv % UNIT == 0, f"qkv in multiples of {UNIT}")
+    require(shape.qkv // UNIT <= pairs * PAIR, "a tile of qkv for every block")
+
+
+def choose_sizes(rows: int) -> Sizes:
+    row_stages = 2
+    groups = rows // GROUP
+    places = 1 + max(local_group(group) for group in range(groups))
+    sums = (FINISHERS * places + CONSUMERS) * GROUP * UNIT * 4
+    free = SHARED_BYTES - row_stages * rows * DEPTH * 2 - sums
+    return Sizes(free // (DEPTH * UNIT * 2), row_stages)

@@ -1,0 +1,27 @@
+"""`dense_chain` in plain JAX: the specification."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.add_norm.reference import add_norm
+from pallas_kernels.dense_chain.shape import Meetings
+
+
+def dense_chain(
+    attended: Float[Array, "rows attended"],
+    x: Float[Array, "rows hidden"],
+    out: Float[Array, "attended hidden"],
+    norm: Float[Array, " hidden"],
+    gate_up: Float[Array, "hidden twice_inner"],
+    down: Float[Array, "inner hidden"],
+    next_norm: Float[Array, " hidden"],
+    qkv: Float[Array, "hidden fused"] | None,
+    meetings: Meetings,
+    *,
+    eps: float,
+) -> tuple[Float[Array, "rows hidden"], Float[Array, "parts rows fused"] | None, Meetings]:
+    x, normed = add_norm(x, (attended @ out)[None], norm, eps=eps)
+    gate, up = jnp.split(normed @ gate_up, 2, axis=-1)
+    x, normed = add_norm(x, ((jax.nn.silu(gate) * up) @ down)[None], next_norm, eps=eps)
+    return x, None if qkv is None else (normed @ qkv)[None], meetings

@@ -1,0 +1,49 @@
+"""From one attention to the next in one op, and slots that fill its rows up: the same numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache.block import block_after
+from jaxspec.layers import decoder
+from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.rope import Rope
+from jaxspec.models.config import Qwen3Config
+from jaxspec.models.parameters import pool_for, random_params
+from jaxspec.models.qwen3 import Qwen3
+
+CONFIG = Qwen3Config(Decoder(32, 48, 3, 4, 2, 16, 1e-6, Rope(1e4), 512), 100, True, (0,))
+PAGE_SIZE = 16
+
+
+def read(slots: int, width: int):
+    model = Qwen3(CONFIG, capture=(0, 2), implementation="xla")
+    params = random_params(model, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (slots, width), 0, 100)
+    table = 1 + jnp.arange(slots * 4).reshape(slots, 4)
+    pool = pool_for(CONFIG.decoder, slots * 4 + 1, PAGE_SIZE, jnp.float32)
+    lengths = jnp.zeros((slots,), jnp.int32)
+    for step in range(2):
+        block = block_after(lengths, jnp.full((slots,), width), table, width, PAGE_SIZE)
+        found = model.apply({"params": params}, tokens + step, block, pool)
+        pool, lengths = found[2], lengths + width
+    hidden, features, pool = found
+    return hidden, features, [page[1:] for page in (*pool.keys, *pool.values)]
+
+
+@pytest.mark.parametrize(("slots", "width"), [(3, 1), (2, 17), (2, 16), (8, 3)])
+def test_the_same_numbers(slots, width, monkeypatch):
+    wanted = read(slots, width)
+    seen = []
+
+    def runs(shape, *_):
+        seen.append(shape.rows)
+        return shape.rows % 8 == 0
+
+    monkeypatch.setattr(decoder, "dense_chain_runs", runs)
+    found = read(slots, width)
+    assert found[0].shape == (slots, width, 32)
+    assert all(rows % 8 == 0 for rows in seen)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)

@@ -1,0 +1,155 @@
+"""Every implementation of dense_chain against a float64 oracle."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from h100 import assert_no_spills, compiled, needs_compiler, placed
+from interpreter import no_races
+
+from pallas_kernels import dense_chain
+from pallas_kernels.dense_chain import (
+    ChainShape,
+    dense_chain_runs,
+    first_meetings,
+    mosaic,
+)
+from pallas_kernels.dense_chain.plan import Sizes
+
+EPS = 1e-6
+SMALL = ChainShape(16, 512, 512, 512, 384)
+QWEN3 = {
+    "8b": ChainShape(16, 4096, 4096, 12288, 6144),
+    "4b": ChainShape(16, 4096, 2560, 9728, 6144),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def inputs(shape: ChainShape):
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+
+    def normal(*size: int, scale: float = 1.0):
+        return (jax.random.normal(next(keys), size) * scale).astype(jnp.bfloat16)
+
+    matrix = lambda rows, columns: normal(rows, columns, scale=rows**-0.5)
+    return (
+        normal(shape.rows, shape.attended),
+        normal(shape.rows, shape.hidden),
+        matrix(shape.attended, shape.hidden),
+        normal(shape.hidden),
+        matrix(shape.hidden, 2 * shape.inner),
+        matrix(shape.inner, shape.hidden),
+        normal(shape.hidden),
+        matrix(shape.hidden, shape.qkv) if shape.qkv else None,
+    )
+
+
+def expected(given):
+    attended, x, out, norm, gate_up, down, next_norm, qkv = (
+        None if array is None else np.asarray(array, np.float64) for array in given
+    )
+    normed = lambda x, scale: x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * scale
+    x = x + attended @ out
+    gate, up = np.split(normed(x, norm) @ gate_up, 2, axis=-1)
+    x = x + (gate / (1 + np.exp(-gate)) * up) @ down
+    return x, None if qkv is None else normed(x, next_norm) @ qkv
+
+
+def expected_on_device(given):
+    """The same in float32: in float64 these shapes take a minute."""
+    wide = [None if array is None else array.astype(jnp.float32) for array in given]
+    with jax.default_matmul_precision("highest"):
+        call = functools.partial(dense_chain, eps=EPS, implementation="xla")
+        total, parts, _ = jax.jit(call)(*wide)
+    return total, None if parts is None else parts[0]
+
+
+def agrees(given, outputs, expected=expected) -> None:
+    total, parts, _ = outputs
+    wanted_total, wanted = expected(given)
+    pairs = [(total, wanted_total)]
+    assert (parts is None) == (wanted is None)
+    if parts is not None:
+        pairs.append((np.asarray(parts, np.float64).sum(0), wanted))
+    for found, right in pairs:
+        error = np.linalg.norm(np.asarray(found, np.float64) - right) / np.linalg.norm(right)
+        assert error < 0.006
+
+
+def run(given, implementation: str):
+    return jax.jit(functools.partial(dense_chain, eps=EPS, implementation=implementation))(*given)
+
+
+@pytest.mark.parametrize("shape", [SMALL, ChainShape(8, 512, 512, 1024, 0)])
+class TestOnCpu:
+    def test_reference(self, shape):
+        given = inputs(shape)
+        agrees(given, run(given, "xla"))
+
+    def test_interpreted(self, shape):
+        given = inputs(shape)
+        with no_races() as interpret:
+            sizes = Sizes(3, 2)
+            agrees(
+                given,
+                mosaic.dense_chain(
+                    *given, first_meetings(), eps=EPS, sizes=sizes, pairs=8, interpret=interpret
+                ),
+            )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("model", QWEN3)
+def test_on_device(model, rows):
+    given = inputs(ChainShape(rows, *list(vars(QWEN3[model]).values())[1:]))
+    first = run(given, "mosaic")
+    agrees(given, first, expected_on_device)
+    for one, again in zip(jax.tree.leaves(first), jax.tree.leaves(run(given, "mosaic"))):
+        np.testing.assert_array_equal(one, again)
+
+
+@pytest.mark.gpu
+def test_a_row_does_not_depend_on_its_neighbours():
+    attended, x, *weights = inputs(ChainShape(32, 4096, 4096, 12288, 6144))
+    total, parts, _ = run((attended, x, *weights), "mosaic")
+    of_eight, parts_of_eight, _ = run((attended[8:16], x[8:16], *weights), "mosaic")
+    np.testing.assert_array_equal(total[8:16], of_eight)
+    np.testing.assert_array_equal(parts[:, 8:16], parts_of_eight)
+
+
+@pytest.mark.gpu
+def test_calls_that_hand_on_their_meetings():
+    """One without a next layer among them, as where a model ends and another begins."""
+    given = inputs(QWEN3["4b"])
+    alone = run(given, "mosaic")
+    meetings = None
+    for qkv in (given[-1], None, given[-1], given[-1]):
+        *found, meetings = run((*given[:-1], qkv, meetings), "mosaic")
+        np.testing.assert_array_equal(found[0], alone[0])
+        if qkv is not None:
+            np.testing.assert_array_equal(found[1], alone[1])
+    assert meetings.calls == 4 and len(set(meetings.counters.tolist())) == 1
+
+
+def test_what_it_cannot_do():
+    assert not dense_chain_runs(QWEN3["8b"], jnp.bfloat16, "xla")
+    assert not dense_chain_runs(QWEN3["8b"], jnp.bfloat16, "portable")
+    assert dense_chain_runs(QWEN3["8b"], jnp.bfloat16, "mosaic")
+    assert not dense_chain_runs(QWEN3["8b"], jnp.float32, "mosaic")
+    assert not dense_chain_runs(ChainShape(4, 4096, 4096, 12288, 6144), jnp.bfloat16, "mosaic")
+    assert not dense_chain_runs(ChainShape(16, 5120, 5120, 25600, 7168), jnp.bfloat16, "mosaic")
+    with pytest.raises(NotImplementedError, match="rows"):
+        run(inputs(ChainShape(4, 512, 512, 512, 384)), "mosaic")
+
+
+@needs_compiler
+@pytest.mark.parametrize("model", QWEN3)
+def test_it_compiles_without_spills(model, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    given = jax.eval_shape(lambda: inputs(QWEN3[model]))
+    chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_meetings(), eps=EPS))
+    compiled(chain.lower(*placed(given)))
+    assert_no_spills("".join(capfd.readouterr()))
