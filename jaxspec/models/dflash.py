@@ -15,9 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
 from jaxspec.cache.pool import KVPool
-from jaxspec.layers.decoder import DecoderLayer, run_layers
+from jaxspec.layers.decoder import DecoderLayer
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.rope import rotation
+from jaxspec.layers.stack import run_layers
 from jaxspec.models.config import DFlashConfig
 from pallas_kernels.dispatch import Implementation
 

@@ -19,7 +19,7 @@ from pallas_kernels.dense_chain import (
 from pallas_kernels.dense_chain.plan import Sizes
 
 EPS = 1e-6
-SMALL = ChainShape(16, 512, 512, 512, 384)
+SMALL = ChainShape(24, 512, 512, 512, 384)
 QWEN3 = {
     "8b": ChainShape(16, 4096, 4096, 12288, 6144),
     "4b": ChainShape(16, 4096, 2560, 9728, 6144),
@@ -101,7 +101,7 @@ class TestOnCpu:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("rows", [8, 16, 24, 32])
 @pytest.mark.parametrize("model", QWEN3)
 def test_on_device(model, rows):
     given = inputs(ChainShape(rows, *list(vars(QWEN3[model]).values())[1:]))
