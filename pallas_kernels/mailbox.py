@@ -3,7 +3,7 @@
 A note is what one warpgroup holds in registers; the reader's threads get what the same threads of
 the writer held, so nothing is laid out in between. The barrier of a box counts bytes: nobody waits
 but the reader. `plgpu.async_store_smem` does the same after every thread of the writer has waited
-for all of its stores to be seen by the whole GPU, 3 to 4 us while the memory is busy.
+for all of its stores to be seen by the whole GPU, microseconds while the memory is busy.
 """
 
 import dataclasses

@@ -180,7 +180,12 @@ def time_write(case: WriteCase, implementation: str) -> float:
 
 LAYERS = 8
 """Of the dense chain: several, each with matrices beyond the cache."""
-GEOMETRIES = {"8B": (4096, 4096, 12288, 6144), "4B": (4096, 2560, 9728, 6144)}
+GEOMETRIES = {
+    "8B": (4096, 4096, 12288, 6144),
+    "4B": (4096, 2560, 9728, 6144),
+    "1.7B": (2048, 2048, 6144, 4096),
+    "0.6B": (2048, 1024, 3072, 4096),
+}
 """Of Qwen3: numbers from attention, hidden, inner, of the next qkv."""
 
 

@@ -24,8 +24,9 @@ def run_layers(
 ) -> tuple[Float[Array, "slots width hidden"], list[Float[Array, "slots width hidden"]], KVPool]:
     """Normed hidden states, the residual stream after each layer, and the pool with the block.
 
-    The one kernel from attention to attention takes rows in eights: slots that are nobody's fill
-    them up on its way, and attention leaves those alone.
+    The one kernel from attention to attention takes rows in eights: whole slots that are nobody's
+    fill them up on its way, where that makes 32 at most, and attention leaves those alone. What is
+    in them means nothing, and no row looks at another.
     """
     slots, width = x.shape[:2]
     enough = slots_in_eights(slots, width)

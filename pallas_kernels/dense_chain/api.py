@@ -31,7 +31,9 @@ def dense_chain(
         total = total + (silu(gate) * up) @ down       gate, up: norm(total) @ gate_up
         next_norm(total) @ qkv, as a sum of parts      nothing without `qkv`
 
-    Returns the total, in the dtype of `x`, the parts, and the meetings for the next call.
+    Returns the total, in the dtype of `x`, the parts (two in float32 from the kernel, one in the
+    dtype of `x` from the reference) and the meetings for the next call. Without those of the call
+    before, nothing but their data keeps two calls of one program apart.
     """
     implementations = {"mosaic": _mosaic, "xla": reference.dense_chain}
     meetings = first_meetings() if meetings is None else meetings

@@ -68,18 +68,14 @@ class Chain:
         self.tile(2, lambda acc: self.rows.add(2, "", given, acc))
 
     def gate_and_up(self) -> None:
-        shares, wanted = self.shares, self.shares.block * CONSUMERS + self.warpgroup
-        columns = pl.ds(shares.inner_unit(self.warpgroup) * UNIT, UNIT)
+        columns = pl.ds(self.shares.inner_unit(self.warpgroup) * UNIT, UNIT)
 
         def product(gate_acc, up_acc) -> None:
             self.accumulate_gate_and_up(gate_acc, up_acc)
             inverse = self.rows.inverse()
             gate, up = (times_rows(acc[...], inverse) for acc in (gate_acc, up_acc))
             gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
-
-            @pl.when(wanted < self.plan.shape.inner // UNIT)
-            def _():
-                store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TURNED))
+            store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TURNED))
 
         pl.run_scoped(product, self.accumulator(), self.accumulator())
 

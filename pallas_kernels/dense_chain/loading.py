@@ -60,8 +60,8 @@ class Shares:
         return (self.block if p == 3 else self.pair) * UNIT
 
     def inner_unit(self, warpgroup) -> Any:
-        """Which columns of gate, and of up, a warpgroup multiplies; the last may be repeated."""
-        return jnp.minimum(self.block * CONSUMERS + warpgroup, self.plan.shape.inner // UNIT - 1)
+        """Which columns of gate, and of up, a warpgroup multiplies."""
+        return self.block * CONSUMERS + warpgroup
 
 
 def starts(counts: list) -> list:

@@ -22,12 +22,12 @@ CONSUMERS = 2
 PAIR = 2
 """Thread blocks that may share the columns of a tile."""
 FINISHERS = PAIR * CONSUMERS
-"""Warpgroups that sum parts of a tile, and finish its rows in turn."""
+"""Warpgroups that sum parts of a tile; each finishes a group of its rows."""
 GROUP = 8
 """Rows that one of them finishes at a time."""
 PAIRS = 66
 """Clusters, all of them on the GPU at once: one block per multiprocessor of an H100."""
-MOST_ROWS = 32
+MOST_ROWS = FINISHERS * GROUP
 SHARED_BYTES = 224 * 1024
 
 
@@ -42,6 +42,9 @@ class Sizes:
     in_flight: int = 2
     """Groups that are asked for and not there yet. More would only lengthen the queue in which the
     blocks' messages to each other wait as well."""
+
+    def __post_init__(self):
+        assert self.in_flight <= self.weight_stages, "no more in flight than there is room for"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +157,7 @@ def check_device() -> None:
 def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
     require(jnp.dtype(dtype) == jnp.bfloat16, "bfloat16 throughout")
     require(shape.rows % 8 == 0 and 0 < shape.rows <= MOST_ROWS, f"8, 16, .. {MOST_ROWS} rows")
+    require(min(shape.attended, shape.hidden, shape.inner) > 0, "something to multiply")
     require(shape.hidden % 512 == 0, "hidden sizes in multiples of 512")
     halves = shape.attended % (2 * DEPTH) == 0 == shape.inner % (2 * DEPTH)
     require(halves, f"heads and inner sizes in multiples of {2 * DEPTH}")

@@ -27,7 +27,7 @@ PER_ROW = ACC.reduce(0)
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Four warpgroups of a pair have summed a tile, each over its share of the inputs. They add up
-    their sums and finish the rows of the tile in turn, eight at a time."""
+    their sums, and each finishes eight rows of the tile, if there are so many."""
 
     plan: Plan
     refs: dict[str, Any]
@@ -44,12 +44,8 @@ class Rows:
         """What `add` will need that is there already: asked for now, it costs no time then."""
         columns, layout = pl.ds(self.shares.columns(p), UNIT), rows_in_lanes(UNIT)
         scale = load(self.refs[norm].at[columns], layout.reduce(0))
-        last = self.plan.shape.rows // GROUP - 1
-        rows = []
-        for first in range(0, last + 1, FINISHERS):
-            group = jnp.minimum(first + self.mine, last)
-            rows.append(load(self.refs[x].at[pl.ds(group * GROUP, GROUP), columns], layout))
-        return rows, scale
+        group = jnp.minimum(self.mine, self.plan.groups - 1)
+        return load(self.refs[x].at[pl.ds(group * GROUP, GROUP), columns], layout), scale
 
     def add(self, p: int, names: str, given, acc) -> None:
         """Adds up the four sums of a tile and the residual. The norm of a row needs all tiles: its
@@ -62,9 +58,8 @@ class Rows:
         outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
         for group in range(self.plan.groups):
             rows = pl.ds(group * GROUP, GROUP)
-            residual = given[0][group // FINISHERS], given[1]
-            pl.when(self.mine == group % FINISHERS)(
-                lambda: self.add_rows(rows, columns, group, summed, residual, *outputs)  # noqa: B023
+            pl.when(self.mine == group)(
+                lambda: self.add_rows(rows, columns, group, summed, given, *outputs)  # noqa: B023
             )
 
     def through_shared_memory(self, p: int, _, acc):

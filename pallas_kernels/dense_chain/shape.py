@@ -28,8 +28,9 @@ class ChainShape:
 
 
 class Meetings(NamedTuple):
-    """How often thread blocks have met. Calls that follow each other hand it on, so that nobody has
-    to set counters to zero between them, which would be a kernel of its own."""
+    """How often thread blocks have met. Calls that follow each other hand it on, up to 16 million
+    of them: so nobody has to set counters to zero between them, which would be a kernel of its own,
+    and no two run side by side, where each would wait for multiprocessors that the other has."""
 
     counters: Int[Array, " places"]
     """Arrivals at each place, in all calls."""

@@ -46,6 +46,7 @@ def paged_attention(
     require(window is None, "no window")
     require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
     slots, kv_heads, width, group, head_dim = query.shape
+    require(out_slots is None or out_slots >= slots, "no fewer slots of the result than queries")
     shape = Shape(slots, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
     plan = make_plan(
         shape, sizes or choose_sizes(shape), query.dtype, causal, interpret is not None

@@ -89,6 +89,7 @@ def qkv_write(
 ]:
     parts, _, width, fused = qkv.shape
     slots = pool_rows.shape[0]
+    require(qkv.shape[1] >= slots, "a slot of qkv for every slot of pool rows")
     _, page_size, kv_heads, head_dim = key_pages.shape
     heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps, bulk)
     dtype = key_pages.dtype

@@ -9,9 +9,11 @@ from jaxspec.cache.block import block_after
 from jaxspec.layers import decoder
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
+from jaxspec.layers.stack import slots_in_eights
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.parameters import pool_for, random_params
 from jaxspec.models.qwen3 import Qwen3
+from pallas_kernels import dense_chain, paged_attention
 
 CONFIG = Qwen3Config(Decoder(32, 48, 3, 4, 2, 16, 1e-6, Rope(1e4), 512), 100, True, (0,))
 PAGE_SIZE = 16
@@ -37,13 +39,21 @@ def test_the_same_numbers(slots, width, monkeypatch):
     wanted = read(slots, width)
     seen = []
 
-    def runs(shape, *_):
-        seen.append(shape.rows)
-        return shape.rows % 8 == 0
+    def chain(attended, *given, **options):
+        seen.append(attended.shape[0])
+        return dense_chain(attended, *given, **options)
 
-    monkeypatch.setattr(decoder, "dense_chain_runs", runs)
+    def attend(query, *given, **options):
+        """As the kernel, which leaves behind whatever was in slots that are nobody's."""
+        return paged_attention(query, *given, **options).at[query.shape[0] :].set(jnp.nan)
+
+    monkeypatch.setattr(decoder, "dense_chain_runs", lambda shape, *_: shape.rows % 8 == 0)
+    monkeypatch.setattr(decoder, "dense_chain", chain)
+    monkeypatch.setattr(decoder, "paged_attention", attend)
     found = read(slots, width)
     assert found[0].shape == (slots, width, 32)
-    assert all(rows % 8 == 0 for rows in seen)
+    in_eights = slots_in_eights(slots, width) * width
+    assert in_eights % 8 == 0
+    assert seen[-2 * CONFIG.decoder.num_layers :] == [in_eights] * 2 * CONFIG.decoder.num_layers
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)

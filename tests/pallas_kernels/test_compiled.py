@@ -122,6 +122,13 @@ def test_sums_go_through_global_memory_where_no_mailbox_fits_beside_the_tiles():
     assert mailed == [True, True, False]
 
 
+@pytest.mark.parametrize(("slots", "splits", "mailed"), [(1, 8, True), (4, 4, False), (8, 2, True)])
+def test_large_clusters_that_would_fill_the_chip_have_no_mailbox(slots, splits, mailed):
+    shape = Shape(slots, KV_HEADS, 16, 4, HEAD_DIM, PAGE_SIZE, max_pages=64)
+    plan = make_plan(shape, BlockSizes(splits=splits), BF16, True, False)
+    assert plan.exchange.mailed == mailed
+
+
 @needs_compiler
 def test_writing_compiles_in_place_without_spills(monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")

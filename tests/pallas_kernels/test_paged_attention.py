@@ -36,6 +36,8 @@ LARGE = [
     Case((0, 300), width=256, kv_heads=8, head_dim=128, spans=(256, 100)),
     Case((100,), width=16, dtype="float16", kv_heads=8, head_dim=128),
 ]
+ALONE = Case((4095,), width=16, kv_heads=8, head_dim=128)
+"""One slot, so that four and eight splits hand their sums over in shared memory."""
 
 
 def agrees(case: Case, attend) -> None:
@@ -109,7 +111,7 @@ class TestOnDevice:
         agrees(case, lambda given: attend(given, case, "mosaic"))
 
     @pytest.mark.parametrize("splits", [2, 4, 8])
-    @pytest.mark.parametrize("case", LARGE[:3], ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", [*LARGE[:3], ALONE], ids=lambda case: case.name)
     def test_agrees_with_every_number_of_splits(self, case: Case, splits: int):
         agrees(case, lambda given: with_sizes(given, case, BlockSizes(splits=splits)))
 
@@ -119,17 +121,25 @@ class TestOnDevice:
         ids=["a box per warpgroup", "no room for notes"],
     )
     def test_agrees_however_sums_are_handed_over(self, sizes: BlockSizes):
-        case = LARGE[3]
-        agrees(case, lambda given: with_sizes(given, case, sizes))
+        agrees(ALONE, lambda given: with_sizes(given, ALONE, sizes))
 
     @pytest.mark.parametrize("splits", [2, 8])
     def test_both_ways_of_handing_over_give_the_same_bits(self, splits: int, monkeypatch):
-        case, sizes = LARGE[1], BlockSizes(splits=splits)
-        mailed = with_sizes(inputs(case), case, sizes)
+        sizes, ways = BlockSizes(splits=splits), []
+
+        def noted(*arguments):
+            made = plan.make_plan(*arguments)
+            ways.append(made.exchange.mailed)
+            return made
+
+        monkeypatch.setattr(mosaic, "make_plan", noted)
+        mosaic.paged_attention.clear_cache()
+        mailed = with_sizes(inputs(ALONE), ALONE, sizes)
         monkeypatch.setattr(plan, "SHARED_BYTES", 0)
         mosaic.paged_attention.clear_cache()
-        np.testing.assert_array_equal(mailed, with_sizes(inputs(case), case, sizes))
+        np.testing.assert_array_equal(mailed, with_sizes(inputs(ALONE), ALONE, sizes))
         mosaic.paged_attention.clear_cache()
+        assert ways == [True, False]
 
 
 class TestBits:
