@@ -4,7 +4,7 @@ import json
 import unicodedata
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from qwen_vocabulary import MARKERS, SPECIAL, qwen_tiktoken
 from text_samples import EVERYTHING, SAMPLES
@@ -28,7 +28,9 @@ def test_ids_equal_tiktoken_and_round_trip(qwen, oracle, name):
 @given(text=st.text(alphabet=st.sampled_from(EVERYTHING), max_size=80))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_shuffled_text_equals_tiktoken(qwen, oracle, text):
+    """Hypothesis tries strings that it finds in the code too; tokens' own names are one id each."""
     text = unicodedata.normalize("NFC", text)
+    assume(not any(token in text for token in SPECIAL + MARKERS))
     ids = qwen.encode(text, add_special_tokens=False)
     assert ids == oracle.encode_ordinary(text)
     assert qwen.decode(ids) == text
