@@ -19,7 +19,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import arith, vector
 
-THREADS = 128
+from pallas_kernels.tiles import THREADS
+
 TOGETHER = 4
 """Floats that a thread sends at once."""
 

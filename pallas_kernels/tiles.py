@@ -5,6 +5,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.utils import inline_ptx
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+THREADS = 128
+"""Of a warpgroup."""
+SHARED_BYTES = 224 * 1024
+"""What a thread block can have on Hopper, less the 3 kB of barriers and rounding."""
 LANES_PER_ROW = 16
 """Of `rows_in_lanes`."""
 

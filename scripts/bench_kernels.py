@@ -218,20 +218,10 @@ class ChainCase:
 
 
 def chain_weights(case: ChainCase, layer: int) -> tuple[jax.Array, ...]:
-    s, keys = case.shape, jax.random.split(jax.random.key(layer), 4)
-    matrices = [
-        normal(key, shape) * shape[0] ** -0.5
-        for key, shape in zip(
-            keys,
-            (
-                (s.attended, s.hidden),
-                (s.hidden, 2 * s.inner),
-                (s.inner, s.hidden),
-                (s.hidden, s.qkv),
-            ),
-        )
-    ]
-    out, gate_up, down, qkv = (matrix.astype(jnp.bfloat16) for matrix in matrices)
+    s, keys = case.shape, iter(jax.random.split(jax.random.key(layer), 4))
+    matrix = lambda inputs, outputs: normal(next(keys), (inputs, outputs)) * inputs**-0.5
+    out, gate_up = matrix(s.attended, s.hidden), matrix(s.hidden, 2 * s.inner)
+    down, qkv = matrix(s.inner, s.hidden), matrix(s.hidden, s.qkv)
     scale = jnp.ones((s.hidden,), jnp.bfloat16)
     return out, scale, gate_up, down, scale, qkv
 

@@ -144,6 +144,13 @@ class MLP(nn.Module):
             return self.down.in_parts(jax.nn.silu(gate) * up, self.implementation)
 
 
+Handed = tuple[
+    Float[Array, "slots width hidden"], Float[Array, "parts slots width outputs"], Meetings
+]
+"""From layer to layer: the residual stream, what the following made of it (the next qkv, or the
+last norm), and where kernels met."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Following:
     """What reads the residual stream after a layer."""
@@ -184,11 +191,7 @@ class DecoderLayer(nn.Module):
         attended: Float[Array, "slots width attended"],
         following: Following,
         meetings: Meetings,
-    ) -> tuple[
-        Float[Array, "slots width hidden"], Float[Array, "parts slots width outputs"], Meetings
-    ]:
-        """The residual stream after the layer, and what the following makes of it: the next qkv, or
-        the last norm."""
+    ) -> Handed:
         if self.chains(x.shape[0] * x.shape[1]):
             return self.chain(x, attended, following, meetings)
         with jax.named_scope("attention_out"):
@@ -220,9 +223,7 @@ class DecoderLayer(nn.Module):
         attended: Float[Array, "slots width attended"],
         following: Following,
         meetings: Meetings,
-    ) -> tuple[
-        Float[Array, "slots width hidden"], Float[Array, "parts slots width outputs"], Meetings
-    ]:
+    ) -> Handed:
         with jax.named_scope("dense"):
             total, qkv, meetings = dense_chain(
                 attended.reshape(-1, attended.shape[-1]),

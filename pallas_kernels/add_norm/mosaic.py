@@ -9,9 +9,8 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.tiles import load, named, require
+from pallas_kernels.tiles import THREADS, load, named, require
 
-THREADS = 128
 BYTES_PER_LOAD = 16
 
 

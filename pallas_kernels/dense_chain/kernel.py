@@ -21,7 +21,7 @@ from pallas_kernels.tiles import fence_async, store
 
 def run(plan: Plan, names: tuple[str, ...], *refs, **scratch) -> None:
     chain = Chain(plan, dict(zip(names, refs)), scratch)
-    if not chain.alone:
+    if not plan.alone:
         plan.mailbox.open(scratch)
     pl.when(chain.warpgroup < CONSUMERS)(chain.multiply_all)
     pl.when(chain.warpgroup == CONSUMERS)(lambda: load_weights(chain.shares, chain.refs, scratch))
@@ -30,7 +30,7 @@ def run(plan: Plan, names: tuple[str, ...], *refs, **scratch) -> None:
             chain.shares, chain.refs, scratch, chain.wait_for_rows, chain.rows.find_inverse
         )
     )
-    if not chain.alone:
+    if not plan.alone:
         pl.when(chain.warpgroup >= CONSUMERS)(plan.mailbox.opened)
 
 
@@ -41,20 +41,19 @@ class Chain:
         self.plan, self.refs, self.scratch = plan, refs, scratch
         self.shares, self.warpgroup = Shares(plan), lax.axis_index("warpgroup")
         self.rows = Rows(plan, self.refs, scratch, self.shares, self.warpgroup)
-        self.alone = plan.only is not None
 
     def multiply_all(self) -> None:
-        if not self.alone:
+        if not self.plan.alone:
             self.plan.mailbox.opened()
         work = (self.attention_out, self.gate_and_up, self.down, self.next_qkv)
         for p in self.shares.products:
             pl.when(self.shares.active[p])(work[p])
-            if p < PLACES and not self.alone:
+            if p < PLACES and not self.plan.alone:
                 meeting.arrive(self.refs["counters"], p)
 
     def wait_for_rows(self, p: int) -> None:
         """Until all thread blocks have finished the product before."""
-        if p > 0 and not self.alone:
+        if p > 0 and not self.plan.alone:
             everyone = self.plan.blocks * CONSUMERS
             meeting.wait(self.refs["counters"], p - 1, self.refs["calls"], everyone)
             fence_async()

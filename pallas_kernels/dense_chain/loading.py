@@ -36,7 +36,7 @@ class Shares:
             plan.shape.inner // PAIR,
             plan.shape.hidden,
         ]
-        if plan.only is not None:
+        if plan.alone:
             active = [on & (p == plan.only) for p, on in enumerate(active)]
         self.row_steps = [jnp.where(on, n // DEPTH, 0) for on, n in zip(active, inputs)]
         self.steps = [
@@ -47,8 +47,8 @@ class Shares:
 
     @property
     def products(self) -> range:
-        only = self.plan.only
-        return range(self.plan.products) if only is None else range(only, only + 1)
+        plan = self.plan
+        return range(plan.only, plan.only + 1) if plan.alone else range(plan.products)
 
     def inputs(self, p: int) -> Any:
         """Where the inputs of this block begin."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dense_chain.shape import ChainShape
-from pallas_kernels.mailbox import THREADS, Mailbox
-from pallas_kernels.tiles import require, swizzled
+from pallas_kernels.mailbox import Mailbox
+from pallas_kernels.tiles import SHARED_BYTES, THREADS, require, swizzled
 
 UNIT = 64
 """Columns that one warpgroup multiplies at a time."""
@@ -28,7 +28,6 @@ GROUP = 8
 PAIRS = 66
 """Clusters, all of them on the GPU at once: one block per multiprocessor of an H100."""
 MOST_ROWS = FINISHERS * GROUP
-SHARED_BYTES = 224 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +61,10 @@ class Plan:
     wait for another)."""
 
     @property
+    def alone(self) -> bool:
+        return self.only is not None
+
+    @property
     def blocks(self) -> int:
         return self.pairs * PAIR
 
@@ -70,17 +73,12 @@ class Plan:
         return self.shape.rows // GROUP
 
     @property
-    def local_groups(self) -> int:
-        """Groups that one thread block of a pair may have to finish."""
-        return 1 + max(local_group(group) for group in range(self.groups))
-
-    @property
     def products(self) -> int:
         return 4 if self.shape.qkv else 3
 
     def outputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         shapes = self.shapes()
-        if self.only is not None:
+        if self.alone:
             return {name: shapes[name] for name in STAGES[self.only]}
         stages = STAGES[: self.products]
         return {name: shapes[name] for stage in stages for name in stage if name not in SUMS}
@@ -90,7 +88,7 @@ class Plan:
         narrow = lambda *shape: jax.ShapeDtypeStruct(shape, self.dtype)
         wide = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
         hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, rows)
-        parts = wide(PAIR * CONSUMERS, rows, of_hidden)
+        parts = wide(FINISHERS, rows, of_hidden)
         return {
             "attention_parts": parts,
             "attention_total": hidden,
@@ -116,11 +114,11 @@ class Plan:
             "rows_used": barrier(CONSUMERS, sizes.row_stages),
             "inverse": plgpu.SMEM((self.shape.rows,), jnp.float32),
             "inverse_here": barrier(1, 1),
-        } | (self.sums() if self.only is None else self.meeting())
+        } | (self.meeting() if self.alone else self.sums())
 
     @property
     def mailbox(self) -> Mailbox:
-        return Mailbox(self.local_groups, FINISHERS, UNIT * GROUP // THREADS)
+        return mailbox_for(self.shape.rows)
 
     def sums(self) -> dict[str, Any]:
         turned = swizzled((CONSUMERS, GROUP, UNIT), jnp.float32)
@@ -141,9 +139,9 @@ STAGES = (
 """What each product writes."""
 
 
-def local_group(group: int) -> int:
-    """Which of its block's groups it is: the blocks of a pair take turns."""
-    return group // PAIR
+def mailbox_for(rows: int) -> Mailbox:
+    """A box per group that a block finishes: the blocks of a pair take turns."""
+    return Mailbox(-(-rows // (GROUP * PAIR)), FINISHERS, UNIT * GROUP // THREADS)
 
 
 def check_device() -> None:
@@ -156,7 +154,7 @@ def check_device() -> None:
 
 def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
     require(jnp.dtype(dtype) == jnp.bfloat16, "bfloat16 throughout")
-    require(shape.rows % 8 == 0 and 0 < shape.rows <= MOST_ROWS, f"8, 16, .. {MOST_ROWS} rows")
+    require(shape.rows % GROUP == 0 and 0 < shape.rows <= MOST_ROWS, f"8, 16, .. {MOST_ROWS} rows")
     require(min(shape.attended, shape.hidden, shape.inner) > 0, "something to multiply")
     require(shape.hidden % 512 == 0, "hidden sizes in multiples of 512")
     halves = shape.attended % (2 * DEPTH) == 0 == shape.inner % (2 * DEPTH)
@@ -170,8 +168,7 @@ def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
 
 def choose_sizes(rows: int) -> Sizes:
     row_stages = 2
-    groups = rows // GROUP
-    places = 1 + max(local_group(group) for group in range(groups))
-    sums = (FINISHERS * places + CONSUMERS) * GROUP * UNIT * 4
+    mailbox, turned = mailbox_for(rows), CONSUMERS * GROUP * UNIT * 4
+    sums = mailbox.boxes * mailbox.bytes + turned
     free = SHARED_BYTES - row_stages * rows * DEPTH * 2 - sums
     return Sizes(free // (DEPTH * UNIT * 2), row_stages)

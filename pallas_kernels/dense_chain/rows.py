@@ -15,7 +15,6 @@ from pallas_kernels.dense_chain.plan import (
     PAIR,
     UNIT,
     Plan,
-    local_group,
 )
 from pallas_kernels.tiles import load, rows_in_lanes, store
 
@@ -51,10 +50,9 @@ class Rows:
         """Adds up the four sums of a tile and the residual. The norm of a row needs all tiles: its
         scale is applied here, its inverse root where the row has been multiplied."""
         columns = pl.ds(self.shares.columns(p), UNIT)
-        exchange = (
-            self.through_global_memory if self.plan.only is not None else self.through_shared_memory
-        )
-        summed = exchange(p, columns, acc)
+        alone = self.plan.alone
+        exchange = self.through_global_memory if alone else self.through_shared_memory
+        summed = exchange(p, acc)
         outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
         for group in range(self.plan.groups):
             rows = pl.ds(group * GROUP, GROUP)
@@ -62,24 +60,25 @@ class Rows:
                 lambda: self.add_rows(rows, columns, group, summed, given, *outputs)  # noqa: B023
             )
 
-    def through_shared_memory(self, p: int, _, acc):
+    def through_shared_memory(self, p: int, acc):
         """Every warpgroup sends the rows of a group to the block that finishes them."""
         mailbox = self.plan.mailbox
         for group in range(self.plan.groups):
             rows = acc[:, group * GROUP : (group + 1) * GROUP]
-            box, block = local_group(group), group % PAIR
+            box, block = divmod(group, PAIR)
             mailbox.write(self.scratch, box, self.mine, block, [rows], [ACC])
 
         def summed(group: int, layout):
-            notes = mailbox.read(self.scratch, local_group(group), p // 2, [(UNIT, GROUP)], [ACC])
+            notes = mailbox.read(self.scratch, group // PAIR, p // 2, [(UNIT, GROUP)], [ACC])
             turned = self.scratch["turned"].at[self.warpgroup]
             turned.T[...] = plgpu.layout_cast(sum(rows for (rows,) in notes), TURNED)
             return load(turned, layout)
 
         return summed
 
-    def through_global_memory(self, p: int, columns, acc):
+    def through_global_memory(self, p: int, acc):
         """The same for the interpreter, which has no sending."""
+        columns = pl.ds(self.shares.columns(p), UNIT)
         sums = self.refs["attention_parts" if p == 0 else "mlp_parts"]
         store(sums.at[self.mine, :, columns].T, plgpu.layout_cast(acc, TURNED))
         plgpu.commit_smem()

@@ -17,10 +17,8 @@ from pallas_kernels.paged_attention.blocks import (
     tile,
 )
 from pallas_kernels.paged_attention.splits import Exchange
-from pallas_kernels.tiles import require, swizzled
+from pallas_kernels.tiles import SHARED_BYTES, require, swizzled
 
-SHARED_BYTES = 224 * 1024
-"""What a thread block can have on Hopper, less the 3 kB of barriers and rounding."""
 SCATTERED = 64
 """Thread blocks that find room in large clusters, one per multiprocessor: a cluster's have to be
 neighbours, and with many on the chip the last clusters would wait for the first."""

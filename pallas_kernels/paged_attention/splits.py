@@ -29,9 +29,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mailbox import THREADS, Mailbox
+from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
-from pallas_kernels.tiles import fence_cluster, load
+from pallas_kernels.tiles import THREADS, fence_cluster, load
 
 TILE = plgpu.Layout.WGMMA
 ROWS = TILE.reduce(1)

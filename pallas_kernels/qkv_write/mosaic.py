@@ -19,10 +19,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.tiles import load, named, require, rows_in_lanes, unswizzled
+from pallas_kernels.tiles import THREADS, load, named, require, rows_in_lanes, unswizzled
 
 HEADS_PER_TILE = 8
-THREADS = 128
 
 
 @dataclasses.dataclass(frozen=True)
