@@ -76,7 +76,7 @@ def fence_cluster(interpreted: bool) -> None:
 
 def fence_async() -> None:
     """Orders this thread's loads and stores for bulk copies, here and elsewhere."""
-    plgpu.inline_mgpu()(lambda _: inline_ptx("fence.proxy.async;", has_side_effects=True))()
+    plgpu.inline_mgpu()(lambda _: inline_ptx("fence.proxy.async.global;", has_side_effects=True))()
 
 
 def require(condition: bool, expected: str) -> None:

@@ -241,4 +241,4 @@ class DecoderLayer(nn.Module):
             total = total.reshape(x.shape)
             if qkv is None:
                 return total, following.norm(total)[None], meetings
-            return total, qkv.reshape(-1, *x.shape[:2], qkv.shape[-1]), meetings
+            return total, qkv.reshape(1, *x.shape[:2], qkv.shape[-1]), meetings

@@ -25,7 +25,7 @@ def run_layers(
     """Normed hidden states, the residual stream after each layer, and the pool with the block.
 
     The one kernel from attention to attention takes rows in eights: whole slots that are nobody's
-    fill them up on its way, where that makes 32 at most, and attention leaves those alone. What is
+    fill them up on its way, where that makes 64 at most, and attention leaves those alone. What is
     in them means nothing, and no row looks at another.
     """
     slots, width = x.shape[:2]

@@ -24,15 +24,14 @@ def dense_chain(
     *,
     eps: float,
     implementation: Implementation = "auto",
-) -> tuple[Float[Array, "rows hidden"], Float[Array, "parts rows fused"] | None, Meetings]:
+) -> tuple[Float[Array, "rows hidden"], Float[Array, "rows fused"] | None, Meetings]:
     """From what attention gives to what the next attention takes:
 
         total = x + attended @ out
         total = total + (silu(gate) * up) @ down       gate, up: norm(total) @ gate_up
-        next_norm(total) @ qkv, as a sum of parts      nothing without `qkv`
+        next_norm(total) @ qkv                         nothing without `qkv`
 
-    Returns the total, in the dtype of `x`, the parts (two in float32 from the kernel, one in the
-    dtype of `x` from the reference) and the meetings for the next call. Without those of the call
+    Returns the total, that product and the meetings for the next call. Without those of the call
     before, nothing but their data keeps two calls of one program apart.
     """
     implementations = {"mosaic": _mosaic, "xla": reference.dense_chain}

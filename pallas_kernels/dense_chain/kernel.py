@@ -71,68 +71,60 @@ class Chain:
 
         def product(gate_acc, up_acc) -> None:
             self.accumulate_gate_and_up(gate_acc, up_acc)
-            inverse = self.rows.inverse()
+            inverse = self.rows.inverse(slice(None))
             gate, up = (times_rows(acc[...], inverse) for acc in (gate_acc, up_acc))
             gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
             store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TURNED))
 
-        pl.run_scoped(product, self.accumulator(), self.accumulator())
+        whole = plgpu.ACC((UNIT, self.plan.shape.rows), jnp.float32)
+        pl.run_scoped(product, whole, whole)
 
     def next_qkv(self) -> None:
-        columns = pl.ds(self.shares.columns(3), UNIT)
-
-        def write(acc) -> None:
-            turned = plgpu.layout_cast(times_rows(acc, self.rows.inverse()), TURNED)
-            store(self.refs["qkv_parts"].at[self.warpgroup, :, columns].T, turned)
-
-        self.tile(3, write)
+        self.tile(3, self.rows.write_qkv)
 
     # Products
 
-    def accumulator(self):
-        return plgpu.ACC((UNIT, self.plan.shape.rows), jnp.float32)
-
     def tile(self, p: int, finish) -> None:
-        """Columns whose inputs the warpgroups share: `finish` is given what one of them summed."""
+        """Columns whose rows the warpgroups share: `finish` is given what one of them summed."""
+        mine = self.rows.mine
 
         def product(acc) -> None:
             @pl.loop(0, self.shares.steps[p])
             def _(step):
-                weights, rows = self.stages(p, step, step)
-                plgpu.barrier_wait(self.scratch["rows_here"].at[rows])
-                plgpu.barrier_wait(self.scratch["weights_here"].at[weights])
-                for i in range(CHUNKS // CONSUMERS):
-                    chunk = self.warpgroup * (CHUNKS // CONSUMERS) + i
-                    self.multiply(acc, weights * CHUNKS + chunk, rows * CHUNKS + chunk)
+                rows, weights = self.rows_here(p, step), self.weights_here(p, step)
+                for i in range(CHUNKS):
+                    self.multiply(acc, weights * CHUNKS + i, rows * CHUNKS + i, mine)
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
                 plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
 
             finish(acc[...])
 
-        pl.run_scoped(product, self.accumulator())
+        pl.run_scoped(product, plgpu.ACC((UNIT, mine.size), jnp.float32))
 
-    def accumulate_gate_and_up(self, gate_acc, up_acc) -> None:
+    def accumulate_gate_and_up(self, *accs) -> None:
         @pl.loop(0, self.shares.row_steps[GATE_UP])
         def _(step):
-            _, rows = self.stages(GATE_UP, 0, step)
-            plgpu.barrier_wait(self.scratch["rows_here"].at[rows])
-            for i in range(CHUNKS):
-                weights, _ = self.stages(GATE_UP, step * STEPS_OF_GATE_UP + i, step)
-                plgpu.barrier_wait(self.scratch["weights_here"].at[weights])
-                for j, acc in enumerate((gate_acc, up_acc)):
-                    chunk = weights * CHUNKS + self.warpgroup * 2 + j
-                    self.multiply(acc, chunk, rows * CHUNKS + i)
+            rows = self.rows_here(GATE_UP, step)
+            for i in range(STEPS_OF_GATE_UP):
+                weights = self.weights_here(GATE_UP, step * STEPS_OF_GATE_UP + i)
+                for j, acc in enumerate(accs):
+                    chunk = weights * CHUNKS + self.warpgroup * len(accs) + j
+                    self.multiply(acc, chunk, rows * CHUNKS + i, slice(None))
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
             plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
 
-    def stages(self, p: int, step, row_step):
-        sizes, shares = self.plan.sizes, self.shares
-        return (
-            lax.rem(shares.starts[p] + step, sizes.weight_stages),
-            lax.rem(shares.row_starts[p] + row_step, sizes.row_stages),
-        )
+    def weights_here(self, p: int, step):
+        stage = lax.rem(self.shares.starts[p] + step, self.plan.sizes.weight_stages)
+        plgpu.barrier_wait(self.scratch["weights_here"].at[stage])
+        return stage
 
-    def multiply(self, acc, weights, rows) -> None:
-        plgpu.wgmma(acc, self.scratch["weights"].at[weights].T, self.scratch["tiles"].at[rows].T)
+    def rows_here(self, p: int, step):
+        stage = lax.rem(self.shares.row_starts[p] + step, self.plan.sizes.row_stages)
+        plgpu.barrier_wait(self.scratch["rows_here"].at[stage])
+        return stage
+
+    def multiply(self, acc, weights, tile, rows) -> None:
+        tile = self.scratch["tiles"].at[tile, rows]
+        plgpu.wgmma(acc, self.scratch["weights"].at[weights].T, tile.T)

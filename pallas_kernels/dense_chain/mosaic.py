@@ -40,7 +40,7 @@ def dense_chain(
     sizes: Sizes | None = None,
     pairs: int = PAIRS,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> tuple[Float[Array, "rows hidden"], Float[Array, "parts rows fused"] | None, Meetings]:
+) -> tuple[Float[Array, "rows hidden"], Float[Array, "rows fused"] | None, Meetings]:
     given = {
         "attended": attended,
         "x": x,
@@ -72,7 +72,7 @@ def dense_chain(
         found = given
         for p in range(plan.products):
             found = found | launch(dataclasses.replace(plan, only=p), found, interpret)
-    return found["total"], found.get("qkv_parts"), meetings
+    return found["total"], found.get("next_qkv"), meetings
 
 
 def launch(plan: Plan, given: dict[str, jax.Array], interpret) -> dict[str, jax.Array]:

@@ -18,16 +18,14 @@ CHUNKS = 4
 DEPTH = CHUNKS * UNIT
 """Inputs of the rows that arrive together."""
 CONSUMERS = 2
-"""Warpgroups that multiply."""
+"""Warpgroups that multiply: each some of the rows of a tile."""
 PAIR = 2
-"""Thread blocks that may share the columns of a tile."""
-FINISHERS = PAIR * CONSUMERS
-"""Warpgroups that sum parts of a tile; each finishes a group of its rows."""
+"""Thread blocks that may share the inputs of a tile."""
 GROUP = 8
-"""Rows that one of them finishes at a time."""
+"""Rows that a warpgroup finishes at a time."""
 PAIRS = 66
 """Clusters, all of them on the GPU at once: one block per multiprocessor of an H100."""
-MOST_ROWS = FINISHERS * GROUP
+MOST_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +71,15 @@ class Plan:
         return self.shape.rows // GROUP
 
     @property
+    def groups_each(self) -> int:
+        """Of a warpgroup. If they are an odd number, the middle one is multiplied twice."""
+        return -(-self.groups // CONSUMERS)
+
+    @property
+    def twice(self) -> int:
+        return self.groups_each * CONSUMERS - self.groups
+
+    @property
     def products(self) -> int:
         return 4 if self.shape.qkv else 3
 
@@ -88,7 +95,7 @@ class Plan:
         narrow = lambda *shape: jax.ShapeDtypeStruct(shape, self.dtype)
         wide = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
         hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, rows)
-        parts = wide(FINISHERS, rows, of_hidden)
+        parts = wide(PAIR, rows, of_hidden)
         return {
             "attention_parts": parts,
             "attention_total": hidden,
@@ -99,7 +106,7 @@ class Plan:
             "total": hidden,
             "scaled": hidden,
             "squares": squares,
-            "qkv_parts": wide(CONSUMERS, rows, self.shape.qkv),
+            "next_qkv": narrow(rows, self.shape.qkv),
         }
 
     def scratch(self) -> dict[str, Any]:
@@ -134,14 +141,14 @@ STAGES = (
     ("attention_parts", "attention_total", "attention_scaled", "attention_squares"),
     ("gated",),
     ("mlp_parts", "total", "scaled", "squares"),
-    ("qkv_parts",),
+    ("next_qkv",),
 )
 """What each product writes."""
 
 
 def mailbox_for(rows: int) -> Mailbox:
     """A box per group that a block finishes: the blocks of a pair take turns."""
-    return Mailbox(-(-rows // (GROUP * PAIR)), FINISHERS, UNIT * GROUP // THREADS)
+    return Mailbox(-(-rows // (GROUP * PAIR)), 1, UNIT * GROUP // THREADS)
 
 
 def check_device() -> None:
@@ -157,8 +164,8 @@ def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
     require(shape.rows % GROUP == 0 and 0 < shape.rows <= MOST_ROWS, f"8, 16, .. {MOST_ROWS} rows")
     require(min(shape.attended, shape.hidden, shape.inner) > 0, "something to multiply")
     require(shape.hidden % 512 == 0, "hidden sizes in multiples of 512")
-    halves = shape.attended % (2 * DEPTH) == 0 == shape.inner % (2 * DEPTH)
-    require(halves, f"heads and inner sizes in multiples of {2 * DEPTH}")
+    halves = shape.attended % (PAIR * DEPTH) == 0 == shape.inner % (PAIR * DEPTH)
+    require(halves, f"heads and inner sizes in multiples of {PAIR * DEPTH}")
     require(shape.hidden // UNIT <= pairs, "a tile of the hidden size for every cluster")
     most = pairs * PAIR * CONSUMERS
     require(shape.inner // UNIT <= most, "inner columns for every warpgroup")
@@ -166,9 +173,17 @@ def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
     require(shape.qkv // UNIT <= pairs * PAIR, "a tile of qkv for every block")
 
 
+LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
+"""Rows come from the second-level cache, but wait in line behind weights: with fewer pieces on
+their way the products of a tile wait for them, and more do not help."""
+SMALL_BYTES = 2 * 1024
+"""What is kept beside weights, rows and sums; every array begins at a kilobyte of its own."""
+
+
 def choose_sizes(rows: int) -> Sizes:
-    row_stages = 2
     mailbox, turned = mailbox_for(rows), CONSUMERS * GROUP * UNIT * 4
-    sums = mailbox.boxes * mailbox.bytes + turned
-    free = SHARED_BYTES - row_stages * rows * DEPTH * 2 - sums
-    return Sizes(free // (DEPTH * UNIT * 2), row_stages)
+    free = SHARED_BYTES - SMALL_BYTES - mailbox.boxes * mailbox.bytes - turned
+    group, piece = DEPTH * UNIT * 2, rows * DEPTH * 2
+    weight_stages = (free - LEAST_ROW_STAGES * piece) // group
+    row_stages = (free - weight_stages * group) // piece
+    return Sizes(weight_stages, min(row_stages, MOST_ROW_STAGES))

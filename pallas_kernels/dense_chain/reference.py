@@ -20,8 +20,8 @@ def dense_chain(
     meetings: Meetings,
     *,
     eps: float,
-) -> tuple[Float[Array, "rows hidden"], Float[Array, "parts rows fused"] | None, Meetings]:
+) -> tuple[Float[Array, "rows hidden"], Float[Array, "rows fused"] | None, Meetings]:
     x, normed = add_norm(x, (attended @ out)[None], norm, eps=eps)
     gate, up = jnp.split(normed @ gate_up, 2, axis=-1)
     x, normed = add_norm(x, ((jax.nn.silu(gate) * up) @ down)[None], next_norm, eps=eps)
-    return x, None if qkv is None else (normed @ qkv)[None], meetings
+    return x, None if qkv is None else normed @ qkv, meetings

@@ -1,6 +1,7 @@
 """What happens to rows from one product to the next: sums, residual, norm."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,13 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dense_chain.loading import Shares
-from pallas_kernels.dense_chain.plan import (
-    FINISHERS,
-    GROUP,
-    PAIR,
-    UNIT,
-    Plan,
-)
+from pallas_kernels.dense_chain.plan import GROUP, PAIR, UNIT, Plan
 from pallas_kernels.tiles import load, rows_in_lanes, store
 
 ACC = plgpu.Layout.WGMMA
@@ -25,8 +20,8 @@ PER_ROW = ACC.reduce(0)
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Four warpgroups of a pair have summed a tile, each over its share of the inputs. They add up
-    their sums, and each finishes eight rows of the tile, if there are so many."""
+    """The rows of one warpgroup, in groups of eight. Of a tile whose inputs a pair of blocks has
+    shared, the blocks take turns in finishing groups: each sends what it summed of the others."""
 
     plan: Plan
     refs: dict[str, Any]
@@ -35,73 +30,106 @@ class Rows:
     warpgroup: Any
 
     @property
+    def first(self):
+        """Of its groups."""
+        return self.warpgroup * (self.plan.groups - self.plan.groups_each)
+
+    @property
     def mine(self):
-        """Which of the four this is."""
-        return self.warpgroup * PAIR + self.shares.half
+        """The rows that it multiplies."""
+        return pl.ds(pl.multiple_of(self.first * GROUP, GROUP), self.plan.groups_each * GROUP)
+
+    def group(self, i: int):
+        """The rows of its i-th group."""
+        return pl.ds((self.first + i) * GROUP, GROUP)
+
+    def owns(self, i: int):
+        """Whether it hands on its i-th group: one that is multiplied twice is the other's."""
+        return (self.warpgroup == 0) | (i >= self.plan.twice)
+
+    def finisher(self, i: int):
+        """Which block of the pair finishes its i-th group."""
+        return lax.rem(self.first + i, PAIR)
 
     def residual(self, p: int, x: str, norm: str):
         """What `add` will need that is there already: asked for now, it costs no time then."""
         columns, layout = pl.ds(self.shares.columns(p), UNIT), rows_in_lanes(UNIT)
-        scale = load(self.refs[norm].at[columns], layout.reduce(0))
-        group = jnp.minimum(self.mine, self.plan.groups - 1)
-        return load(self.refs[x].at[pl.ds(group * GROUP, GROUP), columns], layout), scale
+        skipped = lax.rem(self.first + self.shares.half, PAIR)
+
+        def rows_of(turn: int):
+            group = jnp.minimum(self.first + skipped + turn * PAIR, self.plan.groups - 1)
+            return load(self.refs[x].at[pl.ds(group * GROUP, GROUP), columns], layout)
+
+        turns = range(-(-self.plan.groups_each // PAIR))
+        return [rows_of(turn) for turn in turns], load(
+            self.refs[norm].at[columns], layout.reduce(0)
+        )
 
     def add(self, p: int, names: str, given, acc) -> None:
-        """Adds up the four sums of a tile and the residual. The norm of a row needs all tiles: its
+        """Adds up the two sums of a tile and the residual. The norm of a row needs all tiles: its
         scale is applied here, its inverse root where the row has been multiplied."""
         columns = pl.ds(self.shares.columns(p), UNIT)
-        alone = self.plan.alone
-        exchange = self.through_global_memory if alone else self.through_shared_memory
-        summed = exchange(p, acc)
+        exchange = self.by_global_memory if self.plan.alone else self.by_mail
+        both = exchange(p, acc)
         outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
-        for group in range(self.plan.groups):
-            rows = pl.ds(group * GROUP, GROUP)
-            pl.when(self.mine == group)(
-                lambda: self.add_rows(rows, columns, group, summed, given, *outputs)  # noqa: B023
-            )
+        for i in range(self.plan.groups_each):
+            finish = partial(self.add_group, i, columns, partial(both, i), given, *outputs)
+            pl.when(self.owns(i) & (self.finisher(i) == self.shares.half))(finish)
 
-    def through_shared_memory(self, p: int, acc):
-        """Every warpgroup sends the rows of a group to the block that finishes them."""
+    def by_mail(self, p: int, acc):
+        """Sends what the other block finishes, and gives what reads the rest of a group."""
         mailbox = self.plan.mailbox
-        for group in range(self.plan.groups):
-            rows = acc[:, group * GROUP : (group + 1) * GROUP]
-            box, block = divmod(group, PAIR)
-            mailbox.write(self.scratch, box, self.mine, block, [rows], [ACC])
+        box = lambda i: lax.div(self.first + i, PAIR)
+        for i in range(self.plan.groups_each):
+            for block in range(PAIR):
+                there = (self.finisher(i) == block) & (self.shares.half != block)
+                send = partial(mailbox.write, self.scratch, box(i), 0, block, [part(acc, i)], [ACC])
+                pl.when(self.owns(i) & there)(send)
 
-        def summed(group: int, layout):
-            notes = mailbox.read(self.scratch, group // PAIR, p // 2, [(UNIT, GROUP)], [ACC])
+        def both(i: int, layout):
+            notes = mailbox.read(self.scratch, box(i), p // 2, [(UNIT, GROUP)], [ACC])
             turned = self.scratch["turned"].at[self.warpgroup]
-            turned.T[...] = plgpu.layout_cast(sum(rows for (rows,) in notes), TURNED)
+            turned.T[...] = plgpu.layout_cast(part(acc, i) + notes[0][0], TURNED)
             return load(turned, layout)
 
-        return summed
+        return both
 
-    def through_global_memory(self, p: int, acc):
-        """The same for the interpreter, which has no sending."""
-        columns = pl.ds(self.shares.columns(p), UNIT)
+    def by_global_memory(self, p: int, acc):
+        """The same for the interpreter, which has no mail."""
         sums = self.refs["attention_parts" if p == 0 else "mlp_parts"]
-        store(sums.at[self.mine, :, columns].T, plgpu.layout_cast(acc, TURNED))
+        columns = pl.ds(self.shares.columns(p), UNIT)
+        self.store_groups(sums.at[self.shares.half], columns, acc)
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.scratch["met"])
         plgpu.barrier_wait(self.scratch["met"])
-        return lambda group, layout: sum(
-            load(sums.at[i, pl.ds(group * GROUP, GROUP), columns], layout) for i in range(FINISHERS)
+        return lambda i, layout: sum(
+            load(sums.at[half, self.group(i), columns], layout) for half in range(PAIR)
         )
 
-    def add_rows(self, rows, columns, group, summed, residual, total, scaled, squares) -> None:
-        dtype, layout, (x, scale) = self.plan.dtype, rows_in_lanes(UNIT), residual
-        product = summed(group, layout)
-        added = (x.astype(jnp.float32) + product.astype(dtype).astype(jnp.float32)).astype(dtype)
+    def store_groups(self, target, columns, acc) -> None:
+        for i in range(self.plan.groups_each):
+            turned = plgpu.layout_cast(part(acc, i), TURNED)
+            pl.when(self.owns(i))(partial(store, target.at[self.group(i), columns].T, turned))
+
+    def add_group(self, i: int, columns, both, given, total, scaled, squares) -> None:
+        dtype, layout, rows = self.plan.dtype, rows_in_lanes(UNIT), self.group(i)
+        residuals, scale = given
+        product, x = both(layout).astype(dtype), residuals[i // PAIR]
+        added = (x.astype(jnp.float32) + product.astype(jnp.float32)).astype(dtype)
         wide = added.astype(jnp.float32)
         store(total.at[rows, columns], added)
         scale = lax.broadcast_in_dim(scale.astype(jnp.float32), wide.shape, [1])
         store(scaled.at[rows, columns], (wide * scale).astype(dtype))
         store(squares.at[self.shares.pair, rows], (wide * wide).sum(axis=1))
 
-    def inverse(self):
-        """One over the root mean square of every row, which `find_inverse` finds."""
+    def write_qkv(self, acc) -> None:
+        normed = times_rows(acc, self.inverse(self.mine)).astype(self.plan.dtype)
+        self.store_groups(self.refs["next_qkv"], pl.ds(self.shares.columns(3), UNIT), normed)
+
+    def inverse(self, rows):
+        """One over the root mean square of some rows, which `find_inverse` finds."""
         plgpu.barrier_wait(self.scratch["inverse_here"])
-        return load(self.scratch["inverse"], PER_ROW)
+        return load(self.scratch["inverse"].at[rows], PER_ROW)
 
     def find_inverse(self, p: int) -> None:
         squares = {1: "attention_squares", 3: "squares"}.get(p)
@@ -117,3 +145,8 @@ class Rows:
 
 def times_rows(product, factors):
     return product * lax.broadcast_in_dim(factors, product.shape, [1])
+
+
+def part(acc, i: int):
+    """The i-th group of a warpgroup's sums, which have a row per column."""
+    return acc[:, i * GROUP : (i + 1) * GROUP]

@@ -52,12 +52,12 @@ def lowered_step(slots: int) -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [1, 8])
+@pytest.mark.parametrize("slots", [1, 4, 8])
 def test_the_step_is_one_command_buffer_in_place(slots, monkeypatch, capfd, tmp_path: pathlib.Path):
-    """One slot's layers are one kernel from attention to attention, those of eight are several."""
+    """Up to four slots a layer is one kernel from attention to attention, with eight it is many."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     lowered, pool, pools = lowered_step(slots)
-    assert ("dense_chain" in lowered.as_text()) == (slots == 1)
+    assert ("dense_chain" in lowered.as_text()) == (slots <= 4)
     program = compiled(lowered, xla_dump_to=str(tmp_path))
 
     assert_no_spills("".join(capfd.readouterr()))
