@@ -75,7 +75,7 @@ def fence_cluster(interpreted: bool) -> None:
 
 
 def fence_async() -> None:
-    """Orders this thread's loads and stores for bulk copies, here and elsewhere."""
+    """Orders this thread's loads and stores of global memory for bulk copies of it."""
     plgpu.inline_mgpu()(lambda _: inline_ptx("fence.proxy.async.global;", has_side_effects=True))()
 
 

@@ -252,7 +252,7 @@ ATTENTION_CASES = [
     for slots, context in CONTEXTS
     for width, causal in ((1, True), (16, True), (16, False))
 ] + [AttentionCase(8, 2048, 512, True)]
-CHAIN_CASES = [ChainCase(model, rows) for model in GEOMETRIES for rows in (8, 16, 64)]
+CHAIN_CASES = [ChainCase(model, rows) for model in GEOMETRIES for rows in (8, 16, 32, 64)]
 WRITE_CASES = [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)]
 
 

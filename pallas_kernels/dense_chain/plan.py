@@ -18,7 +18,7 @@ CHUNKS = 4
 DEPTH = CHUNKS * UNIT
 """Inputs of the rows that arrive together."""
 CONSUMERS = 2
-"""Warpgroups that multiply: each some of the rows of a tile."""
+"""Warpgroups that multiply: of gate and up each its columns, of a tile each its rows."""
 PAIR = 2
 """Thread blocks that may share the inputs of a tile."""
 GROUP = 8

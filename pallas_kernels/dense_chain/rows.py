@@ -21,7 +21,8 @@ PER_ROW = ACC.reduce(0)
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """The rows of one warpgroup, in groups of eight. Of a tile whose inputs a pair of blocks has
-    shared, the blocks take turns in finishing groups: each sends what it summed of the others."""
+    shared, the blocks take turns in finishing groups: each sends its sums of those that the other
+    one finishes."""
 
     plan: Plan
     refs: dict[str, Any]
@@ -77,7 +78,7 @@ class Rows:
             pl.when(self.owns(i) & (self.finisher(i) == self.shares.half))(finish)
 
     def by_mail(self, p: int, acc):
-        """Sends what the other block finishes, and gives what reads the rest of a group."""
+        """Sends what the other block finishes; returns what adds its sum to a group that stays."""
         mailbox = self.plan.mailbox
         box = lambda i: lax.div(self.first + i, PAIR)
         for i in range(self.plan.groups_each):

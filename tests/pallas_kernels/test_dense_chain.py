@@ -106,7 +106,7 @@ class TestOnCpu:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [8, 16, 24, 40, 56, 64])
+@pytest.mark.parametrize("rows", [8, 16, 24, 32, 40, 48, 56, 64])
 def test_rows_on_device(rows):
     check_on_device(dataclasses.replace(QWEN3["0.6b"], rows=rows))
 
@@ -130,9 +130,10 @@ def check_on_device(shape: ChainShape) -> None:
 def test_a_row_does_not_depend_on_its_neighbours():
     attended, x, *weights = inputs(ChainShape(64, 4096, 4096, 12288, 6144))
     total, qkv, _ = run((attended, x, *weights), "mosaic")
-    of_eight, qkv_of_eight, _ = run((attended[8:16], x[8:16], *weights), "mosaic")
-    np.testing.assert_array_equal(total[8:16], of_eight)
-    np.testing.assert_array_equal(qkv[8:16], qkv_of_eight)
+    for eight in (slice(8, 16), slice(40, 48)):  # of both warpgroups
+        of_eight, qkv_of_eight, _ = run((attended[eight], x[eight], *weights), "mosaic")
+        np.testing.assert_array_equal(total[eight], of_eight)
+        np.testing.assert_array_equal(qkv[eight], qkv_of_eight)
 
 
 @pytest.mark.gpu
@@ -162,7 +163,7 @@ def test_what_it_cannot_do():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("model", "rows"), [("0.6b", 56), ("4b", 24), ("8b", 48)])
+@pytest.mark.parametrize(("model", "rows"), [("4b", 24), ("4b", 56), ("8b", 48)])
 def test_it_compiles_without_spills(model, rows, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     # Rows that no other test compiles: a kernel that was compiled before says nothing.
