@@ -174,8 +174,8 @@ def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
 
 
 LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
-"""Rows come from the second-level cache, but wait in line behind weights: with fewer pieces on
-their way the products of a tile wait for them, and more do not help."""
+"""Rows come from the second-level cache, but wait in line behind weights. Three pieces are one per
+cent faster than two with 64 rows, which leave memory for no more, and no slower with 16."""
 SMALL_BYTES = 2 * 1024
 """What is kept beside weights, rows and sums; every array begins at a kilobyte of its own."""
 
