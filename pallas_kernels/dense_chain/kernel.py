@@ -71,7 +71,7 @@ class Chain:
 
         def product(gate_acc, up_acc) -> None:
             self.accumulate_gate_and_up(gate_acc, up_acc)
-            inverse = self.rows.inverse(slice(None))
+            inverse = self.rows.inverse(pl.ds(0, self.plan.shape.rows))
             gate, up = (times_rows(acc[...], inverse) for acc in (gate_acc, up_acc))
             gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
             store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TURNED))

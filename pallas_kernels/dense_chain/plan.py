@@ -94,7 +94,7 @@ class Plan:
         rows, of_hidden = self.shape.rows, self.shape.hidden
         narrow = lambda *shape: jax.ShapeDtypeStruct(shape, self.dtype)
         wide = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-        hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, rows)
+        hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, MOST_ROWS)
         parts = wide(PAIR, rows, of_hidden)
         return {
             "attention_parts": parts,
@@ -119,17 +119,14 @@ class Plan:
             "weights_used": barrier(CONSUMERS, sizes.weight_stages),
             "rows_here": barrier(CHUNKS, sizes.row_stages),
             "rows_used": barrier(CONSUMERS, sizes.row_stages),
-            "inverse": plgpu.SMEM((self.shape.rows,), jnp.float32),
+            "turned": swizzled((CONSUMERS, GROUP, UNIT), jnp.float32),
+            "inverse": plgpu.SMEM((MOST_ROWS,), jnp.float32),
             "inverse_here": barrier(1, 1),
-        } | (self.meeting() if self.alone else self.sums())
+        } | (self.meeting() if self.alone else self.mailbox.scratch())
 
     @property
     def mailbox(self) -> Mailbox:
         return mailbox_for(self.shape.rows)
-
-    def sums(self) -> dict[str, Any]:
-        turned = swizzled((CONSUMERS, GROUP, UNIT), jnp.float32)
-        return self.mailbox.scratch() | {"turned": turned}
 
     def meeting(self) -> dict[str, Any]:
         return {"met": plgpu.ClusterBarrier(collective_axes=("half",), num_arrivals=CONSUMERS)}

@@ -1,16 +1,12 @@
 """What happens to rows from one product to the next: sums, residual, norm."""
 
 import dataclasses
-import functools
-import operator
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic import gpu as mgpu
-from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dense_chain.loading import Shares
@@ -140,32 +136,14 @@ class Rows:
         squares = {1: "attention_squares", 3: "squares"}.get(p)
         if squares is None:
             return
-        tiles = self.refs[squares]
-        interpreted = lambda: sum(load(tiles.at[i], PER_ROW) for i in range(tiles.shape[0]))
-        total = interpreted() if self.plan.alone else sum_of_tiles(tiles)
-        mean = total * (1.0 / self.plan.shape.hidden)
+        tiles, by_eights = self.refs[squares], range(0, self.refs[squares].shape[0], GROUP)
+        eights = (load(tiles.at[pl.ds(i, GROUP)], rows_in_lanes(UNIT)) for i in by_eights)
+        turned = self.scratch["turned"].at[0]
+        store(turned, sum(eights))
+        mean = load(turned.T, ACC).sum(axis=1) * (1.0 / self.plan.shape.hidden)
         self.scratch["inverse"][...] = lax.rsqrt(mean + self.plan.eps)
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.scratch["inverse_here"])
-
-
-def sum_of_tiles(tiles):
-    """Over the first axis. One op for the compiler: to find layouts for a hundred takes seconds."""
-    count, rows = tiles.shape
-    summed = plgpu.ShapeDtypeStruct((rows,), jnp.float32, layout=PER_ROW)
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=summed)
-    def add_up(_, tiles):
-        layout = PER_ROW.to_mgpu()
-        loads = (
-            mgpu.FragmentedArray.load_untiled(
-                utils.memref_slice(tiles, i), layout=layout, optimized=False
-            )
-            for i in range(count)
-        )
-        return functools.reduce(operator.add, loads, 0.0)
-
-    return add_up(tiles)
 
 
 def times_rows(product, factors):
