@@ -76,21 +76,26 @@ def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
     )
 
 
+MOST_IN_LARGE_CLUSTERS = 64
+"""Thread blocks in clusters of more than two. A cluster's have to be neighbours, and with many on the
+chip the last clusters would wait for the first."""
+
 MULTIPROCESSORS = {"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
 """Measured on the first; scripts/bench_kernels.py --sweep prints what the choice rests on."""
 
 
 def choose_sizes(shape: Shape, device_kind: str | None = None) -> BlockSizes:
-    """One thread block per multiprocessor where splits can give that many."""
+    """As many splits as find room at once."""
     if shape.width * shape.group > TILE_ROWS:
         return BlockSizes(warpgroups=2)
-    room = MULTIPROCESSORS.get(device_kind or default_device_kind(), 132)
+    multiprocessors = MULTIPROCESSORS.get(device_kind or default_device_kind(), 132)
+
+    def fits(splits: int) -> bool:
+        room = multiprocessors if splits == 2 else MOST_IN_LARGE_CLUSTERS
+        return splits * shape.blocks <= room and output_aligned(shape, splits)
+
     splits = 1
-    while (
-        2 * splits <= MOST_SPLITS
-        and 2 * splits * shape.blocks <= room
-        and output_aligned(shape, 2 * splits)
-    ):
+    while 2 * splits <= MOST_SPLITS and fits(2 * splits):
         splits *= 2
     return BlockSizes(splits=splits)
 

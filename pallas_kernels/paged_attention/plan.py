@@ -19,11 +19,6 @@ from pallas_kernels.paged_attention.blocks import (
 from pallas_kernels.paged_attention.splits import Exchange
 from pallas_kernels.tiles import SHARED_BYTES, require, swizzled
 
-SCATTERED = 64
-"""Thread blocks that find room in large clusters, one per multiprocessor: a cluster's have to be
-neighbours, and with many on the chip the last clusters would wait for the first."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
     shape: Shape
@@ -116,7 +111,6 @@ def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted:
     mailed = sizes.splits > 1 and not interpreted
     exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, mailed, interpreted)
     plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, causal, interpreted)
-    scattered = sizes.splits == 2 or math.prod(plan.grid) * sizes.splits <= SCATTERED
-    if plan.shared_bytes <= SHARED_BYTES and scattered:
+    if plan.shared_bytes <= SHARED_BYTES:
         return plan
     return dataclasses.replace(plan, exchange=dataclasses.replace(exchange, mailed=False))
