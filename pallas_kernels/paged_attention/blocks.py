@@ -77,8 +77,8 @@ def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
 
 
 MOST_IN_LARGE_CLUSTERS = 64
-"""Thread blocks in clusters of more than two. A cluster's have to be neighbours, and with many on the
-chip the last clusters would wait for the first."""
+"""Thread blocks in clusters of more than two. A cluster's have to be neighbours, and with many on
+the chip the last clusters would wait for the first."""
 
 MULTIPROCESSORS = {"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
 """Measured on the first; scripts/bench_kernels.py --sweep prints what the choice rests on."""

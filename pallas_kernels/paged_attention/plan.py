@@ -19,6 +19,7 @@ from pallas_kernels.paged_attention.blocks import (
 from pallas_kernels.paged_attention.splits import Exchange
 from pallas_kernels.tiles import SHARED_BYTES, require, swizzled
 
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     shape: Shape

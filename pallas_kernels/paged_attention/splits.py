@@ -16,8 +16,8 @@ They send them to each other's shared memory (mailbox.py):
 A split waits for nothing but its own notes, and nobody fences: to the hardware a fence of the
 cluster is one of the whole GPU, which takes microseconds while memory is busy. (`async_store_smem`
 has every thread fence at every call.) Where the notes do not fit beside the tiles, and in the
-interpreter, which has no mailbox, the sums go through global memory, two fences and a barrier of the
-cluster. They are always added in the order of the splits.
+interpreter, which has no mailbox, the sums go through global memory, two fences and a barrier of
+the cluster. They are always added in the order of the splits.
 """
 
 import dataclasses
