@@ -133,6 +133,8 @@ class Rows:
         return load(self.scratch["inverse"].at[rows], PER_ROW)
 
     def find_inverse(self, p: int) -> None:
+        """Eight tiles at a time, which is one load per thread. So squares have room for the most
+        rows that there may be, and where a call has fewer the rest is anything."""
         squares = {1: "attention_squares", 3: "squares"}.get(p)
         if squares is None:
             return
