@@ -171,8 +171,8 @@ def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
 
 
 LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
-"""Rows come from the second-level cache, but wait in line behind weights. Three pieces are one per
-cent faster than two with 64 rows, which leave memory for no more, and no slower with 16."""
+"""Rows come from the second-level cache, but wait in line behind weights. With 64 rows there is
+room for three pieces, or for two and a group of weights more, which is as fast."""
 SMALL_BYTES = 2 * 1024
 """What is kept beside weights, rows and sums; every array begins at a kilobyte of its own."""
 

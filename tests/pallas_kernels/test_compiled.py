@@ -13,7 +13,7 @@ import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
 from pallas_kernels.paged_attention import mosaic as attention
-from pallas_kernels.paged_attention.blocks import BlockSizes, Shape, choose_sizes
+from pallas_kernels.paged_attention.blocks import BlockSizes, Shape
 from pallas_kernels.paged_attention.plan import make_plan
 from pallas_kernels.qkv_write import mosaic as write
 
@@ -120,12 +120,6 @@ def test_sums_go_through_global_memory_where_no_mailbox_fits_beside_the_tiles():
         for kv_tile, stages in ((64, 2), (128, 2), (128, 3))
     ]
     assert mailed == [True, True, False]
-
-
-@pytest.mark.parametrize(("slots", "splits"), [(1, 8), (2, 4), (3, 2), (4, 2), (8, 2), (16, 1)])
-def test_pairs_may_fill_the_chip_and_larger_clusters_half_of_it(slots: int, splits: int):
-    shape = Shape(slots, KV_HEADS, 16, 4, HEAD_DIM, PAGE_SIZE, max_pages=64)
-    assert choose_sizes(shape, "NVIDIA H100 80GB HBM3").splits == splits
 
 
 @needs_compiler

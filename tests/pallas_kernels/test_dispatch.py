@@ -66,3 +66,9 @@ def test_chosen_sizes_keep_what_the_kernel_asks_for(slots: int, width: int, grou
         assert sizes.splits == 1 or sizes.splits * shape.blocks <= room
         assert sizes.splits == 1 or sizes.warpgroups == 1
         assert output_aligned(shape, sizes.splits)
+
+
+@pytest.mark.parametrize(("slots", "splits"), [(1, 8), (2, 4), (3, 2), (4, 2), (8, 2), (16, 1)])
+def test_pairs_may_fill_the_chip_and_larger_clusters_half_of_it(slots: int, splits: int):
+    shape = Shape(slots, 8, width=16, group=4, head_dim=128, page_size=16, max_pages=64)
+    assert choose_sizes(shape, "NVIDIA H100 80GB HBM3").splits == splits
