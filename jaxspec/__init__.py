@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxspec.demo import demo_pair
     from jaxspec.engine.engine import Engine, StreamEvent
-    from jaxspec.engine.output import RequestOutput
-    from jaxspec.engine.params import SamplingParams
-    from jaxspec.engine.snapshot import EngineStats
-    from jaxspec.engine.stats import PooledStats, RequestStats
+    from jaxspec.engine.requests.output import RequestOutput
+    from jaxspec.engine.requests.sampling_params import SamplingParams
+    from jaxspec.engine.stats.acceptance import PooledStats, RequestStats
+    from jaxspec.engine.stats.engine_stats import EngineStats
     from jaxspec.errors import JaxspecError, LoadError, UsageError
 
 __version__ = "0.1.0"
@@ -18,11 +18,11 @@ _HOME = {
     "Engine": "jaxspec.engine.engine",
     "StreamEvent": "jaxspec.engine.engine",
     "demo_pair": "jaxspec.demo",
-    "SamplingParams": "jaxspec.engine.params",
-    "RequestOutput": "jaxspec.engine.output",
-    "RequestStats": "jaxspec.engine.stats",
-    "PooledStats": "jaxspec.engine.stats",
-    "EngineStats": "jaxspec.engine.snapshot",
+    "SamplingParams": "jaxspec.engine.requests.sampling_params",
+    "RequestOutput": "jaxspec.engine.requests.output",
+    "RequestStats": "jaxspec.engine.stats.acceptance",
+    "PooledStats": "jaxspec.engine.stats.acceptance",
+    "EngineStats": "jaxspec.engine.stats.engine_stats",
     "JaxspecError": "jaxspec.errors",
     "LoadError": "jaxspec.errors",
     "UsageError": "jaxspec.errors",

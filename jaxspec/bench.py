@@ -11,7 +11,7 @@ from jaxspec import cli
 if TYPE_CHECKING:
     from jaxspec import Engine
     from jaxspec.acceptance.synthetic import Acceptance
-    from jaxspec.engine.opening import Opened
+    from jaxspec.engine.setup.load_models import Opened
     from jaxspec.measure.comparison import Schedule
     from jaxspec.measure.load import Work
 
@@ -217,7 +217,7 @@ def _peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _open(arguments: argparse.Namespace) -> "Opened":
-    from jaxspec.engine.opening import choose_dtype, open_models
+    from jaxspec.engine.setup.load_models import choose_dtype, open_models
     from jaxspec.measure.contenders import random_pair
 
     dtype = choose_dtype(arguments.dtype)
@@ -309,7 +309,7 @@ def _profile(arguments: argparse.Namespace, engine: "Engine", schedule: "Schedul
     """One more pass of the last method; its times count nowhere."""
     from jaxspec.measure.environment import command_line
     from jaxspec.measure.load import Load, run_load
-    from jaxspec.measure.profiling import Profiling, profiled
+    from jaxspec.trace.profiling import Profiling, profiled
 
     asked = cli.filled(Profiling, vars(arguments))
     concurrency = arguments.profile_concurrency or max(schedule.concurrencies)

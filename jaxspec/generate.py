@@ -148,7 +148,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     cli.prepare_profiling(arguments)
 
     from jaxspec.console.prompts import PromptSources, encoded, read_prompts
-    from jaxspec.engine.params import SamplingParams
+    from jaxspec.engine.requests.sampling_params import SamplingParams
 
     params = cli.filled(SamplingParams, vars(arguments))
     sources = PromptSources(
@@ -222,7 +222,7 @@ def _profiled(
     arguments: argparse.Namespace, engine: "Engine", draws: bool
 ) -> AbstractContextManager[None]:
     from jaxspec.measure.environment import command_line
-    from jaxspec.measure.profiling import Profiling, profiled
+    from jaxspec.trace.profiling import Profiling, profiled
 
     asked = cli.filled(Profiling, vars(arguments))
     about = {"command": command_line("generate", arguments.given)}

@@ -33,9 +33,9 @@ from measuring import tell, write_json
 from jaxspec import cli
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.records import Models
-from jaxspec.engine.shapes import Shapes
+from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.step.io import Models
 from jaxspec.measure.contenders import compile_all
 from jaxspec.measure.environment import environment
 from jaxspec.models.parameters import random_params

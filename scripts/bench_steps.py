@@ -21,15 +21,15 @@ from measuring import milliseconds_per_call, write_json
 
 from jaxspec import cli
 from jaxspec.console.compile_clock import CompileClock
-from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.inputs import filled
-from jaxspec.engine.loop import Loop
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.plan import Plan
-from jaxspec.engine.propose_steps import draft_step
-from jaxspec.engine.records import Models, PromptChunk
-from jaxspec.engine.target_steps import commit_step, verify_step
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.drivers import DRIVERS
+from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.step.io import Models, PromptChunk
+from jaxspec.engine.step.propose import draft_step
+from jaxspec.engine.step.target import commit_step, verify_step
+from jaxspec.engine.step.upload import filled
 from jaxspec.measure.environment import environment
 from jaxspec.measure.peers import read_peers
 from jaxspec.models.dflash import DFlash

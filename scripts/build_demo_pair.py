@@ -26,8 +26,13 @@ from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.files import VOCABULARY_FILE
-from jaxspec.training.bpe import END, MASK, train_tokenizer
-from jaxspec.training.corpus import (
+from jaxspec.training.data import Rows, joined
+from jaxspec.training.export import export_zlab
+from jaxspec.training.loop import train
+from jaxspec.training.objective import DrafterObjective, TargetObjective, in_dtype, split_frozen
+from jaxspec.training.optimization import Objective
+from jaxspec.training.pretraining.bpe import END, MASK, train_tokenizer
+from jaxspec.training.pretraining.corpus import (
     Documents,
     Selection,
     collect,
@@ -36,15 +41,10 @@ from jaxspec.training.corpus import (
     set_aside,
     windows_of_corpus,
 )
-from jaxspec.training.data import Rows, joined
-from jaxspec.training.export import export_zlab
-from jaxspec.training.loop import train
-from jaxspec.training.objective import DrafterObjective, TargetObjective, in_dtype, split_frozen
-from jaxspec.training.pretrain import TargetShape, pretrain
+from jaxspec.training.pretraining.pretrain import TargetShape, pretrain
 from jaxspec.training.recipe import Cadence, Optimization, Recipe
 from jaxspec.training.rollout import continued_rows
 from jaxspec.training.shape import DrafterShape, drafter_config, first_drafter_params
-from jaxspec.training.step import Objective
 
 HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
 

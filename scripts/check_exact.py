@@ -32,15 +32,15 @@ from measuring import write_json
 from jaxspec import cli
 from jaxspec.cache.block import block_after
 from jaxspec.console.compile_clock import CompileClock
-from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.inputs import block_of, filled
-from jaxspec.engine.loop import Loop
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.records import Models
-from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.warmup import compile_side_by_side, needed_programs
+from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.drivers import DRIVERS
+from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.setup.warmup import compile_side_by_side, needed_programs
+from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.upload import block_of, filled
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params

@@ -19,8 +19,8 @@ from measuring import write_json
 
 import jaxspec
 from jaxspec import cli
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.measure.environment import environment
 
 RULES = {"rejection sampling": "drawn", "sample and match": "likeliest"}

@@ -27,9 +27,9 @@ from measuring import write_json
 from jaxspec import cli
 from jaxspec.demo import demo_pair
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.opening import Opened, choose_dtype, open_models
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.setup.load_models import Opened, choose_dtype, open_models
 from jaxspec.errors import LoadError
 from jaxspec.measure.contenders import compile_all, engine_for
 from jaxspec.measure.environment import environment

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from jaxspec import cli
-from jaxspec.training.bpe import END, train_tokenizer
-from jaxspec.training.corpus import Selection, collect, rows_of_corpus
-from jaxspec.training.pretrain import TargetShape, pretrain
+from jaxspec.training.pretraining.bpe import END, train_tokenizer
+from jaxspec.training.pretraining.corpus import Selection, collect, rows_of_corpus
+from jaxspec.training.pretraining.pretrain import TargetShape, pretrain
 from jaxspec.training.recipe import Cadence, Optimization, echo_config
 
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import cli
-from jaxspec.engine.opening import Opened, open_models
-from jaxspec.engine.programs import Device
-from jaxspec.engine.records import PromptChunk, Seat, Verified
-from jaxspec.engine.state import empty_state
+from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.step.io import PromptChunk, Seat, Verified
+from jaxspec.engine.step.programs import Device
+from jaxspec.engine.step.state import empty_state
 from jaxspec.models.parameters import pool_for
 from jaxspec.sampling import SlotSampling
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.plan import Plan
-from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.warmup import compile_side_by_side, needed_programs
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.setup.warmup import compile_side_by_side, needed_programs
 from jaxspec.errors import UsageError
 
 

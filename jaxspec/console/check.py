@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)

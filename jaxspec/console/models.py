@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jaxspec.demo import demo_dtype, demo_pair
-from jaxspec.engine.opening import named_target
+from jaxspec.engine.setup.load_models import named_target
 
 
 def chosen_models(

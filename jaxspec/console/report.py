@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.stats import AcceptanceCounts, PooledStats, pool
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.stats.acceptance import AcceptanceCounts, PooledStats, pool
 
 
 def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:

@@ -12,18 +12,18 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
-from jaxspec.engine.building import build_loop
-from jaxspec.engine.latencies import Latencies, with_request
-from jaxspec.engine.loop import Loop
-from jaxspec.engine.memory import peak_bytes
-from jaxspec.engine.opening import choose_dtype, open_models
-from jaxspec.engine.output import RequestOutput, output_of
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.plan import EngineOptions
-from jaxspec.engine.records import Models, Params
-from jaxspec.engine.request import Increment, Request
-from jaxspec.engine.snapshot import EngineStats
-from jaxspec.engine.stats import PooledStats, pool
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.requests.output import RequestOutput, output_of
+from jaxspec.engine.requests.request import Increment, Request
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.setup.build import build_loop
+from jaxspec.engine.setup.load_models import choose_dtype, open_models
+from jaxspec.engine.setup.memory import peak_bytes
+from jaxspec.engine.stats.acceptance import PooledStats, pool
+from jaxspec.engine.stats.engine_stats import EngineStats
+from jaxspec.engine.stats.latencies import Latencies, with_request
+from jaxspec.engine.step.io import Models, Params
 from jaxspec.errors import UsageError
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.inputs import filled
+from jaxspec.engine.step.upload import filled
 
 CALLS, ROUNDS = 10, 5
 PARTS = ("draft", "verify", "accept")

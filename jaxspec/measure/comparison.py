@@ -8,7 +8,7 @@ from typing import Any
 from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance
 from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan import synthetic_of
+from jaxspec.engine.plan.plan import synthetic_of
 from jaxspec.measure.contenders import compile_all
 from jaxspec.measure.floor import step_bytes
 from jaxspec.measure.load import Load, Run, Work, run_load

@@ -7,11 +7,11 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.opening import Opened
-from jaxspec.engine.plan import WIDTH_WITHOUT_DRAFTER
-from jaxspec.engine.records import Models
-from jaxspec.engine.shapes import Shapes
-from jaxspec.engine.warmup import compile_side_by_side, needed_programs
+from jaxspec.engine.plan.plan import WIDTH_WITHOUT_DRAFTER
+from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.warmup import compile_side_by_side, needed_programs
+from jaxspec.engine.step.io import Models
 from jaxspec.measure.load import Work
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from jaxspec.engine.memory import bytes_per_page
-from jaxspec.engine.records import Models, Params
+from jaxspec.engine.setup.memory import bytes_per_page
+from jaxspec.engine.step.io import Models, Params
 
 COPY_BYTES = {"cpu": 2**26}
 COPY_BYTES_ACCELERATOR = 2**30

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.errors import LoadError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.console.report import stats_object
-from jaxspec.engine.stats import pool
+from jaxspec.engine.stats.acceptance import pool
 from jaxspec.measure.floor import StepBytes
 from jaxspec.measure.load import Run
 

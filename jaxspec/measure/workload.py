@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxspec.console.prompts import chat_of, encoded
-from jaxspec.engine.opening import Opened
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.setup.load_models import Opened
 from jaxspec.errors import UsageError
 from jaxspec.measure.datasets import OWN, Sample, own_set, random_ids, read_file
 from jaxspec.measure.load import Work

@@ -14,10 +14,10 @@ from jaxspec.errors import UsageError
 from jaxspec.models.parameters import Params
 from jaxspec.training.data import Rows
 from jaxspec.training.journal import Journal, plot
+from jaxspec.training.optimization import Objective, everywhere, first_state, make_step, spread
 from jaxspec.training.pace import Lead, turns
 from jaxspec.training.recipe import Cadence, Optimization
 from jaxspec.training.snapshots import NoSnapshots, Snapshots
-from jaxspec.training.step import Objective, everywhere, first_state, make_step, spread
 
 
 def train(

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 
 from jaxspec.errors import LoadError
 from jaxspec.text.files import one_line
-from jaxspec.training.step import TrainState
+from jaxspec.training.optimization import TrainState
 
 
 class NoSnapshots:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from jaxspec.acceptance.synthetic import draw_accepted, from_length, from_rates
-from jaxspec.engine.plan import EngineOptions, choose_driver, synthetic_of
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.plan import choose_driver, synthetic_of
 from jaxspec.errors import UsageError
 
 ROWS = 20000

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.engine.drivers import DRIVERS
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.loop import Loop
-from jaxspec.engine.plan import EngineOptions, Plan
-from jaxspec.engine.programs import Device
-from jaxspec.engine.records import Models, StepResult
-from jaxspec.engine.shapes import shapes_for
-from jaxspec.engine.state import EngineState
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.shapes import shapes_for
+from jaxspec.engine.schedule.drivers import DRIVERS
+from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.step.io import Models, StepResult
+from jaxspec.engine.step.programs import Device
+from jaxspec.engine.step.state import EngineState
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.opening import Opened, open_models
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.shapes import Shapes
+from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.setup.load_models import Opened, open_models
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 

@@ -6,7 +6,7 @@ from golden_pair import golden_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.sampling_params import SamplingParams
 
 engine_with = functools.cache(lambda driver: golden_engine(driver=driver))
 

@@ -7,7 +7,7 @@ import pytest
 from fake_device import fake_engine
 from golden_pair import budget, check_golden, golden_engine, trajectories
 
-from jaxspec.engine.programs import COMPILED
+from jaxspec.engine.step.programs import COMPILED
 from jaxspec.errors import UsageError
 
 OUT_OF_MEMORY = RuntimeError("RESOURCE_EXHAUSTED: out of memory\nand a long story")

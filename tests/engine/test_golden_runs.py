@@ -11,7 +11,7 @@ from golden_pair import (
     trajectories,
 )
 
-from jaxspec.engine.shapes import Shapes
+from jaxspec.engine.plan.shapes import Shapes
 
 WHOLE = 97
 LAYOUTS = {

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.sampling_params import SamplingParams
 
 PROMPTS = st.lists(st.integers(1, CURSED - 1), min_size=1, max_size=30)
 BUDGETS = st.integers(1, 20)

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jaxspec.engine import pages
+from jaxspec.engine.schedule import pages
 
 PAGES, PAGE_SIZE = 17, 4
 

@@ -8,7 +8,7 @@ import pytest
 from golden_pair import budget, check_golden, golden_engine, trajectories
 
 from jaxspec.cache.pool import KVPool
-from jaxspec.engine.loop import Loop
+from jaxspec.engine.schedule.loop import Loop
 
 
 def stale_rows(loop: Loop) -> np.ndarray:

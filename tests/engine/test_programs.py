@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.records import Models
-from jaxspec.engine.warmup import COMPILERS, compile_side_by_side, every_program
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.setup.warmup import COMPILERS, compile_side_by_side, every_program
+from jaxspec.engine.step.io import Models
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import DFlashConfig, Qwen3Config

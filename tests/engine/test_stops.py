@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 from golden_pair import budget, golden_engine, opened, trajectories
 
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.errors import UsageError
 
 PROMPTS = (1, 3, 10)

@@ -1,6 +1,6 @@
 """Which programs a benchmark's engine is made of."""
 
-from jaxspec.engine.shapes import Shapes, shapes_for
+from jaxspec.engine.plan.shapes import Shapes, shapes_for
 from jaxspec.measure.contenders import _needed_shapes
 
 

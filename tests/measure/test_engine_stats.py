@@ -5,9 +5,9 @@ import pathlib
 import pytest
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.latencies import BOUNDS
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.stats import pool
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.stats.acceptance import pool
+from jaxspec.engine.stats.latencies import BOUNDS
 
 PAIR = pathlib.Path(__file__).parents[1] / "data" / "goldens" / "a"
 

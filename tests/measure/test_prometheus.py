@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from jaxspec.engine.latencies import Latencies, with_request
-from jaxspec.engine.snapshot import EngineStats
-from jaxspec.engine.stats import PooledStats, RequestStats
+from jaxspec.engine.stats.acceptance import PooledStats, RequestStats
+from jaxspec.engine.stats.engine_stats import EngineStats
+from jaxspec.engine.stats.latencies import Latencies, with_request
+from jaxspec.engine.stats.prometheus import exposition
 from jaxspec.errors import LoadError
-from jaxspec.measure.prometheus import exposition
 
 FINISHED = PooledStats(
     num_spec_steps=4,

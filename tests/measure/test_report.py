@@ -2,7 +2,7 @@
 
 import re
 
-from jaxspec.engine.params import SamplingParams
+from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.measure.comparison import Schedule
 from jaxspec.measure.load import Work
 from jaxspec.measure.report import _caveats, title

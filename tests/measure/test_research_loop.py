@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxspec.cache.block import block_after
-from jaxspec.engine.opening import open_models
+from jaxspec.engine.setup.load_models import open_models
 from jaxspec.models.parameters import pool_for
 
 ROOT = pathlib.Path(__file__).parents[2]

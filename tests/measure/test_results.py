@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxspec.engine.output import RequestOutput
-from jaxspec.engine.stats import RequestStats
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.stats.acceptance import RequestStats
 from jaxspec.measure.floor import StepBytes
 from jaxspec.measure.load import Load, Run, due_times
 from jaxspec.measure.results import add_speedups, percentiles, row_of, table

@@ -3,11 +3,11 @@
 import pytest
 
 from jaxspec.console.report import speculation_line, stats_object
-from jaxspec.engine.emit import emit, end
-from jaxspec.engine.output import output_of
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.request import Request
-from jaxspec.engine.stats import AcceptanceCounts, PooledStats, RequestStats, pool
+from jaxspec.engine.requests.advance import emit, end
+from jaxspec.engine.requests.output import output_of
+from jaxspec.engine.requests.request import Request
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.stats.acceptance import AcceptanceCounts, PooledStats, RequestStats, pool
 from jaxspec.text.stream import TextStream, stop_scan
 
 PLACES = 3

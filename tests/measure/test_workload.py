@@ -5,8 +5,8 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.engine.opening import Opened
-from jaxspec.engine.records import Models
+from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.measure.datasets import Sample
 from jaxspec.measure.workload import Requests, read_samples, work_of

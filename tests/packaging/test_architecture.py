@@ -2,7 +2,7 @@
 
 import pathlib
 
-from jaxspec.engine import state
+from jaxspec.engine.step import state
 
 TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 

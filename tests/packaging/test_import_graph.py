@@ -14,6 +14,7 @@ PACKAGES = ("jaxspec", "pallas_kernels")
 
 # A room imports only rooms of the lines below its own.
 FLOORS = (
+    ("trace",),
     ("measure",),
     ("console",),
     ("engine",),
@@ -57,7 +58,7 @@ def own(name: str) -> str | None:
 
 
 def room(module: str) -> str:
-    """`jaxspec.engine.loop` is in the room `engine`; `jaxspec.errors`, `jaxspec` are their own."""
+    """`jaxspec.engine.schedule.loop` is in `engine`; `jaxspec.errors`, `jaxspec` are their own."""
     return module.split(".")[:2][-1]
 
 
@@ -119,7 +120,7 @@ def test_never_imported(package):
 
 @pytest.mark.parametrize("package", ["optax", "matplotlib", "tqdm"])
 def test_what_an_extra_brings_is_for_training_measuring_and_commands_only(package):
-    rooms = ("jaxspec.training", "jaxspec.measure")
+    rooms = ("jaxspec.training", "jaxspec.measure", "jaxspec.trace")
     allowed = COMMANDS | {module for module in MODULES if module.startswith(rooms)}
     assert importers_of(package) <= allowed
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from jaxspec.checkpoint.draft_refusals import ONLY_AS, RELATIVES
-from jaxspec.engine.conflicts import CONFLICTS
-from jaxspec.engine.plan import EngineOptions
+from jaxspec.engine.plan.conflicts import CONFLICTS
+from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.errors import UsageError
 
 TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "limits.md").read_text()

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
-from jaxspec.engine import steps
-from jaxspec.engine.records import Models
-from jaxspec.engine.state import empty_state
+from jaxspec.engine.step import decode as steps
+from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.state import empty_state
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import pool_for, random_params
 from jaxspec.models.presets import dflash_for, qwen3

@@ -7,9 +7,15 @@ import pytest
 from golden_pair import budget, golden_engine, noisy_drafter, trajectories
 
 from jaxspec.acceptance.synthetic import from_length
-from jaxspec.engine.plan import EngineOptions
-from jaxspec.engine.spans import AdaptiveSpans, Costs, choose_width
-from jaxspec.engine.survival import DRIFT, expected_tokens, hopeful, learned, recent_rates
+from jaxspec.engine.adapt.acceptance_rates import (
+    DRIFT,
+    expected_tokens,
+    hopeful,
+    learned,
+    recent_rates,
+)
+from jaxspec.engine.adapt.width import AdaptiveSpans, Costs, choose_width
+from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.errors import UsageError
 
 WIDTHS = (1, 4, 8, 16)

@@ -3,7 +3,8 @@
 import pytest
 
 from jaxspec import generate
-from jaxspec.engine.plan import EngineOptions, choose_method
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.plan import choose_method
 from jaxspec.errors import UsageError
 
 

@@ -4,8 +4,8 @@ import pytest
 from golden_pair import budget, check_golden, golden_engine, trajectories
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.shapes import Shapes
+from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.proposers.methods import METHODS
 
 REPEATING = [7, 30, 201, 9] * 8

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.checkpoint.load import load_pair
-from jaxspec.engine.opening import named_target
+from jaxspec.engine.setup.load_models import named_target
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.train import main
-from jaxspec.training.bpe import save_tokenizer, train_tokenizer
 from jaxspec.training.export import export_target
+from jaxspec.training.pretraining.bpe import save_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TEXT = Path(__file__).read_text()

@@ -5,8 +5,9 @@ import pytest
 
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.text.tokenizer import open_tokenizer
-from jaxspec.training.bpe import END, MASK, save_tokenizer, train_tokenizer
-from jaxspec.training.corpus import (
+from jaxspec.training.data import Rows, read_document, rows_of_documents, text_files
+from jaxspec.training.pretraining.bpe import END, MASK, save_tokenizer, train_tokenizer
+from jaxspec.training.pretraining.corpus import (
     Selection,
     collect,
     divide,
@@ -14,7 +15,6 @@ from jaxspec.training.corpus import (
     set_aside,
     windows_of_corpus,
 )
-from jaxspec.training.data import Rows, read_document, rows_of_documents, text_files
 from jaxspec.training.recipe import differences
 from jaxspec.training.shape import spread_layer_ids
 

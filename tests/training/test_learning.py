@@ -16,15 +16,15 @@ from training_toys import (
 )
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.params import SamplingParams
-from jaxspec.engine.records import Models
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.models.dflash import DFlash
 from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.objective import Batch, TargetObjective
+from jaxspec.training.optimization import first_state, make_step
 from jaxspec.training.recipe import Optimization, Recipe
 from jaxspec.training.shape import first_drafter_params
-from jaxspec.training.step import first_state, make_step
 
 OPTIONS = Optimization(steps=250, batch_size=8, learning_rate=1e-2, warmup=0.1, compute="float32")
 

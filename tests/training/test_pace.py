@@ -11,9 +11,9 @@ from training_toys import counting_rows, toy_objective, toy_params
 
 from jaxspec.training import pace
 from jaxspec.training.loop import train
+from jaxspec.training.optimization import learning_rate
 from jaxspec.training.pace import Lead, turns
 from jaxspec.training.recipe import Cadence, Optimization, Recipe
-from jaxspec.training.step import learning_rate
 
 TIMED = Optimization(seconds=10.0, learning_rate=0.5, warmup=0.1)
 

@@ -19,9 +19,9 @@ from jaxspec.training.disk import writing_to
 from jaxspec.training.journal import Journal
 from jaxspec.training.kept_features import reserve
 from jaxspec.training.loop import train
+from jaxspec.training.optimization import first_state
 from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
 from jaxspec.training.snapshots import Snapshots
-from jaxspec.training.step import first_state
 
 STEPS = 12
 OPTIONS = Optimization(steps=STEPS, batch_size=4, learning_rate=1e-2, compute="float32")

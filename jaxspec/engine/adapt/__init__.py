@@ -1,0 +1,1 @@
+"""How many drafts to verify, from recent acceptance and measured step times."""

@@ -1,0 +1,54 @@
+"""What a finished request hands back."""
+
+import dataclasses
+import itertools
+
+from jaxspec.engine.requests.request import Request, TokenLogprobs
+from jaxspec.engine.stats.acceptance import RequestStats, counts_of
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestOutput:
+    """One prompt's continuation."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    """Tokens emitted, an ending one included."""
+    text: str
+    """Their text, without special tokens and without the stop string; empty without tokenizer."""
+    finish_reason: str
+    """stop, length, abort or error."""
+    error: str | None
+    """Why it failed, where finish_reason is error."""
+    logprobs: tuple[TokenLogprobs, ...] | None
+    """Per token, log probabilities by token id; None where not asked for."""
+    stats: RequestStats
+
+
+def output_of(request: Request, num_drafts: int, synthetic: bool = False) -> RequestOutput:
+    """The output of a finished request; blocks hold `num_drafts` drafts."""
+    return RequestOutput(
+        prompt_token_ids=request.prompt,
+        token_ids=request.token_ids,
+        text=request.text,
+        finish_reason=request.finish_reason,
+        error=request.error,
+        logprobs=request.logprobs if request.params.logprobs is not None else None,
+        stats=_stats(request, num_drafts, synthetic),
+    )
+
+
+def _stats(request: Request, num_drafts: int, synthetic: bool) -> RequestStats:
+    arrivals = request.arrivals
+    first = arrivals[0] if arrivals else request.submitted_at
+    return RequestStats(
+        **counts_of(request.tally, num_drafts),
+        prompt_tokens=len(request.prompt),
+        generation_tokens=len(request.token_ids),
+        acceptance_lengths=request.tally.acceptance_lengths,
+        queue_s=max(request.seated_at - request.submitted_at, 0.0),
+        ttft_s=first - request.submitted_at,
+        decode_s=arrivals[-1] - first if arrivals else 0.0,
+        itl_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
+        synthetic=synthetic,
+    )

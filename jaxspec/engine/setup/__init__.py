@@ -1,0 +1,1 @@
+"""From names of models to an engine that is ready to run."""

@@ -1,0 +1,87 @@
+"""From names of models to what an engine needs; mistakes are found before weights are read."""
+
+import dataclasses
+from pathlib import Path
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxspec.checkpoint.hub import local_folder
+from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
+from jaxspec.checkpoint.pair import check_pair
+from jaxspec.engine.plan.plan import choose_method
+from jaxspec.engine.step.io import Models, Params
+from jaxspec.errors import UsageError
+from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.text.chat import ChatTemplate, open_chat_template
+from jaxspec.text.files import read_text_config
+from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
+
+DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """Models with their parameters on the device, and how to read and write text."""
+
+    models: Models
+    params: Params
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+
+
+def open_models(
+    target: str | Path,
+    draft: str | Path | None,
+    method: str,
+    dtype: DTypeLike,
+    block_size: int | None,
+    revision: str | None,
+) -> Opened:
+    """Finds, checks, then loads the target and, where one is given, the drafter."""
+    choose_method(method, draft is not None)
+    folder = local_folder(target, revision)
+    opened_target = open_target(folder)
+    opened_draft = None
+    if draft is not None:
+        opened_draft = open_drafter(local_folder(draft), block_size)
+        check_pair(opened_target.config, opened_draft.config)
+    tokenizer = open_tokenizer(folder)
+    models = models_of(opened_target, opened_draft, dtype)
+    params = {"target": opened_target.load(dtype)}
+    if opened_draft is not None:
+        params["drafter"] = opened_draft.load(dtype)
+    return Opened(models, params, tokenizer, _chat_template(folder))
+
+
+def named_target(draft: str | Path | None) -> str:
+    """The target to use where none is given: the one that the drafter was made for."""
+    if draft is None:
+        raise UsageError("no target; name a Qwen3 folder or hub id with --model")
+    target = open_drafter(local_folder(draft)).config.target_path
+    if target is None:
+        raise UsageError(f"no target, and {draft} names none; name one with --model")
+    return target
+
+
+def _chat_template(folder: Path) -> ChatTemplate | None:
+    has_one = "default" in read_text_config(folder).chat_templates
+    return open_chat_template(folder) if has_one else None
+
+
+def models_of(
+    target: Checkpoint[Qwen3Config], draft: Checkpoint[DFlashConfig] | None, dtype: DTypeLike
+) -> Models:
+    """The modules for these configs; the target captures what the drafter reads."""
+    capture = () if draft is None else draft.config.target_layer_ids
+    drafter = None if draft is None else DFlash(draft.config, dtype)
+    return Models(Qwen3(target.config, capture, dtype), drafter)
+
+
+def choose_dtype(dtype: DTypeLike) -> DTypeLike:
+    dtype = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]

@@ -1,0 +1,89 @@
+"""An engine's snapshot as Prometheus text. Needs the extra `metrics`."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from jaxspec.engine.stats.engine_stats import EngineStats
+from jaxspec.engine.stats.latencies import BOUNDS, Histogram, Latencies
+from jaxspec.errors import LoadError
+
+
+def exposition(stats: EngineStats) -> str:
+    """vLLM's metrics under our name; `spec_decode_num_drafts` are verify steps, as there."""
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError as error:
+        raise LoadError(
+            "metrics need prometheus-client; install it with pip install 'jaxspec-decode[metrics]'"
+        ) from error
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(stats))
+    return generate_latest(registry).decode()
+
+
+class _Snapshot:
+    """What prometheus-client asks for metrics."""
+
+    def __init__(self, stats: EngineStats):
+        self.stats = stats
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stats, finished = self.stats, self.stats.finished
+        used = stats.pages_in_use / stats.pages_total if stats.pages_total else 0.0
+        gauges = (
+            ("num_requests_running", "Requests with a slot", stats.running),
+            ("num_requests_waiting", "Requests without a slot", stats.waiting),
+            ("kv_cache_usage_perc", "Share of pages in use, 1 is all", used),
+            ("synthetic_acceptance", "1: drafts were not compared", float(finished.synthetic)),
+            ("peak_memory_bytes", "Most memory of the device in use", stats.peak_memory_bytes),
+        )
+        counters = (
+            ("request", "Requests that ended", finished.num_requests),
+            ("prompt_tokens", "Their prompt tokens", finished.prompt_tokens),
+            ("generation_tokens", "Their tokens emitted", finished.generation_tokens),
+            ("spec_decode_num_drafts", "Their verify steps", finished.num_spec_steps),
+            ("spec_decode_num_draft_tokens", "Drafts verified", finished.num_draft_tokens),
+            (
+                "spec_decode_num_accepted_tokens",
+                "Drafts accepted",
+                finished.num_accepted_draft_tokens,
+            ),
+        )
+        for name, text, value in gauges:
+            if value is not None:
+                yield GaugeMetricFamily(f"jaxspec:{name}", text, value)
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"jaxspec:{name}", text, value)
+        places = CounterMetricFamily(
+            "jaxspec:spec_decode_num_accepted_tokens_per_pos",
+            "Verify steps that accepted the draft at this place, 0 first",
+            labels=["position"],
+        )
+        for place, count in enumerate(finished.accepted_per_position):
+            places.add_metric([str(place)], count)
+        yield places
+        yield from _latencies(stats.latencies)
+
+
+def _latencies(found: Latencies) -> Iterator[Any]:
+    from prometheus_client.core import HistogramMetricFamily
+
+    histograms = (
+        ("time_to_first_token", "Seconds from submission to the first token", found.ttft_s),
+        ("inter_token_latency", "Seconds between results with tokens in them", found.itl_s),
+        ("request_time_per_output_token", "Seconds per token after the first", found.tpot_s),
+        ("e2e_request_latency", "Seconds from submission to the last token", found.total_s),
+        ("request_queue_time", "Seconds from submission to a slot", found.queue_s),
+    )
+    for name, text, histogram in histograms:
+        buckets = _buckets(histogram)
+        yield HistogramMetricFamily(f"jaxspec:{name}_seconds", text, buckets, histogram.seconds)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Prometheus counts everything up to a bound, not what lies between two."""
+    bounds = [*map(str, BOUNDS), "+Inf"]
+    return list(zip(bounds, map(float, itertools.accumulate(histogram.counts))))

@@ -1,0 +1,1 @@
+"""Recording, reading and drawing XLA profiles."""

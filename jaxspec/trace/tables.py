@@ -1,0 +1,164 @@
+"""Where a trace's time went: sums by scope and by kernel, and the gaps between kernels."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from jaxspec.trace.scopes import PHASES
+from jaxspec.trace.trace import Kernel, Trace, busy
+
+WORTH_A_WORD_NS = 1000.0
+"""Gaps below a microsecond are the launch of the next kernel."""
+
+
+def summarise(trace: Trace) -> dict[str, Any]:
+    """Milliseconds are sums over the whole recording, unless they say per step."""
+    spans = busy(trace.kernels)
+    steps = max(len(trace.steps), 1)
+    total = sum(kernel.self_ns for kernel in trace.kernels)
+    gaps = [b[0] - a[1] for a, b in pairwise(spans)]
+    wall = spans[-1][1] - spans[0][0] if spans else 0.0
+    busy_ns = sum(end - start for start, end in spans)
+    return {
+        "steps": len(trace.steps),
+        "kernels": len(trace.kernels),
+        "kernel_ms": total / 1e6,
+        "kernel_ms_per_step": total / 1e6 / steps,
+        "wall_ms": wall / 1e6,
+        "busy_ms": busy_ns / 1e6,
+        "idle_ms": (wall - busy_ns) / 1e6,
+        "device_ms_per_step": _device_ms(trace, steps),
+        "gaps_over_1us": sum(gap > WORTH_A_WORD_NS for gap in gaps),
+        "longest_gap_us": max(gaps, default=0.0) / 1e3,
+        "step_wall_ms": [(end - start) / 1e6 for _, start, end in trace.steps],
+        "scopes": list(_scopes(trace, total, steps)),
+        "by_kernel": _by_kernel(trace.kernels, total),
+    }
+
+
+def _device_ms(trace: Trace, steps: int) -> float | None:
+    """From the first kernel of a step's programs to their last; medians, so that the first step,
+    before which nothing runs, weighs no more. None on the CPU."""
+    programs = defaultdict(list)
+    for launch in trace.launches:
+        programs[launch.program].append(launch.end_ns - launch.start_ns)
+    spent = (statistics.median(times) * len(times) / steps for times in programs.values())
+    return sum(spent) / 1e6 if programs else None
+
+
+def _scopes(trace: Trace, total: float, steps: int) -> Iterator[dict[str, Any]]:
+    """Phases in the order of a step, each with its parts by falling time."""
+    phases = defaultdict(lambda: defaultdict(list))
+    for kernel in trace.kernels:
+        phases[kernel.phase][kernel.part].append(kernel.self_ns)
+    order = sorted(phases, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
+    for phase in order:
+        spent = sum(sum(times) for times in phases[phase].values())
+        yield _scope(phase, "", spent, total, steps, sum(map(len, phases[phase].values()))) | (
+            _floor(trace, phase, spent, steps)
+        )
+        for part, times in sorted(phases[phase].items(), key=lambda item: -sum(item[1])):
+            yield _scope(phase, part, sum(times), total, steps, len(times))
+
+
+def _scope(
+    phase: str, part: str, spent: float, total: float, steps: int, count: int
+) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "part": part,
+        "ms_per_step": spent / 1e6 / steps,
+        "share": spent / total if total else 0.0,
+        "kernels_per_step": count / steps,
+    }
+
+
+def _floor(trace: Trace, phase: str, spent: float, steps: int) -> dict[str, Any]:
+    """Weights that a phase reads in every step, beside the time that it took."""
+    weights = trace.run.get("bytes", {}).get(phase)
+    if not weights or not spent:
+        return {}
+    floor_ns = 1e9 * weights / trace.run["copy_bytes_per_second"]
+    return {"weight_bytes": weights, "floor_fraction": floor_ns * steps / spent}
+
+
+def _by_kernel(kernels: Sequence[Kernel], total: float) -> list[dict[str, Any]]:
+    groups = defaultdict(list)
+    for kernel in kernels:
+        groups[kernel.phase, kernel.part, kernel.name].append(kernel.self_ns)
+    ordered = sorted(groups.items(), key=lambda item: -sum(item[1]))
+    return [
+        {
+            "phase": phase,
+            "part": part,
+            "name": name,
+            "calls": len(times),
+            "ms": sum(times) / 1e6,
+            "us_per_call": sum(times) / len(times) / 1e3,
+            "share": sum(times) / total if total else 0.0,
+        }
+        for (phase, part, name), times in ordered
+    ]
+
+
+def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
+    """The tables, for a person."""
+    mode = run.get("mode", "unknown")
+    device = run.get("environment", {}).get("device", "unknown device")
+    lines = [
+        f"{found['steps']} steps on {device}, {run.get('method', '?')}, {run.get('driver', '?')} "
+        f"driver, {how_recorded(run)}",
+        f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step",
+        *_beside_device_time(found),
+        *_without_scopes(trace_mode=mode, device=device, found=found),
+        f"device busy {found['busy_ms']:.3f} of {found['wall_ms']:.3f} ms; idle "
+        f"{found['idle_ms']:.3f} ms, {found['gaps_over_1us']} gaps over 1 us, the longest "
+        f"{found['longest_gap_us']:.1f} us",
+        "",
+        f"{'scope':<28}{'ms/step':>10}{'share':>8}{'launches/step':>15}{'weights / floor':>22}",
+    ]
+    for scope in found["scopes"]:
+        name = f"  {scope['part']}" if scope["part"] else scope["phase"]
+        floor = ""
+        if "floor_fraction" in scope:
+            floor = f"{scope['weight_bytes'] / 1e6:.1f} MB / {100 * scope['floor_fraction']:.0f}%"
+        lines.append(
+            f"{name:<28}{scope['ms_per_step']:>10.4f}{100 * scope['share']:>7.1f}%"
+            f"{scope['kernels_per_step']:>15.1f}{floor:>22}"
+        )
+    lines += ["", f"{'kernel':<46}{'scope':<24}{'calls':>7}{'us/call':>10}{'share':>8}"]
+    for kernel in found["by_kernel"][:top]:
+        scope = f"{kernel['phase']}/{kernel['part']}"
+        lines.append(
+            f"{_short(kernel['name'], 45):<46}{_short(scope, 23):<24}{kernel['calls']:>7}"
+            f"{kernel['us_per_call']:>10.2f}{100 * kernel['share']:>7.1f}%"
+        )
+    return lines
+
+
+def how_recorded(run: dict[str, Any]) -> str:
+    synthetic = ", SYNTHETIC acceptance" if run.get("synthetic") else ""
+    return f"{run.get('mode', 'unknown')} mode{synthetic}"
+
+
+def _without_scopes(trace_mode: str, device: str, found: dict[str, Any]) -> list[str]:
+    known = sum(s["share"] for s in found["scopes"] if s["part"] and s["phase"] in PHASES)
+    if trace_mode != "timing" or device == "cpu" or known > 0.5:
+        return []
+    return ["kernels inside command buffers have no scope; record with --profile-readable too"]
+
+
+def _beside_device_time(found: dict[str, Any]) -> Iterator[str]:
+    for key, what in (
+        ("device_ms_per_step", "a step, first kernel to last"),
+        ("timing_ms_per_step", "a step with command buffers"),
+    ):
+        if device_ms := found.get(key):
+            share = found["kernel_ms_per_step"] / device_ms
+            yield f"  {100 * share:.1f}% of the {device_ms:.3f} ms of {what}"
+
+
+def _short(name: str, width: int) -> str:
+    return name if len(name) <= width else f"{name[: width - 3]}..."
