@@ -3,28 +3,36 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from jaxspec.acceptance.synthetic import SyntheticAcceptance
 from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.output import RequestOutput, output_of
 from jaxspec.engine.requests.request import Increment, Request
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.schedule.observer import StepObserver
 from jaxspec.engine.setup.build import build_loop
 from jaxspec.engine.setup.load_models import choose_dtype, open_models
 from jaxspec.engine.setup.memory import peak_bytes
+from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
 from jaxspec.engine.stats.acceptance import PooledStats, pool
 from jaxspec.engine.stats.engine_stats import EngineStats
 from jaxspec.engine.stats.latencies import Latencies, with_request
-from jaxspec.engine.step.io import Models, Params
+from jaxspec.engine.step.device import Device, Program
+from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.proposers.device import Params
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan
 from jaxspec.text.tokenizer import Tokenizer
@@ -53,9 +61,12 @@ class Engine:
         tokenizer: Tokenizer | None,
         options: EngineOptions,
         chat_template: ChatTemplate | None = None,
+        models: Models | None = None,
     ):
         """Use `from_pretrained`, or `from_models` with models and parameters in hand."""
         self.loop = loop
+        self.models = models or loop.device.models
+        """As they were given; the engine may add proposers that have no weights."""
         self.tokenizer = tokenizer
         self.options = options
         self.chat_template = chat_template
@@ -99,7 +110,7 @@ class Engine:
         )
         opened = open_models(target, draft, method, choose_dtype(dtype), block_size, revision)
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
-        return cls(loop, opened.tokenizer, checked, opened.chat_template)
+        return cls(loop, opened.tokenizer, checked, opened.chat_template, opened.models)
 
     @classmethod
     def from_models(
@@ -107,21 +118,31 @@ class Engine:
     ) -> "Engine":
         """From modules and their parameters; without a tokenizer, prompts are token ids."""
         checked = _options(**options)
-        return cls(build_loop(models, params, tokenizer, checked), tokenizer, checked)
+        loop = build_loop(models, params, tokenizer, checked)
+        return cls(loop, tokenizer, checked, models=models)
 
     def plain(self) -> "Engine":
         """An engine over the same parameters that decodes without drafting."""
-        device = self.loop.device
         options = dataclasses.replace(
-            self.options, method="none", num_pages=self.total_pages, driver=self.loop.plan.driver
+            self.options, method="none", num_pages=self.total_pages, driver=self.plan.driver
         )
-        loop = build_loop(device.models, device.params, self.tokenizer, options)
-        return type(self)(loop, self.tokenizer, options, self.chat_template)
+        loop = build_loop(self.models, self.params, self.tokenizer, options)
+        return type(self)(loop, self.tokenizer, options, self.chat_template, self.models)
+
+    @property
+    def plan(self) -> Plan:
+        """Sizes and choices that no request changes."""
+        return self.loop.plan
+
+    @property
+    def params(self) -> Params:
+        """Parameters of every model by name."""
+        return self.loop.device.params
 
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and output together."""
-        return self.loop.plan.max_model_len
+        return self.plan.max_model_len
 
     @property
     def free_pages(self) -> int:
@@ -183,6 +204,81 @@ class Engine:
             latencies=self._latencies,
         )
 
+    def warm_up(
+        self,
+        prompts: Prompt | Iterable[Prompt] | None = None,
+        params: SamplingParams | None = None,
+    ) -> int:
+        """Compiles programs side by side before they are needed, and returns how many.
+
+        With prompts, what their first steps need; without, everything that the engine can need
+        for requests like `params`.
+        """
+        params = params or SamplingParams()
+        plan = self.plan
+        if prompts is not None:
+            plan = for_first_prompts(plan, self._that_fit(_listed(prompts)[0], params))
+        return compile_side_by_side(self.programs(params.draws, only_needed=True, plan=plan))
+
+    def programs(
+        self, draws: bool, only_needed: bool = False, plan: Plan | None = None
+    ) -> Iterator[Program]:
+        """Every program that the engine can run, traced; `draws` is for requests that sample or
+        want log probabilities. `only_needed` leaves out steps that only run if a request opts out
+        of drafting."""
+        return every_program(self.loop.device, plan or self.plan, draws, only_needed)
+
+    @contextmanager
+    def observe(self, observer: StepObserver) -> Iterator[None]:
+        """Has an observer watch every step and program meanwhile."""
+        watched = (self.loop.observers, self.loop.device.observers)
+        for observers in watched:
+            observers.append(observer)
+        try:
+            yield
+        finally:
+            for observers in watched:
+                observers.remove(observer)
+
+    @contextmanager
+    def borrow_device(self) -> Iterator[Device]:
+        """The device of an engine without requests, to run steps on by hand. Whatever they leave in
+        the slots is cleared afterwards."""
+        self.loop.read_results()  # a step that was launched before the last reply was read
+        if not self.loop.idle:
+            raise UsageError("the engine has requests; borrow its device when they have ended")
+        device = self.loop.device
+        try:
+            yield device
+        finally:
+            state = device.state
+            assert state is not None, "the device was given back without a state"
+            empty = {
+                name: jnp.zeros_like(getattr(state, name))
+                for name in ("page_table", "lengths", "limits")
+            }
+            device.state = dataclasses.replace(state, **empty)
+
+    @property
+    def num_decoding(self) -> int:
+        """Running requests that have their first token."""
+        return sum(bool(request.token_ids) for request in self.loop.running.values())
+
+    def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance) -> None:
+        """Changes the rates at which an engine with synthetic acceptance accepts drafts. They are
+        data of its programs: nothing is compiled again."""
+        if not self.loop.device.models.synthetic:
+            raise UsageError("the engine was made without synthetic_acceptance; make it with some")
+        self.loop.device.params = self.params | {"synthetic": acceptance.on_device}
+
+    def _that_fit(self, prompts: list[Prompt], params: SamplingParams) -> list[tuple[int, ...]]:
+        """Token ids of the prompts that can ever run; if none can, the first one's refusal."""
+        requests = [self._request_of(0, prompt, params) for prompt in prompts]
+        refusals = [self._never_fits(request) for request in requests]
+        if refusals and all(refusals):
+            raise UsageError(str(refusals[0]))
+        return [r.prompt for r, refusal in zip(requests, refusals) if refusal is None]
+
     def _events(self, requests: list[Request]) -> Iterator[StreamEvent | None]:
         """Queues these requests, yields None, then steps until every one of them has ended and
         tells of theirs alone."""
@@ -209,7 +305,7 @@ class Engine:
         if increment.finish_reason is not None:
             finished = self.loop.finished[increment.request]
             synthetic = self.loop.device.models.synthetic
-            output = output_of(finished, self.loop.plan.block_size - 1, synthetic)
+            output = output_of(finished, self.plan.block_size - 1, synthetic)
             self._finished = pool([output.stats], self._finished)
             self._latencies = with_request(self._latencies, output.stats)
         return StreamEvent(index, increment.token_ids, increment.text, output)
@@ -220,17 +316,12 @@ class Engine:
         else:
             self.loop.submit(request)
 
-    def refusal(self, prompt: Prompt, params: SamplingParams) -> str | None:
-        """Why such a request could never run, whatever else does; None where it can."""
-        return self._never_fits(self._request_of(0, prompt, params))
-
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         self._submitted += 1
         return self._request_of(self._submitted, prompt, params)
 
     def _request_of(self, number: int, prompt: Prompt, params: SamplingParams) -> Request:
-        config = self.loop.device.models.target.config
-        eos = () if params.ignore_eos else config.eos_token_ids
+        eos = () if params.ignore_eos else self.models.target.eos_token_ids
         return Request(
             id=number,
             prompt=self._token_ids(prompt),
@@ -255,7 +346,7 @@ class Engine:
             raise UsageError("the prompt is empty; expected at least one token")
         if wrong := [token for token in prompt if not isinstance(token, Integral)]:
             raise UsageError(f"the prompt has {wrong[0]!r} among its token ids; expected integers")
-        vocab_size = self.loop.device.models.target.config.vocab_size
+        vocab_size = self.models.target.vocab_size
         if not all(0 <= token < vocab_size for token in prompt):
             raise UsageError(f"the prompt has ids outside the vocabulary of {vocab_size} tokens")
         return tuple(int(token) for token in prompt)
@@ -272,7 +363,7 @@ class Engine:
                 f"{tokens} tokens, the context holds {plan.max_model_len}; shorten one of them, "
                 f"{remedy}"
             )
-        needed = book.pages_for(plan.rows_of(request))
+        needed = book.pages_for(request.length_limit + plan.block_size)
         if needed > book.total:
             return (
                 f"the request needs {needed} pages of {plan.page_size} positions, the pool has "

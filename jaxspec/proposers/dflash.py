@@ -1,85 +1,107 @@
-"""DFlash as a proposer: a block of masks in, drafts out; committed features in, context out."""
+"""DFlash as a device proposer: the drafter fills a block of masks in one pass over it."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.cache import Cache
 from jaxspec.models.dflash import DFlash
-from jaxspec.models.qwen3 import Qwen3
-from jaxspec.sampling import SlotSampling, draw_drafts
-
-Params = dict[str, Any]
-
-
-def propose(
-    target: Qwen3,
-    drafter: DFlash,
-    params: dict[str, Params],
-    current: Int[Array, " slots"],
-    block: Block,
-    pool: KVPool,
-) -> tuple[Int[Array, "slots drafts"], KVPool]:
-    """The likeliest token at every place of the block after the current token's."""
-    logits, pool = draft_logits(target, drafter, params, current, block, pool)
-    drafted = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return _apply(drafter, params["drafter"], drafted, method="target_tokens"), pool
+from jaxspec.models.target import Target
+from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
+from jaxspec.sampling import draw_drafts
 
 
-def propose_drawn(
-    target: Qwen3,
-    drafter: DFlash,
-    params: dict[str, Params],
-    current: Int[Array, " slots"],
-    block: Block,
-    pool: KVPool,
-    sampling: SlotSampling,
-) -> tuple[Int[Array, "slots drafts"], Float[Array, "slots drafts vocab"], KVPool]:
-    """A token drawn at every place of the block after the current token's, and from what."""
-    logits, pool = draft_logits(target, drafter, params, current, block, pool)
-    if drafter.config.draft_vocab_size is not None:
+@dataclasses.dataclass(frozen=True)
+class DFlashProposer:
+    """Its state is the drafter's cache: context made of the features of committed tokens."""
+
+    drafter: DFlash
+
+    @property
+    def num_drafts(self) -> int:
+        return self.drafter.config.num_drafts
+
+    @property
+    def max_positions(self) -> int:
+        config = self.drafter.config
+        return config.decoder.max_position_embeddings - config.block_size
+
+    def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> Cache:
+        return self.drafter.new_cache(num_slots, num_pages, page_size)
+
+    def propose(
+        self,
+        target: Target,
+        params: Params,
+        state: Cache,
+        inputs: DraftInputs,
+        *,
+        width: int,
+        drawn: bool,
+    ) -> tuple[Cache, Drafts]:
+        """Writes the block into the cache too, as scratch: `absorb` overwrites what is kept."""
+        block = inputs.block(self.drafter.config.block_size)
+        logits, state = self.logits(target, params, inputs.tokens, block, state)
+        if drawn:
+            logits = self._over_target_vocabulary(params, logits)
+            tokens = draw_drafts(logits, inputs.sampling, block.positions[:, 1:])
+        else:
+            likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            tokens = self._apply(params, likeliest, method="target_tokens")
+        places = width - 1
+        return state, Drafts(
+            tokens[:, :places], inputs.num_drafts, logits[:, :places] if drawn else None
+        )
+
+    def absorb(self, params: Params, state: Cache, committed: Committed) -> Cache:
+        features, block = committed.features, committed.block
+        return self._apply(params, features, block, state, method="write_context")
+
+    def bytes_read(self, params: Params, target_head: int) -> int:
+        own = flatten_dict(params["drafter"], sep="/")
+        head = 0 if self.drafter.config.owns_head else target_head
+        return head + sum(x.nbytes for path, x in own.items() if not path.startswith("embedding/"))
+
+    def logits(
+        self,
+        target: Target,
+        params: Params,
+        current: Int[Array, " batch"],
+        block: Block,
+        cache: Cache,
+    ) -> tuple[Float[Array, "batch drafts draft_vocab"], Cache]:
+        """Logits of the drafted places, over the drafter's own vocabulary if it has one."""
+        config = self.drafter.config
+        masks = jnp.full(block.positions.shape, config.mask_token_id, jnp.int32)
+        tokens = masks.at[:, 0].set(current)
+        of_target = lambda *inputs, method: _apply(target, params["target"], *inputs, method=method)
+        of_drafter = lambda *inputs, **how: self._apply(params, *inputs, **how)
+        embedded = (of_drafter if config.owns_embedding else of_target)(tokens, method="embed")
+        hidden, cache = of_drafter(embedded.astype(self.drafter.dtype), block, cache)
+        head = of_drafter if config.owns_head else of_target
+        return head(hidden[:, 1:], method="logits"), cache
+
+    def _over_target_vocabulary(
+        self, params: Params, logits: Float[Array, "batch drafts draft_vocab"]
+    ) -> Float[Array, "batch drafts vocab"]:
+        """Minus infinity for the tokens that a reduced vocabulary leaves out."""
+        config = self.drafter.config
+        if config.draft_vocab_size is None:
+            return logits
         own = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
-        ids = _apply(drafter, params["drafter"], own, method="target_tokens")[0]
-        nowhere = jnp.full((*logits.shape[:-1], drafter.config.vocab_size), -jnp.inf, logits.dtype)
-        logits = nowhere.at[..., ids].set(logits)
-    return draw_drafts(logits, sampling, block.positions[:, 1:]), logits, pool
+        ids = self._apply(params, own, method="target_tokens")[0]
+        nowhere = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf, logits.dtype)
+        return nowhere.at[..., ids].set(logits)
+
+    def _apply(self, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+        return _apply(self.drafter, params["drafter"], *inputs, method=method)
 
 
-def draft_logits(
-    target: Qwen3,
-    drafter: DFlash,
-    params: dict[str, Params],
-    current: Int[Array, " slots"],
-    block: Block,
-    pool: KVPool,
-) -> tuple[Float[Array, "slots drafts draft_vocab"], KVPool]:
-    """Logits of the drafted places, over the drafter's own vocabulary where it has one."""
-    config = drafter.config
-    tokens = jnp.full(block.positions.shape, config.mask_token_id, jnp.int32)
-    tokens = tokens.at[:, 0].set(current)
-    embedder = "drafter" if config.owns_embedding else "target"
-    head = "drafter" if config.owns_head else "target"
-    models = {"drafter": drafter, "target": target}
-
-    embedded = _apply(models[embedder], params[embedder], tokens, method="embed")
-    hidden, pool = _apply(drafter, params["drafter"], embedded.astype(drafter.dtype), block, pool)
-    return _apply(models[head], params[head], hidden[:, 1:], method="logits"), pool
-
-
-def absorb(
-    drafter: DFlash,
-    params: dict[str, Params],
-    features: Float[Array, "slots width features"],
-    block: Block,
-    pool: KVPool,
-) -> KVPool:
-    """Turns the features of committed tokens into context that later blocks attend."""
-    return _apply(drafter, params["drafter"], features, block, pool, method="write_context")
-
-
-def _apply(model: Qwen3 | DFlash, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+def _apply(model: Any, params: Params, *inputs: Any, method: str) -> Any:
     with jax.named_scope(type(model).__name__.lower()):
         return model.apply({"params": params}, *inputs, method=method)

@@ -5,28 +5,65 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jaxspec.models.target import Target
+from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
 from jaxspec.proposers.options import SpeculationOptions
+
+History = Int[Array, "slots positions"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """What is looked for; the rules are those of `NgramIndex`."""
+    """Continues the newest tokens as they went on before. The rules are those of `NgramIndex`.
 
+    Its state is the token of every position of every slot. Entries beyond a request's length may
+    hold anything; they are overwritten before they are read.
+    """
+
+    most_continued: int
+    """The most tokens by which a match is continued."""
     num_drafts: int
-    """What is found is continued by so many tokens at most."""
-    places: int
-    """Drafts that a step has room for: with `exact` more, so that its programs stay the same."""
+    """Drafts that a step has room for; with `exact` more than `most_continued`, so that every
+    method runs the same programs."""
     min_ngram: int
     max_ngram: int
     match: str
-    """Which of several occurrences: recent or earliest."""
+    """Which of several occurrences is continued: recent or earliest."""
     look_back: int
 
+    max_positions = None
 
-def lookup_of(options: SpeculationOptions, places: int) -> Lookup:
+    def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> History:
+        return jnp.zeros((num_slots, positions), jnp.int32)
+
+    def propose(
+        self,
+        target: Target,
+        params: Params,
+        state: History,
+        inputs: DraftInputs,
+        *,
+        width: int,
+        drawn: bool,
+    ) -> tuple[History, Drafts]:
+        """At most as many drafts as are wanted, and none beyond the request's budget."""
+        state = state.at[inputs.slots, inputs.lengths].set(inputs.tokens, mode="drop")
+        tokens, found = look_up(self, state[inputs.slots], inputs.lengths + 1)
+        wanted = jnp.maximum(jnp.minimum(inputs.num_drafts, inputs.room), 0)
+        return state, Drafts(tokens[:, : width - 1], jnp.minimum(found, wanted))
+
+    def absorb(self, params: Params, state: History, committed: Committed) -> History:
+        block = committed.block
+        return state.at[block.slots[:, None], block.positions].set(committed.tokens, mode="drop")
+
+    def bytes_read(self, params: Params, target_head: int) -> int:
+        return 0
+
+
+def lookup_of(options: SpeculationOptions, num_drafts: int) -> Lookup:
     return Lookup(
-        min(options.num_drafts, places),
-        places,
+        min(options.num_drafts, num_drafts),
+        num_drafts,
         options.min_ngram,
         options.max_ngram,
         options.ngram_match,
@@ -35,37 +72,37 @@ def lookup_of(options: SpeculationOptions, places: int) -> Lookup:
 
 
 def look_up(
-    lookup: Lookup, tokens: Int[Array, "rows positions"], counts: Int[Array, " rows"]
-) -> tuple[Int[Array, "rows drafts"], Int[Array, " rows"]]:
-    """What followed the longest suffix of every row's first `counts` tokens, and how much of it.
+    lookup: Lookup, tokens: Int[Array, "batch positions"], counts: Int[Array, " batch"]
+) -> tuple[Int[Array, "batch drafts"], Int[Array, " batch"]]:
+    """What followed the longest suffix of each request's first `counts` tokens, and its length.
 
     tokens       x a b c d e . . . y a b c          counts = 13
-    runs         . . . . 3 . . . . . . . .          3 tokens before d are the last 3
-    drafts               d e . . . y a b c          up to `num_drafts` of them
+    runs         . . . . 3 . . . . . . . .          the 3 tokens before d are also the last 3
+    drafts               d e . . . y a b c          up to `most_continued` of them
     """
-    rows, positions = tokens.shape
+    positions = tokens.shape[1]
     runs = _runs(lookup, tokens, counts)
     at = jnp.arange(positions, dtype=jnp.int32)
     preferred = at if lookup.match == "recent" else positions - at
     best = jnp.argmax(jnp.where(runs >= lookup.min_ngram, runs, 0) * positions + preferred, axis=1)
     best = best.astype(jnp.int32)
     found = jnp.take_along_axis(runs, best[:, None], axis=1)[:, 0] >= lookup.min_ngram
-    places = best[:, None] + jnp.arange(lookup.places, dtype=jnp.int32)
+    places = best[:, None] + jnp.arange(lookup.num_drafts, dtype=jnp.int32)
     drafts = jnp.take_along_axis(tokens, places, axis=1, mode="fill", fill_value=0)
-    return drafts, jnp.where(found, jnp.minimum(counts - best, lookup.num_drafts), 0)
+    return drafts, jnp.where(found, jnp.minimum(counts - best, lookup.most_continued), 0)
 
 
 def _runs(
-    lookup: Lookup, tokens: Int[Array, "rows positions"], counts: Int[Array, " rows"]
-) -> Int[Array, "rows positions"]:
-    """Before every position how many tokens, `max_ngram` at most, are the row's last ones."""
+    lookup: Lookup, tokens: Int[Array, "batch positions"], counts: Int[Array, " batch"]
+) -> Int[Array, "batch positions"]:
+    """How many tokens before each position, `max_ngram` at most, equal the request's last ones."""
     at, end = jnp.arange(tokens.shape[1], dtype=jnp.int32), counts[:, None]
-    going_on: Bool[Array, "rows positions"] = at < end
+    matching: Bool[Array, "batch positions"] = at < end
     runs = jnp.zeros_like(tokens)
     for back in range(1, lookup.max_ngram + 1):
         before = jnp.pad(tokens, ((0, 0), (back, 0)))[:, : tokens.shape[1]]
         last = jnp.take_along_axis(tokens, jnp.maximum(end - back, 0), axis=1)
         within = (at >= back) & (at - back >= end - lookup.look_back)
-        going_on &= (before == last) & within
-        runs += going_on
+        matching &= (before == last) & within
+        runs += matching
     return runs

@@ -11,19 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.acceptance import accept
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import EngineOptions
-from jaxspec.engine.plan.plan import Plan
-from jaxspec.engine.plan.shapes import shapes_for
-from jaxspec.engine.schedule.drivers import DRIVERS
+from jaxspec.engine.plan.plan import Plan, shapes_for
 from jaxspec.engine.schedule.loop import Loop
-from jaxspec.engine.step.io import Models, StepResult
-from jaxspec.engine.step.programs import Device
+from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.io import Drafting, Models, StepResult
 from jaxspec.engine.step.state import EngineState
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.device import Drafts, no_drafts
 from jaxspec.sampling import TopLogprobs
 
 VOCAB, EOS, CURSED = 50, 0, 49
@@ -125,33 +125,38 @@ class FakeDevice(Device):
         self.may_fail = lambda: True
         self.ran: list[str] = []
 
-    def run(self, step: str, *inputs, draws: bool = False):
-        fault = None
-        if self.faults and step != "seat_step" and self.may_fail():
+    def run(self, step, *inputs, draws: bool = False, drafting: Drafting | None = None):
+        name, fault = step.__name__, None
+        if self.faults and name != "admit_step" and self.may_fail():
             fault = self.faults.pop(0)
         state = self.state
         if state.deleted:
-            raise Fault(f"{step} was given a state that is gone")
-        self.ran.append(step)
-        if fault is None and self._is_cursed(step, inputs):
+            raise Fault(f"{name} was given a state that is gone")
+        self.ran.append(name if drafting or name != "decode_step" else "plain")
+        if fault is None and self._is_cursed(name, inputs):
             fault = self.curse
         if fault == "before":
-            raise Fault(f"{step} did not start")
+            raise Fault(f"{name} did not start")
         after = state.copy()
-        result = getattr(self, step)(after, *inputs)
+        extra = {"drafting": drafting} if name == "decode_step" else {}
+        result = getattr(self, name)(after, *inputs, **extra)
         object.__setattr__(state, "deleted", True)
         if fault == "donated":
-            raise Fault(f"{step} ran out of memory")
+            raise Fault(f"{name} ran out of memory")
         if fault == "read":
             object.__setattr__(after, "deleted", True)
         self.state = after
         return self._step_result(result, fault) if isinstance(result, tuple) else result
 
+    def accept_on_host(self, drafts, verified):
+        fetched = (drafts.tokens, verified.tokens, verified.num_drafts)
+        return accept(*map(np.asarray, fetched))
+
     def lost_its_state(self) -> bool:
         return self.state.deleted
 
     def _is_cursed(self, step: str, inputs: tuple) -> bool:
-        if step == "seat_step":
+        if step == "admit_step":
             return False
         slots = inputs[0].slots if step == "prefill_step" else inputs[0]
         tokens = inputs[0].tokens if step == "prefill_step" else np.zeros(0)
@@ -171,11 +176,11 @@ class FakeDevice(Device):
 
     # The steps
 
-    def seat_step(self, state, seat):
-        slot = int(seat.slot)
-        state.page_table[slot] = np.asarray(seat.pages)
+    def admit_step(self, state, admission):
+        slot = int(admission.slot)
+        state.page_table[slot] = np.asarray(admission.pages)
         state.lengths[slot] = 0
-        state.limits[slot] = int(seat.limit)
+        state.limits[slot] = int(admission.limit)
 
     def prefill_step(self, state, chunk):
         rows = zip(*(np.asarray(x).tolist() for x in (chunk.slots, chunk.starts, chunk.counts)))
@@ -188,9 +193,9 @@ class FakeDevice(Device):
             state.lengths[slot], state.last_tokens[slot] = end, said[-1]
         return [[token] for token in said], [1] * len(said), [0] * len(said)
 
-    def draft_step(self, state, slots):
+    def draft_step(self, state, slots, num_drafts):
         drafts = [self._draft(state, slot) for slot in np.asarray(slots).tolist()]
-        return jnp.asarray(np.array(drafts, np.int32))
+        return Drafts(jnp.asarray(np.array(drafts, np.int32)), num_drafts)
 
     def _draft(self, state, slot) -> list[int]:
         """Right for a while, then wrong: from the context, which must be what the target has."""
@@ -206,9 +211,9 @@ class FakeDevice(Device):
         right = sum(history) % WIDTH
         return [d if i < right else (d + 1) % VOCAB for i, d in enumerate(drafts[1:])]
 
-    def verify_step(self, state, slots, drafts, num_drafts, draft_logits=None):
+    def verify_step(self, state, slots, drafts):
         active, said = [], []
-        rows = zip(*(np.asarray(x).tolist() for x in (slots, drafts, num_drafts)))
+        rows = zip(*(np.asarray(x).tolist() for x in (slots, drafts.tokens, drafts.num_drafts)))
         for slot, proposed, count in rows:
             length = int(state.lengths[slot])
             active.append(int(length < state.limits[slot]))
@@ -219,9 +224,8 @@ class FakeDevice(Device):
             history = state.read(state.cells, slot, length)
             said.append([next_token(history + block[: i + 1]) for i in range(len(block))])
             state.write(state.cells, slot, length, block[: count + 1])
-        fresh = dict(active=np.array(active), blocks=(np.asarray(slots), np.asarray(drafts)))
-        count = np.array(active) * np.asarray(num_drafts)
-        return Said(tokens=np.array(said, np.int32), num_drafts=count.astype(np.int32), **fresh)
+        count = (np.array(active) * np.asarray(drafts.num_drafts)).astype(np.int32)
+        return Said(np.array(said, np.int32), count, np.array(active))
 
     def commit_step(self, state, slots, verified, accepted):
         emitted = verified.active * (np.asarray(accepted) + 1)
@@ -238,20 +242,17 @@ class FakeDevice(Device):
     def accept_step(self, state, slots, drafts, verified):
         accepted = []
         for proposed, said, count in zip(
-            np.asarray(drafts).tolist(), verified.tokens.tolist(), verified.num_drafts
+            np.asarray(drafts.tokens).tolist(), verified.tokens.tolist(), verified.num_drafts
         ):
             right = [a == b for a, b in zip(proposed[:count], said)] + [False]
             accepted.append(right.index(False))
         return self.commit_step(state, slots, verified, accepted)
 
-    def plain_step(self, state, slots):
-        none = np.zeros((len(slots), 0), np.int32)
-        verified = self.verify_step(state, slots, none, np.zeros(len(slots), int))
-        return self.accept_step(state, slots, none, verified)
-
-    def spec_step(self, state, slots, num_drafts):
-        drafts = self.draft_step(state, slots)
-        verified = self.verify_step(state, slots, drafts, num_drafts)
+    def decode_step(self, state, slots, num_drafts, drafting):
+        drafts = no_drafts(len(slots))
+        if drafting is not None:
+            drafts = self.draft_step(state, slots, num_drafts)
+        verified = self.verify_step(state, slots, drafts)
         return self.accept_step(state, slots, drafts, verified)
 
 
@@ -262,13 +263,12 @@ class Said:
     tokens: np.ndarray
     num_drafts: np.ndarray
     active: np.ndarray
-    blocks: tuple
 
 
 def fake_models() -> Models:
     rope = Rope(theta=1e4)
     decoder = Decoder(8, 8, 1, 1, 1, 8, 1e-6, rope, 10_000)
-    return Models(Qwen3(Qwen3Config(decoder, VOCAB, True, (EOS,))), None)
+    return Models(Qwen3(Qwen3Config(decoder, VOCAB, True, (EOS,))))
 
 
 def fake_engine(
@@ -281,22 +281,24 @@ def fake_engine(
     max_model_len: int = 48,
     prefill_chunk: int = 5,
 ) -> Engine:
+    drafts = method == "dflash"
     plan = Plan(
         method=method,
         driver=driver,
         exact=exact,
-        width=WIDTH if exact or method == "dflash" else 1,
+        width=WIDTH if exact or drafts else 1,
         block_size=WIDTH,
         num_slots=num_slots,
         max_model_len=max_model_len,
         page_size=page_size,
         num_pages=num_pages,
         shapes=shapes_for(num_slots, prefill_chunk, exact),
+        proposer=0 if drafts else None,
+        drafter=drafts,
     )
     device = FakeDevice(fake_models(), plan)
-    return Engine(
-        Loop(device, lambda: FakeState(plan), plan, DRIVERS[driver], None), None, EngineOptions()
-    )
+    loop = Loop(device, lambda: FakeState(plan), plan, None)
+    return Engine(loop, None, EngineOptions())
 
 
 assert jax.tree.leaves(record(TopLogprobs, chosen=1, values=2, tokens=3)) == [1, 2, 3]

@@ -1,6 +1,5 @@
 """Engines over the golden pairs, and what they should say."""
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import Opened, open_models
@@ -22,9 +20,13 @@ HOUSE = {
     "max_model_len": 448,
     "page_size": 16,
     "prefill_chunk": 32,
-    "shapes": Shapes((4,), ((4, 32),)),
+    "batch_sizes": (4,),
+    "prefill_shapes": ((4, 32),),
 }
 """One layout for most tests, so that they share compiled programs."""
+
+ALL_SIZES = {"batch_sizes": None, "prefill_shapes": None}
+"""The sizes that an engine compiles for unless it is told otherwise."""
 
 
 @functools.cache
@@ -50,13 +52,8 @@ def noisy_drafter(which: str = "a", scale: float = 1.0) -> dict:
 
 
 def golden_engine(which: str = "a", params: dict | None = None, **options) -> Engine:
-    """`shapes` cuts the programs down to the given ones."""
-    options = {"driver": "overlapped", **HOUSE, **options}
-    shapes, pair = options.pop("shapes"), opened(which)
-    engine = Engine.from_models(pair.models, params or pair.params, pair.tokenizer, **options)
-    if shapes is not None:
-        engine.loop.plan = dataclasses.replace(engine.loop.plan, shapes=shapes)
-    return engine
+    options, pair = {"driver": "overlapped", **HOUSE, **options}, opened(which)
+    return Engine.from_models(pair.models, params or pair.params, pair.tokenizer, **options)
 
 
 def budget(max_tokens: int, **params) -> SamplingParams:

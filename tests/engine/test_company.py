@@ -1,6 +1,7 @@
 """Requests beside each other: whoever comes, goes or reads, each gets its own."""
 
 from golden_pair import budget, check_golden, golden_engine, trajectories
+from watching import watch
 
 
 def take_turns(streams: dict) -> dict:
@@ -78,10 +79,7 @@ def test_short_then_long_and_ends_while_others_are_read():
 def test_a_long_prompt_holds_others_up_by_one_chunk():
     """While it is read, a request that decodes gets a step between any two chunks."""
     engine = golden_engine(driver="lockstep")
-    run, ran = engine.loop.device.run, []
-    engine.loop.device.run = lambda step, *inputs, **static: (
-        ran.append(step) or run(step, *inputs, **static)
-    )
+    ran = watch(engine).ran
     early = engine.stream(trajectories()[8]["prompt"], budget(40))
     next(early)
     late = engine.stream(trajectories()[7]["prompt"], budget(2))

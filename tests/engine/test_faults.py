@@ -7,7 +7,8 @@ import pytest
 from fake_device import fake_engine
 from golden_pair import budget, check_golden, golden_engine, trajectories
 
-from jaxspec.engine.step.programs import COMPILED
+from jaxspec.engine.step.device import COMPILED
+from jaxspec.engine.step.steps import decode_step, prefill_step
 from jaxspec.errors import UsageError
 
 OUT_OF_MEMORY = RuntimeError("RESOURCE_EXHAUSTED: out of memory\nand a long story")
@@ -23,7 +24,7 @@ def fail_at(engine, calls: set[int], donated: bool, error: BaseException = OUT_O
 
     def failing(step, *inputs, **static):
         ran.append(step)
-        if not due or len(ran) <= due[0] or loop.suspects or loop.torn:
+        if not due or len(ran) <= due[0] or loop.suspects or loop.state_lost:
             return run(step, *inputs, **static)
         due.pop(0)
         if donated:
@@ -66,7 +67,7 @@ def test_the_request_at_fault_fails_alone_and_says_why(donated):
 
     def failing(step, *inputs, **static):
         running = engine.loop.running.get(at_fault + 1)
-        if step == "spec_step" and running and len(running.token_ids) >= 4:
+        if step is decode_step and running and len(running.token_ids) >= 4:
             if running.slot in inputs[0].tolist():
                 if donated:
                     COMPILED[step](device.models, device.params, device.state, *inputs, **static)
@@ -111,15 +112,15 @@ def test_ctrl_c_while_results_are_read():
     engine, case = golden_engine(), trajectories()[3]
     stream = engine.stream(case["prompt"], budget(30))
     tokens = list(next(stream).token_ids)
-    land, calls = engine.loop.land, []
+    read, calls = engine.loop._read, []
 
-    def interrupted(flight):
-        calls.append(flight)
+    def interrupted(step):
+        calls.append(step)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return land(flight)
+        return read(step)
 
-    engine.loop.land = interrupted
+    engine.loop._read = interrupted
     with pytest.raises(KeyboardInterrupt):
         engine.generate(trajectories()[1]["prompt"], budget(30))
     tokens += [token for event in stream for token in event.token_ids]
@@ -142,7 +143,7 @@ def test_a_shape_that_always_fails_does_not_stop_the_others_for_ever():
     run = engine.loop.device.run
 
     def failing(step, *inputs, **static):
-        if step == "prefill_step" and len(inputs[0].slots) > 1:
+        if step is prefill_step and len(inputs[0].slots) > 1:
             object.__setattr__(engine.loop.device.state, "deleted", True)
             raise OUT_OF_MEMORY
         return run(step, *inputs, **static)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from golden_pair import (
+    ALL_SIZES,
     budget,
     check_golden,
     golden,
@@ -11,15 +12,13 @@ from golden_pair import (
     trajectories,
 )
 
-from jaxspec.engine.plan.shapes import Shapes
-
 WHOLE = 97
 LAYOUTS = {
     "16 slots, pages of 16": dict(
-        which="a", max_batch=16, prefill_chunk=64, shapes=Shapes((16,), ((4, 64),))
+        which="a", max_batch=16, prefill_chunk=64, batch_sizes=(16,), prefill_shapes=((4, 64),)
     ),
     "8 slots, pages of 64, chunks of 7, exact": dict(
-        which="as", max_batch=8, page_size=64, prefill_chunk=7, exact=True, shapes=None
+        which="as", max_batch=8, page_size=64, prefill_chunk=7, exact=True, **ALL_SIZES
     ),
     "3 slots, pages of 1, chunks of 1, lockstep": dict(
         which="a",
@@ -28,7 +27,8 @@ LAYOUTS = {
         max_model_len=140,
         prefill_chunk=1,
         driver="lockstep",
-        shapes=Shapes((3,), ((3, 1),)),
+        batch_sizes=(3,),
+        prefill_shapes=((3, 1),),
     ),
     "1 slot, pages of 64, chunks of 64, exact lockstep": dict(
         which="as",
@@ -37,7 +37,7 @@ LAYOUTS = {
         prefill_chunk=64,
         driver="lockstep",
         exact=True,
-        shapes=None,
+        **ALL_SIZES,
     ),
 }
 

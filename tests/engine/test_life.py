@@ -65,7 +65,7 @@ class Life(RuleBasedStateMachine):
         self.engine = fake_engine(driver, method, exact)
         self.loop, self.device = self.engine.loop, self.engine.loop.device
         self.device.curse = curse
-        self.device.may_fail = lambda: not (self.loop.suspects or self.loop.torn)
+        self.device.may_fail = lambda: not (self.loop.suspects or self.loop.state_lost)
         self.consumers: list[Consumer] = []
 
     @rule(

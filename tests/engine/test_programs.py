@@ -11,7 +11,7 @@ import pytest
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.warmup import COMPILERS, compile_side_by_side, every_program
+from jaxspec.engine.setup.warmup import COMPILERS, compile_side_by_side
 from jaxspec.engine.step.io import Models
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
@@ -19,6 +19,7 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.dflash import DFlashProposer
 
 VOCAB = 24
 LAYOUTS = {
@@ -44,7 +45,7 @@ def tiny_pair() -> tuple[Models, dict]:
         "target": random_params(target, jax.random.key(0)),
         "drafter": random_params(drafter, jax.random.key(1)),
     }
-    return Models(target, drafter), params
+    return Models(target, (DFlashProposer(drafter),)), params
 
 
 def tiny_engine(pair, layout: str) -> Engine:
@@ -88,22 +89,21 @@ def mixed_run(engine: Engine) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_after_warm_up_a_mixed_run_compiles_nothing(tiny_pair, layout):
     engine = tiny_engine(tiny_pair, layout)
-    device, plan = engine.loop.device, engine.loop.plan
     programs = {}
     for draws in (False, True):
-        for step, inputs, static in every_program(device, plan, draws=draws):
-            lowered = device.lower(step, *inputs, **static)
-            key = (step, str(jax.tree.map(lambda x: x.shape, inputs)), str(static))
-            programs[key] = programs.get(key) or lowered.compile()
+        for program in engine.programs(draws=draws):
+            shapes = jax.tree.map(lambda x: x.shape, program.inputs)
+            key = (program.name, str(shapes), str(program.static))
+            programs[key] = programs.get(key) or program.traced.lower().compile()
     with compilations() as compiled:
         jax.jit(lambda x: x + len(layout)).lower(np.float32(1)).compile()
         assert len(compiled) == 1, "the listener hears nothing"
         compiled.clear()
         mixed_run(engine)
     assert compiled == []
-    state = jax.tree.map(lambda x: x.nbytes, device.state)
-    pools = sum(jax.tree.leaves([state.target_pool, state.draft_pool]))
-    writers = {"prefill_step", "spec_step", "plain_step", "verify_step", "draft_step"}
+    state = jax.tree.map(lambda x: x.nbytes, engine.loop.device.state)
+    pools = sum(jax.tree.leaves([state.cache, state.proposers]))
+    writers = {"prefill_step", "decode_step", "verify_step", "draft_step"}
     assert writers & {step for step, _, _ in programs}
     for (step, _, _), program in programs.items():
         memory = program.memory_analysis()
@@ -115,6 +115,9 @@ def test_nothing_is_compiled_any_more_once_interrupted():
     events = []
 
     class Slow:
+        traced = property(lambda self: self)
+        lower = lambda self: self
+
         def compile(self):
             events.append("begun")
             time.sleep(0.5)

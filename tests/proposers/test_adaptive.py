@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from golden_pair import budget, golden_engine, noisy_drafter, trajectories
+from golden_pair import ALL_SIZES, budget, golden_engine, noisy_drafter, trajectories
 
 from jaxspec.acceptance.synthetic import from_length
 from jaxspec.engine.adapt.acceptance_rates import (
@@ -188,9 +188,10 @@ PRICES = {
 def test_tokens_are_those_of_plain_decoding(prices, driver):
     engine = golden_engine()
     loop = engine.loop
-    tiers = (1, 4, loop.plan.width)
-    loop.plan = dataclasses.replace(loop.plan, tiers=tiers, driver=driver)
-    loop.spans = AdaptiveSpans({(4, width): PRICES[prices](width) for width in tiers})
+    widths = (1, 4, loop.plan.width)
+    loop.plan = dataclasses.replace(loop.plan, widths=widths, driver=driver)
+    adaptive = AdaptiveSpans({(4, width): PRICES[prices](width) for width in widths})
+    loop.drafters.adaptive = adaptive
     cases = trajectories()[1:7]
     params = [budget(30, speculate=i != 1) for i in range(6)]
     outputs = engine.generate([case["prompt"] for case in cases], params)
@@ -203,23 +204,23 @@ def test_tokens_are_those_of_plain_decoding(prices, driver):
         assert drafted == 7 * steps
     elif prices == "plain":
         assert steps <= 20, "a few steps of five requests, and no more"
-    assert not loop.spans.seen, "all were released"
+    assert not adaptive.seen, "all were released"
 
 
 def test_a_table_is_measured_and_a_drafter_of_noise_is_not_asked():
-    options = dict(adaptive=True, max_batch=1, max_model_len=160, shapes=None)
+    options = dict(adaptive=True, max_batch=1, max_model_len=160, **ALL_SIZES)
     engine = golden_engine(params=noisy_drafter(), **options)
     plan = engine.loop.plan
-    assert plan.tiers == (1, 4, 8)
-    assert set(engine.loop.spans.costs) == {(1, 1), (1, 4), (1, 8)}
-    assert all(seconds > 0 for seconds in engine.loop.spans.costs.values())
-    engine.loop.spans.costs = {(1, width): 1.0 + 0.1 * width for width in plan.tiers}
+    assert plan.widths == (1, 4, 8)
+    assert set(engine.loop.drafters.adaptive.costs) == {(1, 1), (1, 4), (1, 8)}
+    assert all(seconds > 0 for seconds in engine.loop.drafters.adaptive.costs.values())
+    engine.loop.drafters.adaptive.costs = {(1, width): 1.0 + 0.1 * width for width in plan.widths}
     case = trajectories()[2]
     for params in (budget(60), budget(20, temperature=0.8, seed=1)):
         output = engine.generate(case["prompt"], params)
         if not params.temperature:
             assert list(output.token_ids) == case["greedy"][:60]
-    assert engine.loop.spans.current == 1, "drafts that are never right are not made"
+    assert engine.loop.drafters.adaptive.current == 1, "drafts that are never right are not made"
     assert engine.plain().generate(case["prompt"], budget(9)).error is None
 
 

@@ -1,10 +1,9 @@
 """Every method through the engine says what plain greedy decoding says; only the steps differ."""
 
 import pytest
-from golden_pair import budget, check_golden, golden_engine, trajectories
+from golden_pair import ALL_SIZES, budget, check_golden, golden_engine, trajectories
+from watching import watch
 
-from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.proposers.methods import METHODS
 
@@ -12,17 +11,8 @@ REPEATING = [7, 30, 201, 9] * 8
 """A prompt that repeats itself, and so does what the model makes of it."""
 
 
-def ran_by(engine: Engine) -> list[str]:
-    """Names of the programs that it runs from now on."""
-    run, ran = engine.loop.device.run, []
-    engine.loop.device.run = lambda step, *inputs, **static: (
-        ran.append(step) or run(step, *inputs, **static)
-    )
-    return ran
-
-
 def sized(rows: int) -> dict:
-    return dict(max_batch=rows, shapes=Shapes((rows,), ((min(rows, 4), 32),)))
+    return dict(max_batch=rows, batch_sizes=(rows,), prefill_shapes=((min(rows, 4), 32),))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
@@ -41,12 +31,12 @@ def test_ngram_says_what_plain_decoding_says(rows):
     "options",
     [
         dict(driver="lockstep"),
-        dict(driver="overlapped", exact=True, prefill_chunk=7, shapes=None),
+        dict(driver="overlapped", exact=True, prefill_chunk=7, **ALL_SIZES),
         dict(num_drafts=1, ngram_match="earliest"),
         dict(num_drafts=3, min_ngram=2, max_ngram=3, ngram_threshold=0.0),
         dict(method="dflash+ngram"),
         dict(method="dflash+ngram", driver="lockstep", max_ngram=2),
-        dict(method="dflash+ngram", exact=True, shapes=None, max_ngram=1),
+        dict(method="dflash+ngram", exact=True, **ALL_SIZES, max_ngram=1),
     ],
     ids=str,
 )
@@ -58,47 +48,36 @@ def test_whatever_the_options(options):
         assert list(output.token_ids) == case["greedy"][:30] and output.error is None
 
 
-WIDE = {"lockstep": "verify_step", "overlapped": "lookup_spec_step"}
+WIDE = {"lockstep": "verify_step", "overlapped": "lookup"}
 
 
 @pytest.mark.parametrize("driver", WIDE)
 def test_one_forward_per_step_and_a_plain_one_where_nobody_drafts(driver):
     engine = golden_engine(method="ngram", ngram_threshold=0.0, driver=driver)
-    ran = ran_by(engine)
+    ran = watch(engine).ran
     case = trajectories()[3]
     prompts = [case["prompt"], REPEATING]
     engine.generate(prompts, [budget(20), budget(40)])
-    assert WIDE[driver] in ran and "spec_step" not in ran
+    assert WIDE[driver] in ran and "drafter" not in ran
     if driver == "lockstep":
         return
-    assert {*ran} == {"seat_step", "prefill_step", "plain_step", "lookup_spec_step"}
+    assert {*ran} == {"admit_step", "prefill_step", "plain", "lookup"}
     ran.clear()
     engine.generate(prompts, budget(20, speculate=False))
-    assert set(ran) == {"seat_step", "prefill_step", "plain_step"}
+    assert set(ran) == {"admit_step", "prefill_step", "plain"}
 
 
-def unread_at_launch(engine: Engine) -> list[tuple[str, int]]:
-    """Per decode step how many steps before it the host had not read when it was launched."""
-    run, seen = engine.loop.device.run, []
-
-    def watch(step, *inputs, **static):
-        if step not in ("seat_step", "prefill_step"):
-            seen.append((step, len(engine.loop.flights)))
-        return run(step, *inputs, **static)
-
-    engine.loop.device.run = watch
-    return seen
-
-
-@pytest.mark.parametrize("options", [{}, {"exact": True, "shapes": None}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"exact": True, **ALL_SIZES}], ids=str)
 def test_nothing_waits_for_the_host_whether_it_drafts_or_not(options):
     engine = golden_engine(method="ngram", **options)
-    launched = unread_at_launch(engine)
+    watcher = watch(engine)
+    launched = watcher.unread
     engine.generate([REPEATING, trajectories()[3]["prompt"]], budget(40))
-    assert any("lookup" in step for step, _ in launched)
+    drafted = "draft_step" if options else "lookup"
+    assert drafted in watcher.ran
     assert min(unread for _, unread in launched) == 1
     waits = golden_engine(method="dflash+ngram", max_ngram=1)
-    launched = unread_at_launch(waits)
+    launched = watch(waits).unread
     waits.generate(REPEATING, budget(20))
     assert ("verify_step", 0) in launched
 
@@ -106,12 +85,12 @@ def test_nothing_waits_for_the_host_whether_it_drafts_or_not(options):
 def test_a_request_below_the_threshold_goes_on_plainly():
     """After its warm-up a request whose drafts are wrong makes no step wide but to try again."""
     engine = golden_engine(method="ngram", ngram_threshold=1.0, ngram_warm_up=2, num_drafts=15)
-    ran = ran_by(engine)
+    ran = watch(engine).ran
     case = trajectories()[3]
     output = engine.generate(case["prompt"], budget(60))
     assert list(output.token_ids) == case["greedy"][:60]
-    wide = [i for i, step in enumerate(ran) if step == "lookup_spec_step"]
-    assert 0 < len(wide) < 12 and ran.count("plain_step") > 30
+    wide = [i for i, step in enumerate(ran) if step == "lookup"]
+    assert 0 < len(wide) < 12 and ran.count("plain") > 30
     later = [b - a for a, b in zip(wide, wide[1:]) if b - a > 1]
     assert not later or max(later) >= 30
 
@@ -119,9 +98,9 @@ def test_a_request_below_the_threshold_goes_on_plainly():
 def test_in_a_wide_step_everybody_who_may_looks_up():
     """A request below the threshold drafts again where another's drafts make the step wide."""
     engine = golden_engine(method="ngram")
-    loop = engine.loop
-    propose = loop.proposer.propose
-    loop.proposer.propose = lambda id, room: propose(id, room) if id == 1 else ()
+    proposer = engine.loop.drafters.proposer
+    propose = proposer.propose
+    proposer.propose = lambda id, room: propose(id, room) if id == 1 else ()
     params = [budget(40), budget(40), budget(40, speculate=False)]
     outputs = engine.generate([REPEATING, REPEATING, REPEATING], params)
     assert outputs[0].token_ids == outputs[1].token_ids == outputs[2].token_ids
@@ -142,8 +121,9 @@ def test_drafts_are_accepted_where_the_text_repeats_itself():
 def test_no_draft_goes_beyond_the_budget(max_tokens):
     """Where drafts are always there, no step drafts more than could be told of."""
     engine = golden_engine(method="ngram", ngram_threshold=0.0, num_drafts=7)
-    proposed, commit = [], engine.loop.proposer.commit
-    engine.loop.proposer.commit = lambda id, tokens, num_drafts=0, accepted=0: (
+    proposer, proposed = engine.loop.drafters.proposer, []
+    commit = proposer.commit
+    proposer.commit = lambda id, tokens, num_drafts=0, accepted=0: (
         proposed.append((len(engine.loop.running[id].token_ids), num_drafts)),
         commit(id, tokens, num_drafts, accepted),
     )
@@ -154,11 +134,11 @@ def test_no_draft_goes_beyond_the_budget(max_tokens):
 
 def test_long_matches_take_the_place_of_drafted_ones():
     engine = golden_engine(method="dflash+ngram", max_ngram=3)
-    ran = ran_by(engine)
+    ran = watch(engine).ran
     case = trajectories()[4]
     outputs = engine.generate([REPEATING, case["prompt"]], budget(40))
     assert list(outputs[1].token_ids) == case["greedy"][:40]
-    assert {"replace_step", "spec_step"} <= set(ran)
+    assert {"replace_step", "drafter"} <= set(ran)
     by_drafter = golden_engine().generate(REPEATING, budget(40))
     assert outputs[0].token_ids == by_drafter.token_ids
     assert outputs[0].stats.num_spec_steps < by_drafter.stats.num_spec_steps
@@ -192,27 +172,27 @@ def test_after_a_lost_state_drafts_come_back():
     stream = engine.stream(REPEATING, budget(40))
     for _ in range(4):
         next(stream)
-    engine.loop.torn = True
+    engine.loop.state_lost = True
     output = [event.output for event in stream][-1]
     assert output.token_ids == plain.token_ids
     assert output.stats.mean_acceptance_length > 1.5
-    assert not engine.loop.proposer.lookups
+    assert not engine.loop.drafters.proposer.lookups
 
 
 def test_leaving_releases_what_the_proposer_keeps():
     engine = golden_engine(method="ngram")
     stream = engine.stream([REPEATING, trajectories()[2]["prompt"]], budget(40))
     next(stream)
-    assert engine.loop.proposer.lookups
+    assert engine.loop.drafters.proposer.lookups
     stream.close()
-    assert not engine.loop.proposer.lookups
+    assert not engine.loop.drafters.proposer.lookups
 
 
 def test_opting_out_is_the_requests_own():
     assert SamplingParams().speculate
     engine = golden_engine()
-    ran = ran_by(engine)
+    ran = watch(engine).ran
     case = trajectories()[2]
     output = engine.generate(case["prompt"], budget(20, speculate=False))
     assert list(output.token_ids) == case["greedy"][:20]
-    assert set(ran) == {"seat_step", "prefill_step", "plain_step"}
+    assert set(ran) == {"admit_step", "prefill_step", "plain"}

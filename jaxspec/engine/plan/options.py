@@ -35,6 +35,12 @@ class EngineOptions(SpeculationOptions):
     """Where seeds of sampled requests that name none come from."""
     prefill_chunk: int = 512
     """Prompt tokens read in one step at most, per request."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Batch sizes that decode steps are compiled for, rising, the last one max_batch; None takes
+    powers of two."""
+    prefill_shapes: tuple[tuple[int, int], ...] | None = None
+    """Sizes (batch, tokens per prompt) that prefill steps are compiled for, by rising number of
+    tokens; None takes four."""
     driver: str = "auto"
     """lockstep, overlapped, or auto: overlapped on an accelerator."""
     synthetic_acceptance: Acceptance | None = None
@@ -47,6 +53,11 @@ class EngineOptions(SpeculationOptions):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
         refuse_conflicts(self)
+        if self.batch_sizes is not None and max(self.batch_sizes, default=0) > self.max_batch:
+            raise UsageError(
+                f"batch_sizes is {self.batch_sizes}; expected sizes up to max_batch, which is "
+                f"{self.max_batch}"
+            )
         if self.num_pages is not None and self.num_pages < 1:
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
         if not 0 < self.memory_fraction <= 1:

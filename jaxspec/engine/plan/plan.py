@@ -1,24 +1,53 @@
-"""How an engine is laid out: fixed from its making on."""
+"""How an engine is laid out, fixed when it is made: sizes, methods, and which programs can run."""
 
 import dataclasses
-import logging
+from collections.abc import Iterator, Sequence
 
-import jax
+from jaxspec.engine.step.io import Drafting
 
-from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance, from_length, from_rates
-from jaxspec.engine.plan.options import DRIVERS, EngineOptions
-from jaxspec.engine.plan.shapes import Shapes, shapes_for
-from jaxspec.engine.requests.request import Request
-from jaxspec.engine.step.io import Models
-from jaxspec.errors import UsageError
-from jaxspec.proposers.lookup import Lookup, lookup_of
-from jaxspec.proposers.methods import METHODS
 
-log = logging.getLogger("jaxspec")
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """Every size that a step is compiled for; true lengths are data and not among them."""
 
-WIDTH_WITHOUT_DRAFTER = 16
-NARROWER_WIDTHS = (1, 4, 8)
-"""Of verify steps, beside the drafter's own, where spans adapt."""
+    batch_sizes: tuple[int, ...]
+    """Requests of a decode step, rising."""
+    prefill_shapes: tuple[tuple[int, int], ...]
+    """(batch, width) of a prefill step, by rising number of tokens."""
+
+    @property
+    def largest(self) -> "Shapes":
+        """Only the largest of each."""
+        return Shapes(self.batch_sizes[-1:], self.prefill_shapes[-1:])
+
+    def batch_for(self, count: int) -> int:
+        """The smallest batch size that holds `count` requests."""
+        return next(batch for batch in self.batch_sizes if batch >= count)
+
+    def prefill_for(self, unread: Sequence[int]) -> tuple[int, int]:
+        """The smallest shape that takes a chunk of every prompt, given their unread tokens."""
+        largest_batch, widest = self.prefill_shapes[-1]
+        batch, width = min(len(unread), largest_batch), min(max(unread), widest)
+        return next(s for s in self.prefill_shapes if s[0] >= batch and s[1] >= width)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodePrograms:
+    """Which programs one decode step runs. `Plan.decode_programs` is the only place that decides,
+    and `Plan.every_decode` enumerates what it can decide."""
+
+    batch: int
+    width: int
+    """Tokens per request that the target reads."""
+    drafting: Drafting | None
+    """How the device drafts; None if it does not."""
+    host_drafts: bool
+    """Whether some request has drafts from the host."""
+    draws: bool
+    """Whether some request samples or wants log probabilities."""
+    apart: bool
+    """Whether drafting, verification and acceptance are programs of their own."""
+    accepts_on_host: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,139 +57,92 @@ class Plan:
     method: str
     """A name of `METHODS`."""
     driver: str
-    """lockstep or overlapped."""
+    """lockstep: the host accepts between two programs and reads every step before the next.
+    overlapped: the device accepts, and the host reads a step while the next one runs."""
     exact: bool
-    """Every phase runs through one program of one shape, so that a row's bits never differ."""
+    """Every phase runs through one program of one shape, so that no request's bits depend on the
+    method or on the rest of the batch."""
     width: int
-    """Rows of a slot in a verify step: the current token and its drafts."""
+    """Tokens per request of the widest decode step: the newest one and its drafts."""
     block_size: int
-    """Widest block that is ever written; pages are held for one beyond every budget."""
+    """Tokens of the widest block that is ever written; each request holds pages for one block
+    beyond its budget."""
     num_slots: int
     max_model_len: int
     """Tokens of prompt and output together."""
     page_size: int
     num_pages: int
-    """Pages of the pools, the trash page among them."""
+    """Pages of each pool, the trash page among them."""
     shapes: Shapes
+    widths: tuple[int, ...] = ()
+    """Widths that an adaptive engine chooses from, rising; empty if it does not adapt."""
+    proposer: int | None = None
+    """Which of `Models.proposers` proposes; None if none does."""
+    drafter: bool = False
+    """Whether that is a drafter model, which may draft in every step."""
     drawn_drafts: bool = False
-    """Whether the drafter draws its drafts for requests that draw."""
-    tiers: tuple[int, ...] = ()
-    """Widths that adaptive spans choose from, rising; empty where they do not adapt."""
-    lookup: Lookup | None = None
-    """What the device looks up itself; None where it does not."""
+    """Whether the drafter draws its drafts for requests that sample."""
+    host_drafts: bool = False
+    """Whether drafts come from the host, which then has to read each step before the next."""
 
     @property
     def max_pages(self) -> int:
-        """Pages that one slot's row of the page table has room for."""
-        return -(-(self.max_model_len + self.block_size) // self.page_size)
+        """Columns of the page table: the most pages that one request can hold."""
+        return -(-self.positions // self.page_size)
 
     @property
-    def drafter(self) -> bool:
-        """Whether the drafter proposes, on the device."""
-        return METHODS[self.method].drafter
+    def positions(self) -> int:
+        """The most positions that one request can write."""
+        return self.max_model_len + self.block_size
 
     @property
-    def host(self) -> bool:
-        """Whether somebody proposes on the host, who has to read a step before the next."""
-        return METHODS[self.method].host is not None and self.lookup is None
+    def reads_before_decoding(self) -> bool:
+        """Whether the host has to know every result before it launches the next decode step."""
+        return self.host_drafts or self.driver == "lockstep"
 
-    @property
-    def keeps_tokens(self) -> bool:
-        """Whether the state has them; with `exact` always, so that its programs stay the same."""
-        return self.exact or self.lookup is not None
-
-    def tier(self, width: int) -> dict[str, int]:
-        """How a program is asked for this width: the whole one goes without saying."""
-        return {} if width == self.width else {"width": width}
-
-    def rows_of(self, request: Request) -> int:
-        """Rows a request can ever write: its budget, and a block that begins at its end."""
-        return request.length_limit + self.block_size
-
-
-def plan_engine(models: Models, options: EngineOptions) -> Plan:
-    """The layout, but for the number of pages, which depends on what memory is left."""
-    method = choose_method(options.method, models.drafter is not None)
-    block_size = _block_size(models, options)
-    max_model_len = context_limit(models, options.max_model_len)
-    chunk = min(options.prefill_chunk, max_model_len)
-    driver = choose_driver(options.driver, options.synthetic_acceptance is not None)
-    width = _width(method, options, block_size)
-    looks_up = METHODS[method].looks_up and driver == "overlapped"
-    return Plan(
-        method=method,
-        driver=driver,
-        exact=options.exact,
-        width=width,
-        block_size=block_size,
-        num_slots=options.max_batch,
-        max_model_len=max_model_len,
-        page_size=options.page_size,
-        num_pages=0,
-        shapes=shapes_for(options.max_batch, chunk, options.exact),
-        drawn_drafts=options.draft_sampling == "drawn" and not options.exact,
-        tiers=_tiers(method, options, block_size),
-        lookup=lookup_of(options, width - 1) if looks_up else None,
-    )
-
-
-def _block_size(models: Models, options: EngineOptions) -> int:
-    """The same whatever the method, for `exact`."""
-    if models.drafter is not None:
-        return models.drafter.config.block_size
-    return max(WIDTH_WITHOUT_DRAFTER, options.num_drafts + 1)
-
-
-def _width(method: str, options: EngineOptions, block_size: int) -> int:
-    if options.exact or METHODS[method].drafter:
-        return block_size
-    if METHODS[method].host is None:
-        return 1
-    return min(options.num_drafts + 1, block_size)
-
-
-def _tiers(method: str, options: EngineOptions, block_size: int) -> tuple[int, ...]:
-    if not (options.adaptive and METHODS[method].drafter):
-        return ()
-    return (*(width for width in NARROWER_WIDTHS if width < block_size), block_size)
-
-
-def choose_method(method: str, has_drafter: bool) -> str:
-    """A name of `METHODS`; one that was asked for and cannot run is refused."""
-    if method == "auto":
-        return "dflash" if has_drafter else "none"
-    if method not in METHODS:
-        raise UsageError(f"method is {method!r}; expected one of auto, {', '.join(METHODS)}")
-    if METHODS[method].drafter and not has_drafter:
-        raise UsageError(
-            f"method is {method!r} but no drafter is given; name one with draft= or --draft-model"
+    def decode_programs(
+        self, batch: int, width: int, host_drafts: bool, draws: bool
+    ) -> DecodePrograms:
+        """For a step in which the device drafts `width - 1` tokens per request, 0 if width is 1."""
+        whole = self.exact or host_drafts
+        drafting = None
+        if width > 1:
+            assert self.proposer is not None, "no device proposer drafts for this engine"
+            draft_width = self.width if whole else width
+            drafting = Drafting(self.proposer, draft_width, draws and self.drawn_drafts)
+        lockstep = self.driver == "lockstep"
+        return DecodePrograms(
+            batch=batch,
+            width=self.width if whole else width,
+            drafting=drafting,
+            host_drafts=host_drafts,
+            draws=draws or self.exact,
+            apart=whole or lockstep,
+            accepts_on_host=lockstep,
         )
-    return method
+
+    def every_decode(self, draws: bool, only_needed: bool = False) -> Iterator[DecodePrograms]:
+        """All that `decode_programs` can return. `only_needed` leaves out steps without drafts if
+        the drafter drafts in every step, as it does unless a request opts out."""
+        drafted = () if self.proposer is None else self.widths[1:] or (self.width,)
+        always = self.drafter and not self.widths and not self.exact
+        for batch in self.shapes.batch_sizes:
+            for host_drafts in (False, True) if self.host_drafts else (False,):
+                found = (
+                    self.decode_programs(batch, width, host_drafts, draws)
+                    for width in (1, *drafted)
+                    if width > 1 or host_drafts or not (only_needed and always)
+                )
+                yield from dict.fromkeys(found)
 
 
-def synthetic_of(asked: Acceptance | None, num_drafts: int) -> SyntheticAcceptance | None:
-    """What `EngineOptions.synthetic_acceptance` means for blocks with so many drafts."""
-    if asked is None:
-        return None
-    is_length = isinstance(asked, int | float)
-    return from_length(asked, num_drafts) if is_length else from_rates(asked, num_drafts)
-
-
-def choose_driver(driver: str, synthetic: bool) -> str:
-    if driver not in DRIVERS:
-        raise UsageError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
-    if driver != "auto":
-        return driver
-    return "lockstep" if jax.default_backend() == "cpu" and not synthetic else "overlapped"
-
-
-def context_limit(models: Models, asked: int) -> int:
-    """The longest prompt and output together that both models were made for."""
-    limits = {"target": models.target.config.decoder.max_position_embeddings}
-    if models.drafter is not None:
-        config = models.drafter.config
-        limits["drafter"] = config.decoder.max_position_embeddings - config.block_size
-    name = min(limits, key=limits.get)
-    if asked > limits[name]:
-        log.info("context limited to %d tokens by the %s", limits[name], name)
-    return min(asked, limits[name])
+def shapes_for(max_batch: int, prefill_chunk: int, exact: bool) -> Shapes:
+    """Powers of two up to `max_batch`; with `exact` one shape per phase."""
+    if exact:
+        return Shapes((max_batch,), ((1, prefill_chunk),))
+    powers = [2**i for i in range((max_batch - 1).bit_length())]
+    batch = min(max_batch, 4)
+    narrow = min(prefill_chunk, 64)
+    prefill = {(1, narrow), (1, prefill_chunk), (batch, narrow), (batch, prefill_chunk)}
+    by_tokens = sorted(prefill, key=lambda shape: (shape[0] * shape[1], shape[1]))
+    return Shapes((*powers, max_batch), tuple(by_tokens))

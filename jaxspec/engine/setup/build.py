@@ -7,16 +7,16 @@ import jax
 
 from jaxspec.engine.adapt.width import AdaptiveSpans
 from jaxspec.engine.plan.options import EngineOptions
-from jaxspec.engine.plan.plan import Plan, plan_engine, synthetic_of
-from jaxspec.engine.schedule.drivers import DRIVERS
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.planning import plan_engine, synthetic_of
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup import memory
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.setup.warmup import temporaries
-from jaxspec.engine.step.io import Models, Params
-from jaxspec.engine.step.programs import Device
+from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.state import EngineState, empty_state
-from jaxspec.models.parameters import pool_for
+from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -25,29 +25,21 @@ def build_loop(
     models: Models, params: Params, tokenizer: Tokenizer | None, options: EngineOptions
 ) -> Loop:
     """An idle loop with empty pools."""
-    plan = plan_engine(models, options)
+    models, plan = plan_engine(models, options)
     synthetic = synthetic_of(options.synthetic_acceptance, plan.block_size - 1)
-    models = dataclasses.replace(models, synthetic=synthetic is not None)
     if synthetic is not None:
         params = params | {"synthetic": synthetic.on_device}
     pages = options.num_pages or _pages_that_fit(models, params, plan, options.memory_fraction)
     plan = dataclasses.replace(plan, num_pages=pages + 1)
-    new_state = partial(_new_state, models, plan)
-    device = Device(models, params, new_state())
+    device = Device(models, params, _new_state(models, plan))
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
-    spans = AdaptiveSpans(measure_costs(device, plan)) if plan.tiers else None
-    return Loop(device, new_state, plan, DRIVERS[plan.driver], tokenizer, proposer, spans)
+    adaptive = AdaptiveSpans(measure_costs(device, plan)) if plan.widths else None
+    return Loop(device, partial(_new_state, models, plan), plan, tokenizer, proposer, adaptive)
 
 
 def _new_state(models: Models, plan: Plan) -> EngineState:
-    target, drafter = models.target, models.drafter
-    pool = pool_for(target.config.decoder, plan.num_pages, plan.page_size, target.dtype)
-    draft_pool = None
-    if drafter is not None:
-        draft_pool = pool_for(drafter.config.decoder, plan.num_pages, plan.page_size, drafter.dtype)
-    positions = plan.max_model_len + plan.block_size if plan.keeps_tokens else 0
-    return empty_state(pool, draft_pool, plan.num_slots, plan.max_pages, positions)
+    return empty_state(models, plan.num_slots, plan.num_pages, plan.max_pages, plan.positions)
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:
@@ -57,11 +49,12 @@ def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction:
     if free is None:
         return useful
 
-    def needed(pages: int) -> int:
-        state = jax.eval_shape(
-            partial(_new_state, models, dataclasses.replace(plan, num_pages=pages + 1))
-        )
-        return temporaries(Device(models, params, state), plan)
+    def shapes(pages: int) -> EngineState:
+        sized = dataclasses.replace(plan, num_pages=pages + 1)
+        return jax.eval_shape(partial(_new_state, models, sized))
 
-    per_page = memory.bytes_per_page(models, plan.page_size)
-    return memory.pages_that_fit(free, per_page, useful, needed, least=plan.max_pages)
+    def bytes_of_programs(pages: int) -> int:
+        return temporaries(Device(models, params, shapes(pages)), plan)
+
+    per_page = memory.num_bytes(shapes(2)) - memory.num_bytes(shapes(1))
+    return memory.pages_that_fit(free, per_page, useful, bytes_of_programs, least=plan.max_pages)

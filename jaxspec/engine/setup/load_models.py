@@ -9,12 +9,14 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair
-from jaxspec.engine.plan.plan import choose_method
-from jaxspec.engine.step.io import Models, Params
+from jaxspec.engine.plan.planning import choose_method
+from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.device import Params
+from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.text.chat import ChatTemplate, open_chat_template
 from jaxspec.text.files import read_text_config
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
@@ -74,10 +76,11 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
 def models_of(
     target: Checkpoint[Qwen3Config], draft: Checkpoint[DFlashConfig] | None, dtype: DTypeLike
 ) -> Models:
-    """The modules for these configs; the target captures what the drafter reads."""
-    capture = () if draft is None else draft.config.target_layer_ids
-    drafter = None if draft is None else DFlash(draft.config, dtype)
-    return Models(Qwen3(target.config, capture, dtype), drafter)
+    """The modules for these configs; the target captures the features that the drafter reads."""
+    if draft is None:
+        return Models(Qwen3(target.config, (), dtype))
+    drafter = DFlashProposer(DFlash(draft.config, dtype))
+    return Models(Qwen3(target.config, draft.config.target_layer_ids, dtype), (drafter,))
 
 
 def choose_dtype(dtype: DTypeLike) -> DTypeLike:

@@ -2,33 +2,22 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxspec.engine.step.io import Models
 from jaxspec.errors import LoadError
-from jaxspec.layers.decoder import Decoder
 
 log = logging.getLogger("jaxspec")
 
 
-def bytes_per_page(models: Models, page_size: int) -> int:
-    """Of one page in both pools."""
-    drafter = models.drafter
-    total = _bytes_per_row(models.target.config.decoder, models.target.dtype)
-    if drafter is not None:
-        total += _bytes_per_row(drafter.config.decoder, drafter.dtype)
-    return total * page_size
-
-
-def _bytes_per_row(decoder: Decoder, dtype: jax.typing.DTypeLike) -> int:
-    per_layer = 2 * decoder.num_kv_heads * decoder.head_dim
-    return decoder.num_layers * per_layer * jnp.dtype(dtype).itemsize
+def num_bytes(tree: Any) -> int:
+    """Bytes of all arrays, or shapes of arrays, in a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def free_bytes(memory_fraction: float) -> int | None:
-    """What may still be allocated on the device; None where the backend does not say."""
+    """Bytes that may still be allocated on the device; None if the backend does not report it."""
     stats = jax.local_devices()[0].memory_stats()
     if not stats or "bytes_limit" not in stats:
         return None
@@ -36,7 +25,8 @@ def free_bytes(memory_fraction: float) -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """The most that was ever allocated on the device; None where the backend does not say."""
+    """The most bytes that were ever allocated on the device; None if the backend does not report
+    it."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("peak_bytes_in_use")
 
@@ -46,9 +36,9 @@ def pages_that_fit(
 ) -> int:
     """The most pages, up to `useful`, that leave room for the temporaries of every program.
 
-    `temporaries(num_pages)` compiles the programs for a pool of that many pages and says how much
-    memory the greediest takes while it runs. It barely moves with the number of pages, so this
-    asks once or twice.
+    `temporaries(num_pages)` compiles the programs for a pool of that many pages and returns the
+    bytes that the largest of them takes while it runs. This barely depends on the number of pages,
+    so one or two calls settle it.
     """
     pages = min(useful, free // per_page)
     for _ in range(3):

@@ -1,94 +1,114 @@
-"""What steps take and what they give."""
+"""What the steps take and what they give."""
 
 import dataclasses
+from functools import cached_property
 from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from jaxspec.models.dflash import DFlash
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.target import Target
+from jaxspec.proposers.device import DeviceProposer
 from jaxspec.sampling import SlotSampling, TopLogprobs
 
-Params = dict[str, Any]
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Models:
+    """What the steps are compiled for: static and hashable, without parameters.
+
+    Equal models share compiled programs. The hash is kept, because every launch asks for it.
+    """
+
+    target: Target
+    proposers: tuple[DeviceProposer, ...] = ()
+    """Device proposers, the drafter first if there is one. Each of them follows what is committed,
+    in every step; at most one proposes in a step."""
+    page_size: int = 0
+    """Positions per page. The engine sets it."""
+    synthetic: bool = False
+    """For benchmarks: the number of accepted drafts is drawn, at the rates in params["synthetic"],
+    and drafts are not compared. The engine sets it."""
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        return self.target, self.proposers, self.page_size, self.synthetic
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Models) and self._key == other._key)
 
 
 @dataclasses.dataclass(frozen=True)
-class Models:
-    """The modules; static, hashable, without parameters."""
+class Drafting:
+    """How the device drafts in a step: a static argument."""
 
-    target: Qwen3
-    drafter: DFlash | None
-    synthetic: bool = False
-    """For benchmarks: how many drafts are accepted is drawn, at the rates in
-    params["synthetic"]; else the target is asked."""
+    proposer: int
+    """Which of `Models.proposers`."""
+    width: int
+    """Tokens per request that the step verifies: the newest one and `width - 1` drafts."""
+    drawn: bool = False
+    """Whether drafts of requests that sample are drawn."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """What the state has to know of a request that is given a slot."""
+
+    slot: Int[Array, ""]
+    pages: Int[Array, " max_pages"]
+    limit: Int[Array, ""]
+    """Length at which its budget is spent."""
+    sampling: SlotSampling
+    """Scalars."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PromptChunk:
-    """One chunk of some prompts."""
+    """One chunk of each of some prompts."""
 
-    slots: Int[Array, " rows"]
-    """Slot of every row; the padding slot where there is none."""
-    tokens: Int[Array, "rows width"]
+    slots: Int[Array, " batch"]
+    """Slot of every request; the padding slot if there is none."""
+    tokens: Int[Array, "batch width"]
     """Prompt tokens, padded at the end."""
-    starts: Int[Array, " rows"]
+    starts: Int[Array, " batch"]
     """Position of the first of them."""
-    counts: Int[Array, " rows"]
-    """How many are real."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Drafts:
-    """What is to be verified."""
-
-    tokens: Int[Array, "rows drafts"]
-    num_drafts: Int[Array, " rows"]
-    """How many of each row's count."""
-    logits: Float[Array, "rows drafts vocab"] | None = None
-    """What they were drawn from, before each request's temperature and filters; None where they
-    were not drawn."""
+    counts: Int[Array, " batch"]
+    """How many are not padding."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """What the target said about a block."""
+    """What the target answered to a block."""
 
-    tokens: Int[Array, "rows width"]
-    """The target's token after every row of the block."""
-    num_drafts: Int[Array, " rows"]
-    """Drafts that were verified; fewer than proposed near a limit."""
-    active: Int[Array, " rows"]
-    """1 for slots that took part, 0 for those whose budget was spent."""
-    features: Float[Array, "rows width features"]
-    """The target's features of every row of the block, for the drafter."""
+    tokens: Int[Array, "batch width"]
+    """The target's token after every token of the block."""
+    num_drafts: Int[Array, " batch"]
+    """Drafts that were verified; 0 for requests that took no part."""
+    active: Int[Array, " batch"]
+    """1 for requests that took part, 0 for those whose budget was spent."""
+    features: Float[Array, "batch width features"]
+    """The target's hidden states of the block, for the proposers."""
     logprobs: TopLogprobs | None
-    """Of `tokens`; None in a program that draws nothing."""
+    """Log probabilities of `tokens`; None in a program that draws nothing."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What the host reads of a step: row i emitted tokens[i, :emitted[i]]."""
+    """What the host reads of a step: request i emitted tokens[i, :emitted[i]]."""
 
-    tokens: Int[Array, "rows width"]
-    emitted: Int[Array, " rows"]
-    """accepted + 1; 0 for a slot that took no part."""
-    num_drafts: Int[Array, " rows"]
-    """Drafts verified."""
+    tokens: Int[Array, "batch width"]
+    emitted: Int[Array, " batch"]
+    """accepted + 1; 0 for a request that took no part."""
+    num_drafts: Int[Array, " batch"]
+    """Drafts that were verified."""
     logprobs: TopLogprobs | None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Seat:
-    """What the state has to know of a request that takes a slot."""
-
-    slot: Int[Array, ""]
-    pages: Int[Array, " max_pages"]
-    limit: Int[Array, ""]
-    sampling: SlotSampling
-    """Scalars."""

@@ -1,86 +1,95 @@
 """The device side of the engine, as one value.
 
-One slot, drafts d1..d3, of which d1 and d2 turn out right:
+One slot, with drafts d1..d3, of which d1 and d2 turn out right:
 
     position     0 ................ length-1 | length   +1   +2   +3
     tokens       prompt, output so far       | last     d1   d2   d3      last: emitted, its key
-    target pool  keys and values             | written by verify ......   and value not yet kept
-    drafter pool context from features       | scratch of the draft block
+    target cache keys and values             | written by verify ......   and value not yet kept
+    drafter      context from features       | scratch of the draft block
     commit       length += 3, last = the target's token after d2
-    target pool  ................................................ | d3's row: stale
-    drafter pool context from features .......................... | scratch: stale
+    target cache ................................................ | d3's: stale
+    drafter      context from features .......................... | scratch: stale
 
 Invariants, true between steps:
-  - rows [0, length) of a slot hold the target's keys and values of its tokens, and the drafter's
-    context of the same tokens; both pools use the same page ids, so one page table serves both;
-  - the token at position `length` is `last_token`; it is in neither pool;
-  - rows from `length` on are stale: they may hold anything, NaN included, and are overwritten
-    before they are read. Rolling back is therefore nothing but not advancing `length`;
-  - page 0 is the trash page: rows that nobody keeps are written there, and nobody reads it;
+  - positions [0, length) of a slot are committed: the target's cache and the state of every
+    proposer hold what they remember of those tokens; all caches use the same page ids, so one page
+    table serves them all;
+  - the token at position `length` is `last_tokens[slot]`; it is in no cache;
+  - pages hold stale entries from position `length` on: they may hold anything, NaN included, and
+    are overwritten before they are read. Rolling keys and values back is therefore nothing but not
+    advancing `length`. What a layer keeps per slot instead advances in `commit` alone;
+  - page 0 is the trash page: entries that are not kept are written there, and it is never read;
   - a slot with length >= limit takes part in no step, whatever program it rides in.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.block import Block, block_after
+from jaxspec.cache.cache import Cache
+from jaxspec.engine.step.io import Models
 from jaxspec.sampling import SlotSampling
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EngineState:
-    """Everything that a step reads and returns. The last slot is nobody's: it pads batches."""
+    """Everything that a step reads and returns. The last slot is never given to a request: it pads
+    batches."""
 
-    target_pool: KVPool
-    """The target's pages."""
-    draft_pool: KVPool | None
-    """The drafter's pages, of its own geometry; None without a drafter."""
+    cache: Cache
+    """What the target's layers remember."""
+    proposers: tuple[Any, ...]
+    """The state of each of `Models.proposers`."""
     page_table: Int[Array, "slots max_pages"]
-    """Pages of every slot by position // page_size; 0 where none is held."""
+    """Pages of every slot by position // page_size; 0 if none is held."""
     lengths: Int[Array, " slots"]
-    """Committed rows of every slot."""
+    """Committed tokens of every slot."""
     limits: Int[Array, " slots"]
-    """Length at which a slot's budget is spent; 0 for a slot that nobody has."""
+    """Length at which a slot's budget is spent; 0 for a slot without a request."""
     last_tokens: Int[Array, " slots"]
-    """The newest token of every slot, emitted but not yet in the pools."""
-    tokens: Int[Array, "slots positions"] | None
-    """Token of every position up to `length`, that one included; None where nobody looks up."""
+    """The newest token of every slot, emitted but not yet in the caches."""
     sampling: SlotSampling
     """How every slot's tokens are drawn."""
 
-    @property
-    def page_size(self) -> int:
-        return self.target_pool.page_size
+    def active(self, slots: Int[Array, " batch"]) -> Int[Array, " batch"]:
+        """1 for slots with budget left, else 0."""
+        return (self.lengths[slots] < self.limits[slots]).astype(jnp.int32)
+
+    def block(
+        self, slots: Int[Array, " batch"], counts: Int[Array, " batch"], width: int, page_size: int
+    ) -> Block:
+        """The `width` positions after the committed ones, of which the first `counts` are kept."""
+        table = self.page_table[slots]
+        return block_after(slots, self.lengths[slots], counts, table, width, page_size)
 
 
 def empty_state(
-    target_pool: KVPool,
-    draft_pool: KVPool | None,
-    num_slots: int,
-    max_pages: int,
-    positions: int = 0,
+    models: Models, num_slots: int, num_pages: int, max_pages: int, positions: int
 ) -> EngineState:
-    """A state with nobody in it; one slot more than asked for, the padding slot. Of as many
-    positions the tokens are kept."""
-    integers = lambda: jnp.zeros(num_slots + 1, jnp.int32)
-    floats = lambda: jnp.zeros(num_slots + 1, jnp.float32)
+    """A state without requests: `num_slots` slots and the padding slot, pools of `num_pages`."""
+    slots = num_slots + 1
+    integers = lambda: jnp.zeros(slots, jnp.int32)
+    floats = lambda: jnp.zeros(slots, jnp.float32)
     return EngineState(
-        target_pool=target_pool,
-        draft_pool=draft_pool,
-        page_table=jnp.zeros((num_slots + 1, max_pages), jnp.int32),
+        cache=models.target.new_cache(slots, num_pages, models.page_size),
+        proposers=tuple(
+            proposer.new_state(slots, num_pages, models.page_size, positions)
+            for proposer in models.proposers
+        ),
+        page_table=jnp.zeros((slots, max_pages), jnp.int32),
         lengths=integers(),
         limits=integers(),
         last_tokens=integers(),
-        tokens=jnp.zeros((num_slots + 1, positions), jnp.int32) if positions else None,
         sampling=SlotSampling(
             temperature=floats(),
             top_k=integers(),
             top_p=floats() + 1,
             min_p=floats(),
-            seed=jnp.zeros(num_slots + 1, jnp.uint32),
+            seed=jnp.zeros(slots, jnp.uint32),
         ),
     )

@@ -1,86 +1,79 @@
-"""Host values to the arrays that steps take, and back.
+"""Host values as the arrays that steps take, and results as host values.
 
-They go by `jax.device_put`: `jnp.asarray` compiles a small program per shape.
+Values go up by `jax.device_put`: `jnp.asarray` would compile a small program per shape.
 """
 
-import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jaxtyping import Array, Int
 
 from jaxspec.engine.requests.request import Request, TokenLogprobs
-from jaxspec.engine.step.io import PromptChunk, Seat
-from jaxspec.engine.step.state import EngineState
+from jaxspec.engine.step.io import Admission, PromptChunk
 from jaxspec.sampling import SlotSampling, TopLogprobs
 
 
-@functools.lru_cache(maxsize=256)
-def padded(values: tuple[int, ...], rows: int, padding: int) -> jax.Array:
-    """One number per row of a decode step; uploaded once as long as it stays the same."""
-    return jax.device_put(np.array(values + (padding,) * (rows - len(values)), np.int32))
-
-
-@functools.lru_cache(maxsize=256)
-def filled(shape: tuple[int, ...], value: int) -> jax.Array:
-    """A constant input, uploaded once."""
-    return jax.device_put(np.full(shape, value, np.int32))
-
-
-def block_of(spans: Sequence[Sequence[int]], rows: int, width: int) -> jax.Array:
-    """Token spans side by side, each padded to the width."""
-    block = np.zeros((rows, width), np.int32)
-    for row, span in zip(block, spans):
-        row[: len(span)] = span
+def token_block(
+    drafts: Sequence[Sequence[int]], batch: int, width: int
+) -> Int[Array, "{batch} {width}"]:
+    """Drafts of every request side by side, each padded to the width."""
+    block = np.zeros((batch, width), np.int32)
+    for line, tokens in zip(block, drafts):
+        line[: len(tokens)] = tokens
     return jax.device_put(block)
 
 
-def prompt_chunk(requests: list[Request], rows: int, width: int, padding_slot: int) -> PromptChunk:
-    """The next `width` unread tokens of every request."""
-    slots, padded = np.full(rows, padding_slot, np.int32), np.zeros((rows, width), np.int32)
-    starts, counts = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-    for row, request in enumerate(requests):
-        tokens = request.context[request.prefilled : request.prefilled + width]
-        slots[row] = request.slot
-        padded[row, : len(tokens)] = tokens
-        starts[row] = request.prefilled
-        counts[row] = len(tokens)
-    return PromptChunk(*jax.device_put((slots, padded, starts, counts)))
+def prompt_chunk(
+    requests: Sequence[Request], batch: int, width: int, padding_slot: int
+) -> PromptChunk:
+    """The next `width` unread tokens of every request's prompt."""
+    slots, tokens = np.full(batch, padding_slot, np.int32), np.zeros((batch, width), np.int32)
+    starts, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
+    for i, request in enumerate(requests):
+        unread = request.context[request.prefilled : request.prefilled + width]
+        slots[i] = request.slot
+        tokens[i, : len(unread)] = unread
+        starts[i] = request.prefilled
+        counts[i] = len(unread)
+    return PromptChunk(*jax.device_put((slots, tokens, starts, counts)))
 
 
-def seat_of(request: Request, pages: tuple[int, ...], state: EngineState) -> Seat:
+def admission_of(request: Request, pages: Sequence[int], max_pages: int) -> Admission:
     """A request's entries in the engine's state."""
     params = request.params
-    table = np.zeros(state.page_table.shape[1], np.int32)
+    table = np.zeros(max_pages, np.int32)
     table[: len(pages)] = pages
-    sampling = SlotSampling(
-        temperature=jax.device_put(np.float32(params.temperature)),
-        top_k=jax.device_put(np.int32(params.top_k)),
-        top_p=jax.device_put(np.float32(params.top_p)),
-        min_p=jax.device_put(np.float32(params.min_p)),
-        seed=jax.device_put(np.uint32(request.seed)),
+    slot, table, limit, temperature, top_k, top_p, min_p, seed = jax.device_put(
+        (
+            np.int32(request.slot),
+            table,
+            np.int32(request.length_limit),
+            np.float32(params.temperature),
+            np.int32(params.top_k),
+            np.float32(params.top_p),
+            np.float32(params.min_p),
+            np.uint32(request.seed),
+        )
     )
-    return Seat(
-        slot=jax.device_put(np.int32(request.slot)),
-        pages=jax.device_put(table),
-        limit=jax.device_put(np.int32(request.length_limit)),
-        sampling=sampling,
-    )
+    return Admission(slot, table, limit, SlotSampling(temperature, top_k, top_p, min_p, seed))
 
 
 def logprobs_of(
-    request: Request, found: TopLogprobs | None, row: int, tokens: list[int]
+    request: Request, logprobs: TopLogprobs | None, index: int, tokens: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Per emitted token its own and the top ones asked for; empty where nobody asked."""
+    """For each emitted token its own log probability and the top ones that were asked for; empty if
+    none were. `index` is the request's place in the batch."""
     wanted = request.params.logprobs
     if wanted is None:
         return []
-    return [_token_logprobs(found, row, i, token, wanted) for i, token in enumerate(tokens)]
+    assert logprobs is not None, "the step ran a program without log probabilities"
+    return [_token_logprobs(logprobs, index, at, token, wanted) for at, token in enumerate(tokens)]
 
 
 def _token_logprobs(
-    found: TopLogprobs, row: int, place: int, token: int, wanted: int
+    logprobs: TopLogprobs, index: int, at: int, token: int, wanted: int
 ) -> TokenLogprobs:
-    tops = found.tokens[row, place, :wanted].tolist()
-    values = found.values[row, place, :wanted].tolist()
-    return {token: float(found.chosen[row, place])} | dict(zip(tops, values))
+    tops = logprobs.tokens[index, at, :wanted].tolist()
+    values = logprobs.values[index, at, :wanted].tolist()
+    return {token: float(logprobs.chosen[index, at])} | dict(zip(tops, values))

@@ -1,0 +1,135 @@
+"""From models and options to a plan. What cannot work is refused here."""
+
+import dataclasses
+import logging
+
+import jax
+
+from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.plan.options import DRIVERS, EngineOptions
+from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
+from jaxspec.engine.step.io import Models
+from jaxspec.errors import UsageError
+from jaxspec.proposers.lookup import lookup_of
+from jaxspec.proposers.methods import METHODS
+
+log = logging.getLogger("jaxspec")
+
+WIDTH_WITHOUT_DRAFTER = 16
+NARROWER_WIDTHS = (1, 4, 8)
+"""Widths of verify steps, beside the drafter's own, if widths adapt."""
+
+
+def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
+    """The models with every proposer that the engine needs, and the layout, but for the number of
+    pages, which depends on how much memory is left."""
+    has_drafter = bool(models.proposers)
+    method = choose_method(options.method, has_drafter)
+    uses, driver = METHODS[method], choose_driver(options)
+    block_size = _block_size(models, options)
+    width = _width(method, options, block_size)
+    # With a host proposer beside it, a device proposer pays only if the host need not wait.
+    on_device = uses.device is not None and (driver == "overlapped" or uses.host is None)
+    added = ()
+    if uses.device is not None and on_device:
+        added = (uses.device(options, width - 1),)
+    elif options.exact:  # so that every method compiles the same programs
+        added = (lookup_of(options, width - 1),)
+    max_model_len = context_limit(models, options.max_model_len)
+    chunk = min(options.prefill_chunk, max_model_len)
+    plan = Plan(
+        method=method,
+        driver=driver,
+        exact=options.exact,
+        width=width,
+        block_size=block_size,
+        num_slots=options.max_batch,
+        max_model_len=max_model_len,
+        page_size=options.page_size,
+        num_pages=0,
+        shapes=_shapes(options, chunk),
+        widths=_widths(method, options, block_size),
+        proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
+        drafter=uses.drafter,
+        drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
+        host_drafts=uses.host is not None and not on_device,
+    )
+    models = dataclasses.replace(
+        models,
+        proposers=(*models.proposers, *added),
+        page_size=options.page_size,
+        synthetic=options.synthetic_acceptance is not None,
+    )
+    return models, plan
+
+
+def _shapes(options: EngineOptions, chunk: int) -> Shapes:
+    shapes = shapes_for(options.max_batch, chunk, options.exact)
+    return Shapes(
+        options.batch_sizes or shapes.batch_sizes, options.prefill_shapes or shapes.prefill_shapes
+    )
+
+
+def _block_size(models: Models, options: EngineOptions) -> int:
+    """The same for every method, for `exact`."""
+    if models.proposers:
+        return models.proposers[0].num_drafts + 1
+    return max(WIDTH_WITHOUT_DRAFTER, options.num_drafts + 1)
+
+
+def _width(method: str, options: EngineOptions, block_size: int) -> int:
+    uses = METHODS[method]
+    if options.exact or uses.drafter:
+        return block_size
+    if uses.host is None and uses.device is None:
+        return 1
+    return min(options.num_drafts + 1, block_size)
+
+
+def _widths(method: str, options: EngineOptions, block_size: int) -> tuple[int, ...]:
+    if not (options.adaptive and METHODS[method].drafter):
+        return ()
+    return (*(width for width in NARROWER_WIDTHS if width < block_size), block_size)
+
+
+def choose_method(method: str, has_drafter: bool) -> str:
+    """A name of `METHODS`; a method that cannot run is refused."""
+    if method == "auto":
+        return "dflash" if has_drafter else "none"
+    if method not in METHODS:
+        raise UsageError(f"method is {method!r}; expected one of auto, {', '.join(METHODS)}")
+    if METHODS[method].drafter and not has_drafter:
+        raise UsageError(
+            f"method is {method!r} but no drafter is given; name one with draft= or --draft-model"
+        )
+    return method
+
+
+def choose_driver(options: EngineOptions) -> str:
+    if options.driver not in DRIVERS:
+        raise UsageError(f"driver is {options.driver!r}; expected one of {', '.join(DRIVERS)}")
+    if options.driver != "auto":
+        return options.driver
+    on_cpu = jax.default_backend() == "cpu"
+    return "lockstep" if on_cpu and options.synthetic_acceptance is None else "overlapped"
+
+
+def synthetic_of(acceptance: Acceptance | None, num_drafts: int) -> SyntheticAcceptance | None:
+    """What `EngineOptions.synthetic_acceptance` means for blocks with `num_drafts` drafts."""
+    if acceptance is None:
+        return None
+    if isinstance(acceptance, int | float):
+        return from_length(acceptance, num_drafts)
+    return from_rates(acceptance, num_drafts)
+
+
+def context_limit(models: Models, wanted: int) -> int:
+    """`wanted`, or the longest prompt and output together that all models were made for."""
+    limits = {"target": models.target.max_positions}
+    for proposer in models.proposers:
+        if proposer.max_positions is not None:
+            limits["drafter"] = proposer.max_positions
+    name = min(limits, key=lambda name: limits[name])
+    if wanted > limits[name]:
+        log.info("context limited to %d tokens by the %s", limits[name], name)
+    return min(wanted, limits[name])

@@ -1,0 +1,269 @@
+"""The steps: pure functions of models, parameters, state and inputs.
+
+    admit_step      a slot is given to a request
+    prefill_step    a chunk of some prompts is read
+    decode_step     draft, verify, accept and commit, in one program
+      draft_step      a device proposer proposes
+      replace_step    drafts of the host take the place of the device's
+      verify_step     the target reads the newest token and the drafts in one forward
+      accept_step     the longest prefix of right drafts is accepted, and committed:
+      commit_step     accepted tokens count from now on; the rest is rolled back
+
+Plain decoding is a decode step without drafts. True lengths are data and never shapes: a step is
+compiled once for each batch size and width, and once more with `draws`, for batches in which some
+request samples or wants log probabilities.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.acceptance import accept, draw_accepted
+from jaxspec.cache.block import Block, block_after
+from jaxspec.engine.step.io import (
+    Admission,
+    Drafting,
+    Models,
+    PromptChunk,
+    StepResult,
+    Verified,
+)
+from jaxspec.engine.step.state import EngineState
+from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params, no_drafts
+from jaxspec.sampling import TopLogprobs, greedy, sample, sample_beside_drafts, top_logprobs
+
+Slots = Int[Array, " batch"]
+
+
+def admit_step(
+    models: Models, params: Params, state: EngineState, admission: Admission
+) -> tuple[EngineState, None]:
+    """Gives a slot to a request whose prompt is still to be read."""
+    put = lambda entries, entry: entries.at[admission.slot].set(entry)
+    admitted = dataclasses.replace(
+        state,
+        page_table=put(state.page_table, admission.pages),
+        lengths=put(state.lengths, 0),
+        limits=put(state.limits, admission.limit),
+        sampling=jax.tree.map(put, state.sampling, admission.sampling),
+    )
+    return admitted, None
+
+
+def prefill_step(
+    models: Models, params: Params, state: EngineState, chunk: PromptChunk, *, draws: bool
+) -> tuple[EngineState, StepResult]:
+    """Reads a chunk of every prompt. The token after it counts if the prompt ends with it."""
+    with jax.named_scope("prefill"):
+        table, width = state.page_table[chunk.slots], chunk.tokens.shape[1]
+        block = block_after(chunk.slots, chunk.starts, chunk.counts, table, width, models.page_size)
+        hidden, features, cache = _read(models, params, state, chunk.tokens, block)
+        ends = chunk.starts + chunk.counts
+        newest = jnp.maximum(chunk.counts - 1, 0)[:, None, None]
+        last = jnp.take_along_axis(hidden, newest, axis=1)
+        tokens, logprobs = _target_tokens(
+            models, params, state, chunk.slots, last, ends[:, None], draws
+        )
+        state = dataclasses.replace(
+            state,
+            cache=cache.commit(block),
+            proposers=_absorb(models, params, state, Committed(block, chunk.tokens, features)),
+            lengths=state.lengths.at[chunk.slots].set(ends),
+            last_tokens=state.last_tokens.at[chunk.slots].set(tokens[:, 0]),
+        )
+        return state, StepResult(tokens, jnp.ones_like(ends), jnp.zeros_like(ends), logprobs)
+
+
+def decode_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    num_drafts: Int[Array, " batch"],
+    *,
+    drafting: Drafting | None,
+    draws: bool,
+) -> tuple[EngineState, StepResult]:
+    """One speculative step of every request; without `drafting`, one token each."""
+    drafts = no_drafts(slots.size)
+    if drafting is not None:
+        state, drafts = draft_step(models, params, state, slots, num_drafts, drafting=drafting)
+    state, verified = verify_step(models, params, state, slots, drafts, draws=draws)
+    return accept_step(models, params, state, slots, drafts, verified)
+
+
+def draft_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    num_drafts: Int[Array, " batch"],
+    *,
+    drafting: Drafting,
+) -> tuple[EngineState, Drafts]:
+    """At most `num_drafts` drafts for every request, from one of the proposers."""
+    with jax.named_scope("draft"):
+        inputs = _draft_inputs(models, state, slots, num_drafts)
+        of_proposers, which = list(state.proposers), drafting.proposer
+        of_proposers[which], drafts = models.proposers[which].propose(
+            models.target,
+            params,
+            of_proposers[which],
+            inputs,
+            width=drafting.width,
+            drawn=drafting.drawn,
+        )
+        return dataclasses.replace(state, proposers=tuple(of_proposers)), drafts
+
+
+def replace_step(
+    models: Models, params: Params, state: EngineState, drafts: Drafts, of_host: Drafts
+) -> tuple[EngineState, Drafts]:
+    """Takes the host's drafts for the requests for which it has some. They were not drawn, so
+    their distribution is certain of them."""
+    replaced = of_host.num_drafts > 0
+    tokens = jnp.where(replaced[:, None], of_host.tokens, drafts.tokens)
+    logits = drafts.logits
+    if logits is not None:
+        chosen = jnp.arange(logits.shape[-1]) == of_host.tokens[..., None]
+        certain = jnp.where(chosen, 0.0, -jnp.inf).astype(logits.dtype)
+        logits = jnp.where(replaced[:, None, None], certain, logits)
+    num_drafts = jnp.where(replaced, of_host.num_drafts, drafts.num_drafts)
+    return state, Drafts(tokens, num_drafts, logits)
+
+
+def verify_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    drafts: Drafts,
+    *,
+    draws: bool,
+) -> tuple[EngineState, Verified]:
+    """One target forward over [newest, drafts...]: writes the block and commits none of it."""
+    with jax.named_scope("verify"):
+        active, width = state.active(slots), drafts.tokens.shape[1] + 1
+        counts = active * (drafts.num_drafts + 1)
+        block = state.block(slots, counts, width, models.page_size)
+        tokens = jnp.concatenate([state.last_tokens[slots][:, None], drafts.tokens], axis=1)
+        hidden, features, cache = _read(models, params, state, tokens, block)
+        answers, logprobs = _target_tokens(
+            models, params, state, slots, hidden, block.positions + 1, draws, drafts
+        )
+        verified = Verified(answers, active * drafts.num_drafts, active, features, logprobs)
+        return dataclasses.replace(state, cache=cache), verified
+
+
+def accept_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    drafts: Drafts,
+    verified: Verified,
+) -> tuple[EngineState, StepResult]:
+    """Acceptance on the device, and commit."""
+    with jax.named_scope("accept"):
+        places = drafts.tokens.shape[1]
+        if models.synthetic and places:
+            seeds, lengths = state.sampling.seed[slots], state.lengths[slots]
+            rates = params["synthetic"][:places]
+            accepted = draw_accepted(rates, seeds, lengths, verified.num_drafts)
+        else:
+            accepted = accept(drafts.tokens, verified.tokens, verified.num_drafts)
+    return commit_step(models, params, state, slots, verified, accepted)
+
+
+def commit_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    verified: Verified,
+    accepted: Int[Array, " batch"],
+) -> tuple[EngineState, StepResult]:
+    """Commits the newest token and the accepted drafts; the target's token after them is newest."""
+    with jax.named_scope("commit"):
+        emitted = verified.active * (accepted + 1)
+        block = state.block(slots, emitted, verified.tokens.shape[1], models.page_size)
+        last = state.last_tokens[slots]
+        # An accepted draft is the target's own token, so the block's tokens need no other source.
+        tokens = jnp.concatenate([last[:, None], verified.tokens[:, :-1]], axis=1)
+        newest = jnp.take_along_axis(verified.tokens, accepted[:, None], axis=1)[:, 0]
+        newest = jnp.where(verified.active > 0, newest, last)
+        committed = dataclasses.replace(
+            state,
+            cache=state.cache.commit(block),
+            proposers=_absorb(models, params, state, Committed(block, tokens, verified.features)),
+            lengths=state.lengths.at[slots].add(emitted),
+            last_tokens=state.last_tokens.at[slots].set(newest),
+        )
+        return committed, StepResult(
+            verified.tokens, emitted, verified.num_drafts, verified.logprobs
+        )
+
+
+def _draft_inputs(
+    models: Models, state: EngineState, slots: Slots, num_drafts: Int[Array, " batch"]
+) -> DraftInputs:
+    lengths = state.lengths[slots]
+    return DraftInputs(
+        slots=slots,
+        tokens=state.last_tokens[slots],
+        lengths=lengths,
+        active=state.active(slots),
+        num_drafts=num_drafts,
+        room=state.limits[slots] - lengths - 1,
+        page_table=state.page_table[slots],
+        sampling=state.sampling.of(slots),
+        page_size=models.page_size,
+    )
+
+
+def _read(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    tokens: Int[Array, "batch width"],
+    block: Block,
+) -> tuple[Float[Array, "batch width hidden"], Float[Array, "batch width features"], Any]:
+    """The target over a block of tokens."""
+    return models.target.apply({"params": params["target"]}, tokens, block, state.cache)
+
+
+def _target_tokens(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    hidden: Float[Array, "batch width hidden"],
+    positions: Int[Array, "batch width"],
+    draws: bool,
+    drafts: Drafts | None = None,
+) -> tuple[Int[Array, "batch width"], TopLogprobs | None]:
+    """The target's tokens at `positions`, from the hidden states of the positions before them."""
+    logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
+    if not draws:
+        return greedy(logits), None
+    sampling = state.sampling.of(slots)
+    if drafts is None or drafts.logits is None:
+        tokens = sample(logits, sampling, positions)
+    else:
+        drawn = drafts.tokens, drafts.num_drafts, drafts.logits
+        tokens = sample_beside_drafts(logits, *drawn, sampling, positions)
+    return tokens, top_logprobs(logits, tokens)
+
+
+def _absorb(
+    models: Models, params: Params, state: EngineState, committed: Committed
+) -> tuple[Any, ...]:
+    """Every proposer's state after these tokens."""
+    with jax.named_scope("context"):
+        return tuple(
+            proposer.absorb(params, of_proposer, committed)
+            for proposer, of_proposer in zip(models.proposers, state.proposers, strict=True)
+        )

@@ -1,0 +1,124 @@
+"""The seam for proposers that run on the device, inside the compiled step.
+
+A device proposer is a frozen, hashable record: it is a static argument of the step, so everything
+that changes lives in its state. The engine keeps that state beside the target's cache, hands it in
+and takes the new one back. `docs/methods.md` shows a whole proposer in 40 lines.
+"""
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.cache.block import Block, block_after
+from jaxspec.models.target import Target
+from jaxspec.sampling import SlotSampling
+
+Params = dict[str, Any]
+"""Parameters of every model by name: "target", and "drafter" if there is one."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drafts:
+    """Draft tokens for every request of a step."""
+
+    tokens: Int[Array, "batch drafts"]
+    num_drafts: Int[Array, " batch"]
+    """How many of a request's tokens, from the first, are to be verified."""
+    logits: Float[Array, "batch drafts vocab"] | None = None
+    """What the tokens were drawn from, before temperature and filters; None if they were chosen
+    and not drawn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftInputs:
+    """What a proposer may read of the requests in a step."""
+
+    slots: Int[Array, " batch"]
+    """Where each request's entry is in a state that has one entry per slot."""
+    tokens: Int[Array, " batch"]
+    """The newest token of each request: it has been emitted and is in no cache yet."""
+    lengths: Int[Array, " batch"]
+    """Number of committed tokens, which is the position of the newest token."""
+    active: Int[Array, " batch"]
+    """1 for requests that take part, 0 for padding and for requests whose budget is spent."""
+    num_drafts: Int[Array, " batch"]
+    """The most drafts that are wanted for each request; 0 if it opted out."""
+    room: Int[Array, " batch"]
+    """Drafts that still fit into each request's budget."""
+    page_table: Int[Array, "batch max_pages"]
+    """Pages of each request, shared by the caches of all models."""
+    sampling: SlotSampling
+    """How each request's tokens are drawn."""
+    page_size: int
+
+    def block(self, width: int) -> Block:
+        """The newest token and the `width - 1` places after it, as a model writes them."""
+        counts = self.active * width
+        return block_after(self.slots, self.lengths, counts, self.page_table, width, self.page_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Committed:
+    """Tokens that have just been committed: a chunk of a prompt, or a step's accepted tokens."""
+
+    block: Block
+    """Where they are; the first `block.counts` of each request count, the rest is padding."""
+    tokens: Int[Array, "batch width"]
+    features: Float[Array, "batch width features"]
+    """The target's hidden states of these tokens, after the layers that the proposer reads."""
+
+
+@runtime_checkable
+class DeviceProposer(Protocol):
+    """Proposes drafts inside the compiled step. Its drafts change speed and never a token."""
+
+    @property
+    def num_drafts(self) -> int:
+        """The most drafts that it proposes for one request in one step."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest context that it was made for; None if there is no limit."""
+        ...
+
+    def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> Any:
+        """What it remembers of all requests, empty: a pytree, of pages or of entries per slot.
+
+        A slot never holds more than `positions` tokens.
+        """
+        ...
+
+    def propose(
+        self,
+        target: Target,
+        params: Params,
+        state: Any,
+        inputs: DraftInputs,
+        *,
+        width: int,
+        drawn: bool,
+    ) -> tuple[Any, Drafts]:
+        """Its next state, and `width - 1` drafts for every request.
+
+        If `drawn`, the drafts of requests that sample are drawn, and `logits` says from what.
+        """
+        ...
+
+    def absorb(self, params: Params, state: Any, committed: Committed) -> Any:
+        """Its state after these tokens."""
+        ...
+
+    def bytes_read(self, params: Params, target_head: int) -> int:
+        """Bytes of parameters that one call of `propose` reads at least; `target_head` is the size
+        of the target's head, for proposers that use it."""
+        ...
+
+
+def no_drafts(batch: int, width: int = 1) -> Drafts:
+    """Drafts of a step in which nothing is proposed, with room for `width - 1` of them."""
+    return Drafts(jnp.zeros((batch, width - 1), jnp.int32), jnp.zeros(batch, jnp.int32))

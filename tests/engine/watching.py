@@ -1,0 +1,38 @@
+"""What an engine runs, seen by an observer."""
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.schedule.observer import StepObserver
+from jaxspec.engine.step.steps import decode_step
+from jaxspec.proposers.lookup import Lookup
+
+
+def name_of(engine: Engine, step, static: dict) -> str:
+    """The step's name; of a decode step, who drafts in it: plain, lookup or drafter."""
+    if step is not decode_step:
+        return step.__name__
+    if static["drafting"] is None:
+        return "plain"
+    proposer = engine.loop.device.models.proposers[static["drafting"].proposer]
+    return "lookup" if isinstance(proposer, Lookup) else "drafter"
+
+
+class Watcher(StepObserver):
+    """Keeps the names of the programs that ran, with the number of unread steps at each launch."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.ran: list[str] = []
+        self.unread: list[tuple[str, int]] = []
+
+    def program(self, step, inputs, static):
+        name = name_of(self.engine, step, static)
+        self.ran.append(name)
+        if name not in ("admit_step", "prefill_step"):
+            self.unread.append((name, len(self.engine.loop.launched)))
+
+
+def watch(engine: Engine) -> Watcher:
+    """Watches the engine from now on."""
+    watcher = Watcher(engine)
+    engine.loop.device.observers.append(watcher)
+    return watcher
