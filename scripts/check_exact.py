@@ -43,7 +43,7 @@ from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.upload import block_of, filled
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
-from jaxspec.models.parameters import pool_for, random_params
+from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import NAMES, dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers.lookup import lookup_of
@@ -338,13 +338,12 @@ class Regrets:
 def scores(models: Models, params: Any, tokens: jax.Array) -> jax.Array:
     """Regret of every next token: log probability of the likeliest less its own."""
     length = tokens.size
-    decoder = models.target.config.decoder
-    pool = pool_for(decoder, 1 + length // 64, 64, models.target.dtype)
+    cache = models.target.new_cache(1, 1 + length // 64, 64)
     table = jnp.arange(1, 1 + length // 64, dtype=jnp.int32)[None]
     zero = jnp.zeros(1, jnp.int32)
-    block = block_after(zero, zero + length, table, length, 64)
+    block = block_after(zero, zero, zero + length, table, length, 64)
     variables = {"params": params["target"]}
-    hidden, _, _ = models.target.apply(variables, tokens[None], block, pool)
+    hidden, _, _ = models.target.apply(variables, tokens[None], block, cache)
     logits = models.target.apply(variables, hidden, method="logits")[0].astype(jnp.float32)
     logprobs = jax.nn.log_softmax(logits[:-1])
     own = jnp.take_along_axis(logprobs, tokens[1:, None], axis=-1)[:, 0]

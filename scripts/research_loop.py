@@ -22,7 +22,6 @@ from jaxspec.engine.setup.load_models import Opened, open_models
 from jaxspec.engine.step.io import PromptChunk, Seat, Verified
 from jaxspec.engine.step.programs import Device
 from jaxspec.engine.step.state import empty_state
-from jaxspec.models.parameters import pool_for
 from jaxspec.sampling import SlotSampling
 
 PAGE_SIZE = 64
@@ -95,11 +94,9 @@ def seated(opened: Opened, length: int) -> Device:
     """A state with one slot, all of whose pages belong to it."""
     target, drafter = opened.models.target, opened.models.drafter
     pages = -(-(length + drafter.config.block_size) // PAGE_SIZE)
-    pools = [
-        pool_for(model.config.decoder, pages + 1, PAGE_SIZE, model.dtype)
-        for model in (target, drafter)
-    ]
-    device = Device(opened.models, opened.params, empty_state(*pools, 1, pages))
+    caches = [model.new_cache(2, pages + 1, PAGE_SIZE) for model in (target, drafter)]
+    state = empty_state(*caches, 1, pages, PAGE_SIZE)
+    device = Device(opened.models, opened.params, state)
     zero, whole = jnp.zeros((), jnp.int32), jnp.ones(())
     greedy = SlotSampling(
         temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.uint32(0)

@@ -63,17 +63,20 @@ def rebuild_records_unchecked() -> None:
 
     as_before = jax.tree_util.register_dataclass
 
-    def register(record: type, *fields, **options) -> type:
+    def register(record: type, *given, **options) -> type:
         if not record.__module__.startswith("jaxspec."):
-            return as_before(record, *fields, **options)
-        names = [field.name for field in dataclasses.fields(record)]
+            return as_before(record, *given, **options)
+        fields = dataclasses.fields(record)
+        static = [field.name for field in fields if field.metadata.get("static")]
+        names = [field.name for field in fields if field.name not in static]
 
         def flatten(value):
-            return [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in names], None
+            children = [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in names]
+            return children, tuple(getattr(value, name) for name in static)
 
-        def unflatten(_, children):
+        def unflatten(static_values, children):
             value = object.__new__(record)
-            for name, child in zip(names, children):
+            for name, child in zip((*names, *static), (*children, *static_values)):
                 object.__setattr__(value, name, child)
             return value
 

@@ -1,1 +1,1 @@
-"""Keys and values in pages, as values: pools are arguments and results, never hidden state."""
+"""What layers remember of committed tokens, as values: arguments and results, no hidden state."""

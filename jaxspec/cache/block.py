@@ -1,4 +1,4 @@
-"""Where the rows of one step sit: their positions, and the pool rows their keys go to."""
+"""Where the tokens of one step are: their slots, their positions, and their cells of the cache."""
 
 import dataclasses
 
@@ -10,40 +10,43 @@ from jaxtyping import Array, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """`width` rows per slot, right after each slot's context."""
+    """`width` tokens of each request of the batch, right after the request's context."""
 
-    lengths: Int[Array, " slots"]
-    """Rows of context before the block; row i of the block sits at position lengths + i."""
-    spans: Int[Array, " slots"]
-    """Rows of the block that are kept, from its start."""
-    positions: Int[Array, "slots width"]
-    """Absolute position of every row."""
-    pool_rows: Int[Array, "slots width"]
-    """Flat pool row (page * page_size + offset) that the row's key and value are written to."""
-    page_table: Int[Array, "slots max_pages"]
+    slots: Int[Array, " batch"]
+    """Slot of every request, for layers that keep one state per slot. The padding slot may occur
+    more than once; requests that only pad the batch have it, and a count of 0."""
+    lengths: Int[Array, " batch"]
+    """Tokens of context before the block; token i of the block has position lengths + i. A length
+    of 0 begins a request: what the slot remembers until then is of the request before it."""
+    counts: Int[Array, " batch"]
+    """Tokens of the block that are kept, from its start."""
+    positions: Int[Array, "batch width"]
+    """Position of every token."""
+    cells: Int[Array, "batch width"]
+    """Cell (page * page_size + offset) that the token's key and value are written to."""
+    page_table: Int[Array, "batch max_pages"]
     """Page of every page_size positions; 0, the trash page, where none is held."""
 
 
 def block_after(
-    lengths: Int[Array, " slots"],
-    spans: Int[Array, " slots"],
-    page_table: Int[Array, "slots max_pages"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    page_table: Int[Array, "batch max_pages"],
     width: int,
     page_size: int,
 ) -> Block:
-    """The block of `width` rows after `lengths`, of which the first `spans` are kept.
+    """The block of `width` tokens after `lengths`, of which the first `counts` are kept.
 
-    slot        position 0 ......... lengths | lengths ... lengths + width - 1
-    kept rows                                | [0, spans)      -> the slot's pages
-    other rows                               | [spans, width)  -> page 0, the trash page
+    request     position 0 ......... lengths | lengths ... lengths + width - 1
+    kept tokens                              | [0, counts)      -> the request's pages
+    other tokens                             | [counts, width)  -> page 0, the trash page
     """
     offsets = jnp.arange(width, dtype=jnp.int32)
     positions = lengths[:, None] + offsets
     pages = jnp.take_along_axis(
         page_table, positions // page_size, axis=1, mode="fill", fill_value=0
     )
-    kept = (offsets < spans[:, None]) & (pages > 0)
-    rows = jnp.where(kept, pages * page_size + positions % page_size, offsets % page_size)
-    return Block(
-        lengths=lengths, spans=spans, positions=positions, pool_rows=rows, page_table=page_table
-    )
+    kept = (offsets < counts[:, None]) & (pages > 0)
+    cells = jnp.where(kept, pages * page_size + positions % page_size, offsets % page_size)
+    return Block(slots, lengths, counts, positions, cells, page_table)

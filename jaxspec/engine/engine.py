@@ -229,8 +229,8 @@ class Engine:
         return self._request_of(self._submitted, prompt, params)
 
     def _request_of(self, number: int, prompt: Prompt, params: SamplingParams) -> Request:
-        config = self.loop.device.models.target.config
-        eos = () if params.ignore_eos else config.eos_token_ids
+        target = self.loop.device.models.target
+        eos = () if params.ignore_eos else target.eos_token_ids
         return Request(
             id=number,
             prompt=self._token_ids(prompt),
@@ -255,7 +255,7 @@ class Engine:
             raise UsageError("the prompt is empty; expected at least one token")
         if wrong := [token for token in prompt if not isinstance(token, Integral)]:
             raise UsageError(f"the prompt has {wrong[0]!r} among its token ids; expected integers")
-        vocab_size = self.loop.device.models.target.config.vocab_size
+        vocab_size = self.loop.device.models.target.vocab_size
         if not all(0 <= token < vocab_size for token in prompt):
             raise UsageError(f"the prompt has ids outside the vocabulary of {vocab_size} tokens")
         return tuple(int(token) for token in prompt)

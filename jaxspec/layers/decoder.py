@@ -9,14 +9,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspec.cache.block import Block
+from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.linear import Linear, RMSNorm
 from jaxspec.layers.rope import Rope
 from pallas_kernels import dense_chain, paged_attention, qkv_write
 from pallas_kernels.dense_chain import ChainShape, Meetings, dense_chain_runs
 from pallas_kernels.dispatch import Implementation
 
-Pages = Float[Array, "pages page_size kv_heads head_dim"]
-Rotation = tuple[Float[Array, "slots width half"], Float[Array, "slots width half"]]
+Rotation = tuple[Float[Array, "batch width half"], Float[Array, "batch width half"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +66,8 @@ class Attention(nn.Module):
         qkv: Float[Array, "parts more width fused"],
         rotation: Rotation,
         block: Block,
-        keys: Pages,
-        values: Pages,
-    ) -> tuple[Float[Array, "more width attended"], Pages, Pages]:
+        cache: KeysValues,
+    ) -> tuple[Float[Array, "more width attended"], KeysValues]:
         """`qkv` may have more slots than the block; what is made of those means nothing."""
         with jax.named_scope("qkv_write"):
             query, keys, values = qkv_write(
@@ -76,9 +75,9 @@ class Attention(nn.Module):
                 self.q_norm.scale,
                 self.k_norm.scale,
                 *rotation,
-                block.pool_rows,
-                keys,
-                values,
+                block.cells,
+                cache.keys,
+                cache.values,
                 eps=self.geometry.rms_norm_eps,
                 implementation=self.implementation,
             )
@@ -89,23 +88,22 @@ class Attention(nn.Module):
                 values,
                 block.page_table,
                 block.lengths,
-                block.spans,
+                block.counts,
                 causal=self.mask.causal,
                 window=self.mask.window,
                 out_slots=qkv.shape[1],
                 implementation=self.implementation,
             )
-        return attended.reshape(*attended.shape[:2], -1), keys, values
+        return attended.reshape(*attended.shape[:2], -1), KeysValues(keys, values)
 
     def write_context(
         self,
-        context: Float[Array, "slots width hidden"],
+        context: Float[Array, "batch width hidden"],
         rotation: Rotation,
         block: Block,
-        keys: Pages,
-        values: Pages,
-    ) -> tuple[Pages, Pages]:
-        """Writes keys and values of rows that are never queried (and not normed) into the pages."""
+        cache: KeysValues,
+    ) -> KeysValues:
+        """Writes keys and values of tokens that are never queried (and not normed)."""
         g = self.geometry
         key_values = self.qkv.columns(context, start=g.num_heads * g.head_dim)
         _, keys, values = qkv_write(
@@ -113,13 +111,13 @@ class Attention(nn.Module):
             None,
             self.k_norm.scale,
             *rotation,
-            block.pool_rows,
-            keys,
-            values,
+            block.cells,
+            cache.keys,
+            cache.values,
             eps=g.rms_norm_eps,
             implementation=self.implementation,
         )
-        return keys, values
+        return KeysValues(keys, values)
 
 
 class MLP(nn.Module):
@@ -136,8 +134,8 @@ class MLP(nn.Module):
         self.down = Linear(g.intermediate_size, g.hidden_size, self.dtype)
 
     def __call__(
-        self, normed: Float[Array, "slots width hidden"]
-    ) -> Float[Array, "parts slots width hidden"]:
+        self, normed: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "parts batch width hidden"]:
         with jax.named_scope("gate_up"):
             gate, up = jnp.split(self.gate_up(normed), 2, axis=-1)
         with jax.named_scope("down"):
@@ -145,7 +143,7 @@ class MLP(nn.Module):
 
 
 Handed = tuple[
-    Float[Array, "slots width hidden"], Float[Array, "parts slots width outputs"], Meetings
+    Float[Array, "batch width hidden"], Float[Array, "parts batch width outputs"], Meetings
 ]
 """From layer to layer: the residual stream, what the following made of it (the next qkv, or the
 last norm), and where kernels met."""
@@ -187,8 +185,8 @@ class DecoderLayer(nn.Module):
 
     def to_next(
         self,
-        x: Float[Array, "slots width hidden"],
-        attended: Float[Array, "slots width attended"],
+        x: Float[Array, "batch width hidden"],
+        attended: Float[Array, "batch width attended"],
         following: Following,
         meetings: Meetings,
     ) -> Handed:
@@ -219,8 +217,8 @@ class DecoderLayer(nn.Module):
 
     def chain(
         self,
-        x: Float[Array, "slots width hidden"],
-        attended: Float[Array, "slots width attended"],
+        x: Float[Array, "batch width hidden"],
+        attended: Float[Array, "batch width attended"],
         following: Following,
         meetings: Meetings,
     ) -> Handed:

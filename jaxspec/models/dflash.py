@@ -14,11 +14,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.cache import Cache
 from jaxspec.layers.decoder import DecoderLayer
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.rope import rotation
-from jaxspec.layers.stack import run_layers
+from jaxspec.layers.stack import pages_for, run_layers
 from jaxspec.models.config import DFlashConfig
 from pallas_kernels.dispatch import Implementation
 
@@ -52,45 +52,51 @@ class DFlash(nn.Module):
                 "target_ids", nn.initializers.zeros, (config.draft_vocab_size,), jnp.int32
             )
 
-    def __call__(
-        self, embedded: Float[Array, "slots width hidden"], block: Block, pool: KVPool
-    ) -> tuple[Float[Array, "slots width hidden"], KVPool]:
-        """Final hidden states of the block, and the pool with the block's keys and values in it.
+    @nn.nowrap
+    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache:
+        """An empty cache: pages of keys and values for every layer, nothing per slot."""
+        return pages_for(self.config.decoder, num_pages, page_size, self.dtype)
 
-        The block's rows in the pool are scratch: the context of the same positions overwrites
-        them once the target has committed those tokens.
+    def __call__(
+        self, embedded: Float[Array, "batch width hidden"], block: Block, cache: Cache
+    ) -> tuple[Float[Array, "batch width hidden"], Cache]:
+        """Final hidden states of the block, and the cache with the block's keys and values in it.
+
+        The block's cells are scratch: the context of the same positions overwrites them once the
+        target has committed those tokens.
         """
         decoder = self.config.decoder
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        hidden, _, pool = run_layers(self.layers, self.norm, embedded, rotated, block, pool)
-        return hidden, pool
+        hidden, _, cache = run_layers(self.layers, self.norm, embedded, rotated, block, cache)
+        return hidden, cache
 
     def write_context(
-        self, features: Float[Array, "slots width features"], block: Block, pool: KVPool
-    ) -> KVPool:
+        self, features: Float[Array, "batch width features"], block: Block, cache: Cache
+    ) -> Cache:
         """Writes the context of committed tokens, from the features the target gave for them."""
         decoder = self.config.decoder
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
         context = self.feature_norm(self.feature_projection(features))
-        keys, values = list(pool.keys), list(pool.values)
-        for i, layer in enumerate(self.layers):
-            keys[i], values[i] = layer.attention.write_context(
-                context, rotated, block, keys[i], values[i]
+        layers = zip(self.layers, cache.layers, strict=True)
+        return Cache(
+            tuple(
+                layer.attention.write_context(context, rotated, block, pages)
+                for layer, pages in layers
             )
-        return KVPool(keys=tuple(keys), values=tuple(values))
+        )
 
-    def embed(self, tokens: Int[Array, "slots width"]) -> Float[Array, "slots width hidden"]:
+    def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]:
         """Only for a checkpoint with an embedding of its own."""
         return self.embedding(tokens)
 
     def logits(
-        self, hidden: Float[Array, "slots width hidden"]
-    ) -> Float[Array, "slots width draft_vocab"]:
+        self, hidden: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "batch width draft_vocab"]:
         """Only for a checkpoint with a head of its own."""
         with jax.named_scope("head"):
             return self.head(hidden)
 
-    def target_tokens(self, drafted: Int[Array, "slots width"]) -> Int[Array, "slots width"]:
+    def target_tokens(self, drafted: Int[Array, "batch width"]) -> Int[Array, "batch width"]:
         """Ids of the head's own vocabulary as ids of the target's."""
         if self.config.draft_vocab_size is None:
             return drafted
@@ -98,14 +104,14 @@ class DFlash(nn.Module):
 
     def touch(
         self,
-        embedded: Float[Array, "slots width hidden"],
-        features: Float[Array, "slots width features"],
+        embedded: Float[Array, "batch width hidden"],
+        features: Float[Array, "batch width features"],
         block: Block,
-        pool: KVPool,
+        cache: Cache,
     ) -> None:
         """Uses every parameter once, for initialisation."""
-        hidden, pool = self(embedded, block, pool)
-        self.write_context(features, block, pool)
+        hidden, cache = self(embedded, block, cache)
+        self.write_context(features, block, cache)
         if self.config.owns_embedding:
             self.embed(block.positions)
         if self.config.owns_head:

@@ -6,23 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from jaxspec.cache.block import block_after
-from jaxspec.cache.pool import KVPool, empty_pool
-from jaxspec.layers.decoder import Decoder
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
 
 Params = dict[str, Any]
-
-
-def pool_for(decoder: Decoder, num_pages: int, page_size: int, dtype: DTypeLike) -> KVPool:
-    """An empty pool with the geometry of one model."""
-    return empty_pool(
-        decoder.num_layers, num_pages, page_size, decoder.num_kv_heads, decoder.head_dim, dtype
-    )
 
 
 def random_params(model: Qwen3 | DFlash, key: Key[Array, ""]) -> Params:
@@ -61,13 +51,13 @@ def parameter_shapes(model: Qwen3 | DFlash) -> dict[str, jax.ShapeDtypeStruct]:
 def _initialized(model: Qwen3 | DFlash, key: Key[Array, ""]) -> Params:
     decoder = model.config.decoder
     one = jnp.ones(1, jnp.int32)
-    block = block_after(0 * one, one, one[:, None], width=1, page_size=16)
-    pool = pool_for(decoder, 2, 16, model.dtype)
+    block = block_after(0 * one, 0 * one, one, one[:, None], width=1, page_size=16)
+    cache = model.new_cache(num_slots=1, num_pages=2, page_size=16)
     if isinstance(model, Qwen3):
-        inputs = (one[:, None], block, pool)
+        inputs = (one[:, None], block, cache)
     else:
         embedded = jnp.zeros((1, 1, decoder.hidden_size), model.dtype)
         features = jnp.tile(embedded, len(model.config.target_layer_ids))
-        inputs = (embedded, features, block, pool)
+        inputs = (embedded, features, block, cache)
     # `touch` runs every layer; only the parameters leave the program, the rest is dead code.
     return model.init(key, *inputs, method="touch")["params"]

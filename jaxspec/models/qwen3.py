@@ -7,17 +7,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.cache import Cache
 from jaxspec.layers.decoder import BlockMask, DecoderLayer
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.rope import rotation
-from jaxspec.layers.stack import run_layers
+from jaxspec.layers.stack import pages_for, run_layers
 from jaxspec.models.config import Qwen3Config
 from pallas_kernels.dispatch import Implementation
 
 
 class Qwen3(nn.Module):
-    """The target. `module.apply({"params": params}, tokens, block, pool)` is a pure function."""
+    """The target. `module.apply({"params": params}, tokens, block, cache)` is a pure function."""
 
     config: Qwen3Config
     capture: tuple[int, ...] = ()
@@ -36,29 +36,46 @@ class Qwen3(nn.Module):
         if not config.tie_word_embeddings:
             self.head = Linear(decoder.hidden_size, config.vocab_size, self.dtype)
 
+    @nn.nowrap
+    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache:
+        """An empty cache: pages of keys and values for every layer, nothing per slot."""
+        return pages_for(self.config.decoder, num_pages, page_size, self.dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.config.eos_token_ids
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.decoder.max_position_embeddings
+
     def __call__(
-        self, tokens: Int[Array, "slots width"], block: Block, pool: KVPool
-    ) -> tuple[Float[Array, "slots width hidden"], Float[Array, "slots width features"], KVPool]:
-        """Final hidden states, captured features side by side, and the pool with the block."""
+        self, tokens: Int[Array, "batch width"], block: Block, cache: Cache
+    ) -> tuple[Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache]:
+        """Final hidden states, captured features side by side, and the cache with the block."""
         decoder = self.config.decoder
         x = self.embedding(tokens)
         rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        hidden, after, pool = run_layers(self.layers, self.norm, x, rotated, block, pool)
+        hidden, after, cache = run_layers(self.layers, self.norm, x, rotated, block, cache)
         features = [after[i] for i in self.capture] or [x[..., :0]]
-        return hidden, jnp.concatenate(features, axis=-1), pool
+        return hidden, jnp.concatenate(features, axis=-1), cache
 
-    def embed(self, tokens: Int[Array, "slots width"]) -> Float[Array, "slots width hidden"]:
+    def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]:
         return self.embedding(tokens)
 
     def logits(
-        self, hidden: Float[Array, "slots width hidden"]
-    ) -> Float[Array, "slots width vocab"]:
+        self, hidden: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "batch width vocab"]:
         with jax.named_scope("head"):
             if self.config.tie_word_embeddings:
                 return self.embedding.logits(hidden)
             return self.head(hidden)
 
-    def touch(self, tokens: Int[Array, "slots width"], block: Block, pool: KVPool) -> None:
+    def touch(self, tokens: Int[Array, "batch width"], block: Block, cache: Cache) -> None:
         """Uses every parameter once, for initialisation."""
-        hidden, _, _ = self(tokens, block, pool)
+        hidden, _, _ = self(tokens, block, cache)
         self.logits(hidden)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.cache import Cache
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.sampling import SlotSampling, draw_drafts
@@ -21,8 +21,8 @@ def propose(
     params: dict[str, Params],
     current: Int[Array, " slots"],
     block: Block,
-    pool: KVPool,
-) -> tuple[Int[Array, "slots drafts"], KVPool]:
+    pool: Cache,
+) -> tuple[Int[Array, "slots drafts"], Cache]:
     """The likeliest token at every place of the block after the current token's."""
     logits, pool = draft_logits(target, drafter, params, current, block, pool)
     drafted = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -35,9 +35,9 @@ def propose_drawn(
     params: dict[str, Params],
     current: Int[Array, " slots"],
     block: Block,
-    pool: KVPool,
+    pool: Cache,
     sampling: SlotSampling,
-) -> tuple[Int[Array, "slots drafts"], Float[Array, "slots drafts vocab"], KVPool]:
+) -> tuple[Int[Array, "slots drafts"], Float[Array, "slots drafts vocab"], Cache]:
     """A token drawn at every place of the block after the current token's, and from what."""
     logits, pool = draft_logits(target, drafter, params, current, block, pool)
     if drafter.config.draft_vocab_size is not None:
@@ -54,8 +54,8 @@ def draft_logits(
     params: dict[str, Params],
     current: Int[Array, " slots"],
     block: Block,
-    pool: KVPool,
-) -> tuple[Float[Array, "slots drafts draft_vocab"], KVPool]:
+    pool: Cache,
+) -> tuple[Float[Array, "slots drafts draft_vocab"], Cache]:
     """Logits of the drafted places, over the drafter's own vocabulary where it has one."""
     config = drafter.config
     tokens = jnp.full(block.positions.shape, config.mask_token_id, jnp.int32)
@@ -74,8 +74,8 @@ def absorb(
     params: dict[str, Params],
     features: Float[Array, "slots width features"],
     block: Block,
-    pool: KVPool,
-) -> KVPool:
+    pool: Cache,
+) -> Cache:
     """Turns the features of committed tokens into context that later blocks attend."""
     return _apply(drafter, params["drafter"], features, block, pool, method="write_context")
 

@@ -15,8 +15,8 @@ from jaxtyping import Array, Int
 from tqdm import tqdm
 
 from jaxspec.cache.block import block_after
-from jaxspec.cache.pool import KVPool
-from jaxspec.models.parameters import Params, pool_for
+from jaxspec.cache.cache import Cache
+from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.training.data import Rows
 
@@ -71,24 +71,24 @@ def continue_greedily(
     slots, length = tokens.shape
     pages = -(-length // PAGE_SIZE)
     table = 1 + jnp.arange(slots * pages, dtype=jnp.int32).reshape(slots, pages)
-    pool = pool_for(target.config.decoder, slots * pages + 1, PAGE_SIZE, target.dtype)
-    zero = jnp.zeros(slots, jnp.int32)
+    cache = target.new_cache(slots, slots * pages + 1, PAGE_SIZE)
+    zero, each = jnp.zeros(slots, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
 
     def choose(
-        width: int, table: Array, start: Array, carry: tuple[Array, KVPool]
-    ) -> tuple[Array, KVPool]:
+        width: int, table: Array, start: Array, carry: tuple[Array, Cache]
+    ) -> tuple[Array, Cache]:
         """The tokens with the one after `width` rows from `start` put in its place."""
-        tokens, pool = carry
-        block = block_after(zero + start, zero + width, table, width=width, page_size=PAGE_SIZE)
+        tokens, cache = carry
+        block = block_after(each, zero + start, zero + width, table, width, PAGE_SIZE)
         heard = jax.lax.dynamic_slice_in_dim(tokens, start, width, axis=1)
-        hidden, _, pool = target.apply({"params": params}, heard, block, pool)
+        hidden, _, cache = target.apply({"params": params}, heard, block, cache)
         logits = target.apply({"params": params}, hidden[:, -1:], method="logits")[:, 0]
         place = start + width
         given = jax.lax.dynamic_index_in_dim(tokens, place, axis=1, keepdims=False)
         said = jnp.argmax(logits, axis=-1).astype(tokens.dtype)
-        return tokens.at[:, place].set(jnp.where(place < first, given, said)), pool
+        return tokens.at[:, place].set(jnp.where(place < first, given, said)), cache.commit(block)
 
-    carry = choose(shortest, table, jnp.int32(0), (tokens, pool))
+    carry = choose(shortest, table, jnp.int32(0), (tokens, cache))
     middle = max(shortest, length // 2)
     for start, end in (shortest, middle), (middle, length - 1):
         seen = table[:, : -(-(end + 1) // PAGE_SIZE)]

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden_pair import budget, check_golden, golden_engine, trajectories
 
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.cache import Cache
 from jaxspec.engine.schedule.loop import Loop
 
 
@@ -22,9 +23,9 @@ def stale_rows(loop: Loop) -> np.ndarray:
     return stale
 
 
-def poisoned(pool: KVPool, stale: np.ndarray) -> KVPool:
+def poisoned(cache: Cache, stale: np.ndarray) -> Cache:
     fill = lambda pages: jnp.asarray(np.where(stale[..., None, None], np.nan, np.asarray(pages)))
-    return KVPool(keys=tuple(map(fill, pool.keys)), values=tuple(map(fill, pool.values)))
+    return jax.tree.map(fill, cache)
 
 
 @pytest.mark.parametrize("driver", ["lockstep", "overlapped"])

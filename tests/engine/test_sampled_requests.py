@@ -10,7 +10,6 @@ import pytest
 from golden_pair import budget, golden_engine, opened, trajectories
 
 from jaxspec.cache.block import block_after
-from jaxspec.models.parameters import pool_for
 
 DRAWN = {"temperature": 0.9, "top_p": 0.95}
 WIDTH = 64
@@ -26,9 +25,9 @@ def plain_forward():
         rows = tokens.shape[0]
         zeros = jnp.zeros(rows, jnp.int32)
         table = jnp.arange(1, rows + 1, dtype=jnp.int32)[:, None]
-        block = block_after(zeros, zeros + WIDTH, table, WIDTH, WIDTH)
-        pool = pool_for(target.config.decoder, rows + 1, WIDTH, jnp.float32)
-        hidden, _, _ = target.apply({"params": params}, tokens, block, pool)
+        block = block_after(jnp.arange(rows), zeros, zeros + WIDTH, table, WIDTH, WIDTH)
+        cache = target.new_cache(rows, rows + 1, WIDTH)
+        hidden, _, _ = target.apply({"params": params}, tokens, block, cache)
         logits = target.apply({"params": params}, hidden, method="logits")
         return jax.nn.log_softmax(logits, axis=-1)
 

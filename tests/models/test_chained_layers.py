@@ -11,7 +11,7 @@ from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.layers.stack import slots_in_eights
 from jaxspec.models.config import Qwen3Config
-from jaxspec.models.parameters import pool_for, random_params
+from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
 from pallas_kernels import dense_chain, paged_attention
 
@@ -24,14 +24,15 @@ def read(slots: int, width: int):
     params = random_params(model, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (slots, width), 0, 100)
     table = 1 + jnp.arange(slots * 4).reshape(slots, 4)
-    pool = pool_for(CONFIG.decoder, slots * 4 + 1, PAGE_SIZE, jnp.float32)
+    cache = model.new_cache(slots, slots * 4 + 1, PAGE_SIZE)
     lengths = jnp.zeros((slots,), jnp.int32)
     for step in range(2):
-        block = block_after(lengths, jnp.full((slots,), width), table, width, PAGE_SIZE)
-        found = model.apply({"params": params}, tokens + step, block, pool)
-        pool, lengths = found[2], lengths + width
-    hidden, features, pool = found
-    return hidden, features, [page[1:] for page in (*pool.keys, *pool.values)]
+        counts = jnp.full((slots,), width)
+        block = block_after(jnp.arange(slots), lengths, counts, table, width, PAGE_SIZE)
+        found = model.apply({"params": params}, tokens + step, block, cache)
+        cache, lengths = found[2], lengths + width
+    hidden, features, cache = found
+    return hidden, features, [pages[1:] for pages in jax.tree.leaves(cache)]
 
 
 @pytest.mark.parametrize(("slots", "width"), [(3, 1), (2, 17), (2, 16), (8, 3)])

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from jaxspec.cache.block import block_after
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.cache import Cache
 from jaxspec.checkpoint.load import load_drafter
 from jaxspec.models.dflash import DFlash
 from oracles import draws, records
 from oracles.dflash_cases import block_starts
 from oracles.folders import write_drafter
-from oracles.paging import PAGE_SIZE, held_rows, scattered_pages, spoiled_pool
+from oracles.paging import PAGE_SIZE, held_rows, scattered_pages, spoiled_cache
 
 
 @pytest.fixture(scope="module", params=records.names("dflash"))
@@ -40,26 +40,27 @@ class Drafting:
         width = config.decoder.hidden_size * len(config.target_layer_ids)
         self.features = draws.features("features", (self.starts[-1], width))
 
-    def empty_pool(self) -> KVPool:
-        return spoiled_pool(self.model.config.decoder, self.page_table, content=np.nan)
+    def empty_cache(self) -> Cache:
+        return spoiled_cache(self.model, self.page_table, content=np.nan)
 
-    def with_context(self, pool: KVPool, lengths: np.ndarray, ends: np.ndarray) -> KVPool:
+    def with_context(self, cache: Cache, lengths: np.ndarray, ends: np.ndarray) -> Cache:
         """Writes the context of [lengths, ends) of every slot, rows beyond it as the loop does."""
         width = self.block_size if lengths.any() else int(self.starts[0])
         positions = np.minimum(lengths[:, None] + np.arange(width), len(self.features) - 1)
         block = self.block(lengths, ends - lengths, width)
-        return self.write_context(self.features[positions], block, pool)
+        return self.write_context(self.features[positions], block, cache)
 
-    def draft_at(self, starts: np.ndarray, pool: KVPool) -> tuple[np.ndarray, KVPool]:
+    def draft_at(self, starts: np.ndarray, cache: Cache) -> tuple[np.ndarray, Cache]:
         shape = (self.block_size, self.model.config.decoder.hidden_size)
         embedded = np.stack([draws.features(f"block at {start}", shape) for start in starts])
-        spans = np.full_like(starts, self.block_size)
-        hidden, pool = self.draft(embedded, self.block(starts, spans, self.block_size), pool)
-        return np.asarray(hidden), pool
+        counts = np.full_like(starts, self.block_size)
+        hidden, cache = self.draft(embedded, self.block(starts, counts, self.block_size), cache)
+        return np.asarray(hidden), cache
 
-    def block(self, lengths: np.ndarray, spans: np.ndarray, width: int):
+    def block(self, lengths: np.ndarray, counts: np.ndarray, width: int):
+        slots = np.arange(len(lengths))
         return block_after(
-            jnp.asarray(lengths), jnp.asarray(spans), jnp.asarray(self.page_table), width, PAGE_SIZE
+            *map(jnp.asarray, (slots, lengths, counts, self.page_table)), width, PAGE_SIZE
         )
 
 
@@ -72,7 +73,7 @@ def test_every_step_equals_the_formula(drafting):
     recorded = drafting.record.outputs
     steps = list(enumerate(drafting.starts))
     prompt = np.full(2, drafting.starts[0])
-    pool = drafting.with_context(drafting.empty_pool(), 0 * prompt, prompt)
+    cache = drafting.with_context(drafting.empty_cache(), 0 * prompt, prompt)
     # Slot 1 is one step behind slot 0, so that their positions differ.
     for (step, start), (earlier, earlier_start) in zip(steps[1:], steps):
         starts, at = np.array([start, earlier_start]), [step, earlier]
@@ -80,17 +81,17 @@ def test_every_step_equals_the_formula(drafting):
             before = np.array([earlier_start, earlier_start])
         else:
             before = np.array([earlier_start, drafting.starts[earlier - 1]])
-        pool = drafting.with_context(pool, before, starts)
-        hidden, pool = drafting.draft_at(starts, pool)
+        cache = drafting.with_context(cache, before, starts)
+        hidden, cache = drafting.draft_at(starts, cache)
         assert records.relative_error(hidden, recorded["hidden"][at]) < 1e-5
-        check_pool(drafting, pool, starts, at)
+        check_cache(drafting, cache, starts, at)
 
 
-def check_pool(drafting: Drafting, pool: KVPool, starts: np.ndarray, at: list[int]) -> None:
+def check_cache(drafting: Drafting, cache: Cache, starts: np.ndarray, at: list[int]) -> None:
     """Keys and values of every layer, the block's and the whole context's."""
     recorded = drafting.record.outputs
-    for kind, layers in (("keys", pool.keys), ("values", pool.values)):
-        for layer, pages in enumerate(layers):
+    for layer, held_by_layer in enumerate(cache.layers):
+        for kind, pages in (("keys", held_by_layer.keys), ("values", held_by_layer.values)):
             for slot, (start, step) in enumerate(zip(starts, at)):
                 held = held_rows(pages, drafting.page_table, 0, start + drafting.block_size)[slot]
                 context = recorded[f"context_{kind}"][layer, :start]
@@ -101,12 +102,12 @@ def check_pool(drafting: Drafting, pool: KVPool, starts: np.ndarray, at: list[in
 
 def test_a_grown_context_equals_one_written_anew(drafting):
     prompt, end = np.full(2, drafting.starts[0]), np.full(2, drafting.starts[-1])
-    grown = drafting.with_context(drafting.empty_pool(), 0 * prompt, prompt)
+    grown = drafting.with_context(drafting.empty_cache(), 0 * prompt, prompt)
     for start, following in zip(drafting.starts, drafting.starts[1:]):
         starts = np.full(2, start)
         _, grown = drafting.draft_at(starts, grown)
         grown = drafting.with_context(grown, starts, np.full(2, following))
-    anew = drafting.empty_pool()
+    anew = drafting.empty_cache()
     block = drafting.block(0 * end, end, width=int(end[0]))
     anew = drafting.write_context(np.stack([drafting.features] * 2), block, anew)
     for ours, whole in zip(jax.tree.leaves(grown), jax.tree.leaves(anew), strict=True):

@@ -12,7 +12,7 @@ from jaxspec.checkpoint.load import load_target
 from jaxspec.models.qwen3 import Qwen3
 from oracles import draws, records
 from oracles.folders import write_target
-from oracles.paging import PAGE_SIZE, scattered_pages, spoiled_pool
+from oracles.paging import PAGE_SIZE, scattered_pages, spoiled_cache
 
 SLOTS = 2
 
@@ -23,14 +23,14 @@ class Way:
 
     width: int
     """Rows per slot of every step."""
-    spans: list[tuple[int, int]]
+    counts: list[tuple[int, int]]
     """Tokens that each slot takes, step by step."""
     garbage: float
-    """What the pool holds before anything is written."""
+    """What the cache holds before anything is written."""
 
 
 ONE_BLOCK = Way(24, [(24, 24)], garbage=np.nan)
-# Rows past a slot's span see the unwritten rows beside them, so those must be finite.
+# Rows past a slot's count see the unwritten rows beside them, so those must be finite.
 RAGGED = Way(12, [(7, 3), (1, 9), (11, 0), (5, 12)], garbage=1e3)
 ONE_BY_ONE = Way(1, [(1, 0)] * 5 + [(1, 1)] * 19 + [(0, 1)] * 5, garbage=np.nan)
 
@@ -60,27 +60,26 @@ def test_logits_and_every_feature_equal_transformers(name, way, tmp_path):
 def prefill(model: Qwen3, params: dict, prompt: np.ndarray, way: Way) -> tuple[list, list]:
     """Features and logits of every prompt token, slot by slot."""
     page_table = scattered_pages(SLOTS, positions=len(prompt) + way.width)
-    pool = spoiled_pool(model.config.decoder, page_table, way.garbage)
+    cache = spoiled_cache(model, page_table, way.garbage)
     lengths = np.zeros(SLOTS, np.int32)
     features, logits = [[] for _ in range(SLOTS)], [[] for _ in range(SLOTS)]
     step = jax.jit(lambda *arguments: forward(model, params, *arguments))
-    for spans in np.array(way.spans, np.int32):
+    for counts in np.array(way.counts, np.int32):
         tokens = np.full((SLOTS, way.width), 1, np.int32)
-        for slot, (length, span) in enumerate(zip(lengths, spans)):
-            tokens[slot, :span] = prompt[length : length + span]
-        step_features, step_logits, pool = step(tokens, lengths, spans, page_table, pool)
-        for slot, span in enumerate(spans):
-            features[slot].append(step_features[slot, :span])
-            logits[slot].append(step_logits[slot, :span])
-        lengths = lengths + spans
+        for slot, (length, count) in enumerate(zip(lengths, counts)):
+            tokens[slot, :count] = prompt[length : length + count]
+        step_features, step_logits, cache = step(tokens, lengths, counts, page_table, cache)
+        for slot, count in enumerate(counts):
+            features[slot].append(step_features[slot, :count])
+            logits[slot].append(step_logits[slot, :count])
+        lengths = lengths + counts
     assert (lengths == len(prompt)).all()
     return [np.concatenate(rows) for rows in features], [np.concatenate(rows) for rows in logits]
 
 
-def forward(model, params, tokens, lengths, spans, page_table, pool):
-    block = block_after(
-        jnp.asarray(lengths), spans, page_table, width=tokens.shape[1], page_size=PAGE_SIZE
-    )
+def forward(model, params, tokens, lengths, counts, page_table, cache):
+    slots, lengths = jnp.arange(SLOTS), jnp.asarray(lengths)
+    block = block_after(slots, lengths, counts, page_table, tokens.shape[1], PAGE_SIZE)
     variables = {"params": params}
-    hidden, features, pool = model.apply(variables, tokens, block, pool)
-    return features, model.apply(variables, hidden, method="logits"), pool
+    hidden, features, cache = model.apply(variables, tokens, block, cache)
+    return features, model.apply(variables, hidden, method="logits"), cache

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache.pool import KVPool
-from jaxspec.layers.decoder import Decoder
-from jaxspec.models.parameters import pool_for
+from jaxspec.cache.cache import Cache
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.qwen3 import Qwen3
 
 PAGE_SIZE = 4
 
@@ -18,9 +18,9 @@ def scattered_pages(slots: int, positions: int) -> np.ndarray:
     return pages.astype(np.int32).reshape(slots, per_slot)
 
 
-def spoiled_pool(decoder: Decoder, page_table: np.ndarray, content: float) -> KVPool:
-    pool = pool_for(decoder, page_table.size + 1, PAGE_SIZE, jnp.float32)
-    return jax.tree.map(lambda pages: jnp.full_like(pages, content), pool)
+def spoiled_cache(model: Qwen3 | DFlash, page_table: np.ndarray, content: float) -> Cache:
+    cache = model.new_cache(len(page_table), page_table.size + 1, PAGE_SIZE)
+    return jax.tree.map(lambda pages: jnp.full_like(pages, content), cache)
 
 
 def held_rows(pages: jax.Array, page_table: np.ndarray, start: int, stop: int) -> np.ndarray:

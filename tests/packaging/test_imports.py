@@ -97,7 +97,7 @@ def test_array_shapes_are_checked_while_testing():
 
     one, square = jnp.ones(1, jnp.int32), jnp.ones((2, 2), jnp.int32)
     with pytest.raises(jaxtyping.TypeCheckError, match="page_table"):
-        block_after(one, one, square, width=1, page_size=1)
+        block_after(one, one, one, square, width=1, page_size=1)
 
 
 def test_editors_see_the_public_names_where_they_live():

@@ -11,9 +11,9 @@ from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compil
 
 from jaxspec.engine.step import decode as steps
 from jaxspec.engine.step.io import Models
-from jaxspec.engine.step.state import empty_state
+from jaxspec.engine.step.state import EngineState, empty_state
 from jaxspec.models.dflash import DFlash
-from jaxspec.models.parameters import pool_for, random_params
+from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
 
@@ -35,11 +35,12 @@ def lowered_step(slots: int) -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
             "drafter": random_params(models.drafter, jax.random.key(1)),
         }
     )
-    pools = [
-        lambda decoder=decoder: pool_for(decoder, pages, PAGE_SIZE, jnp.bfloat16)
-        for decoder in (target.decoder, draft.decoder)
-    ]
-    state = jax.eval_shape(lambda: empty_state(pools[0](), pools[1](), slots, PAGES_PER_SLOT))
+    def state_of() -> EngineState:
+        sizes = slots + 1, pages, PAGE_SIZE
+        caches = [model.new_cache(*sizes) for model in (models.target, models.drafter)]
+        return empty_state(*caches, slots, PAGES_PER_SLOT, PAGE_SIZE)
+
+    state = jax.eval_shape(state_of)
     rows = jax.ShapeDtypeStruct((slots,), jnp.int32)
     step = jax.jit(steps.spec_step, static_argnums=0, donate_argnums=2, static_argnames="draws")
     lowered = step.lower(

@@ -12,7 +12,7 @@ from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
-from jaxspec.models.parameters import pool_for, random_params
+from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.training.forward import block_hidden, causal_hidden
 
@@ -51,14 +51,14 @@ def decode_block(target, drafter, target_params, params, tokens, features, ancho
     """What the engine's draft step computes for one block per sequence."""
     rows = len(tokens)
     table = page_table(rows)
-    pool = pool_for(drafter.config.decoder, table.size + 1, PAGE, jnp.float32)
-    zero = jnp.zeros(rows, jnp.int32)
-    before = block_after(zero, anchors, table, width=LENGTH, page_size=PAGE)
-    pool = drafter.apply({"params": params}, features, before, pool, method="write_context")
+    cache = drafter.new_cache(rows, table.size + 1, PAGE)
+    zero, slots = jnp.zeros(rows, jnp.int32), jnp.arange(rows)
+    before = block_after(slots, zero, anchors, table, width=LENGTH, page_size=PAGE)
+    cache = drafter.apply({"params": params}, features, before, cache, method="write_context")
     inputs = jnp.full((rows, WIDTH), MASK_TOKEN).at[:, 0].set(tokens[jnp.arange(rows), anchors])
     embedded = target.apply({"params": target_params}, inputs, method="embed")
-    block = block_after(anchors, zero + WIDTH, table, width=WIDTH, page_size=PAGE)
-    hidden, _ = drafter.apply({"params": params}, embedded, block, pool)
+    block = block_after(slots, anchors, zero + WIDTH, table, width=WIDTH, page_size=PAGE)
+    hidden, _ = drafter.apply({"params": params}, embedded, block, cache)
     return target.apply({"params": target_params}, hidden, method="logits")
 
 
@@ -98,11 +98,11 @@ def test_target_equals_decoding():
     tokens = jax.random.randint(jax.random.key(4), (2, LENGTH), 0, 49)
     hidden, features = causal(target)(params, tokens)
 
-    table, zero = page_table(2), jnp.zeros(2, jnp.int32)
-    pool = pool_for(target.config.decoder, table.size + 1, PAGE, jnp.float32)
-    block = block_after(zero, zero + LENGTH, table, width=LENGTH, page_size=PAGE)
+    table, zero, slots = page_table(2), jnp.zeros(2, jnp.int32), jnp.arange(2)
+    cache = target.new_cache(2, table.size + 1, PAGE)
+    block = block_after(slots, zero, zero + LENGTH, table, width=LENGTH, page_size=PAGE)
     decoded_hidden, decoded_features, _ = jax.jit(target.apply)(
-        {"params": params}, tokens, block, pool
+        {"params": params}, tokens, block, cache
     )
     np.testing.assert_allclose(hidden, decoded_hidden, atol=1e-5, rtol=0)
     np.testing.assert_allclose(features, decoded_features, atol=1e-5, rtol=0)

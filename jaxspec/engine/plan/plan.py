@@ -156,7 +156,7 @@ def choose_driver(driver: str, synthetic: bool) -> str:
 
 def context_limit(models: Models, asked: int) -> int:
     """The longest prompt and output together that both models were made for."""
-    limits = {"target": models.target.config.decoder.max_position_embeddings}
+    limits = {"target": models.target.max_positions}
     if models.drafter is not None:
         config = models.drafter.config
         limits["drafter"] = config.decoder.max_position_embeddings - config.block_size

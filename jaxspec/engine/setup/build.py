@@ -16,7 +16,6 @@ from jaxspec.engine.setup.warmup import temporaries
 from jaxspec.engine.step.io import Models, Params
 from jaxspec.engine.step.programs import Device
 from jaxspec.engine.step.state import EngineState, empty_state
-from jaxspec.models.parameters import pool_for
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -42,12 +41,14 @@ def build_loop(
 
 def _new_state(models: Models, plan: Plan) -> EngineState:
     target, drafter = models.target, models.drafter
-    pool = pool_for(target.config.decoder, plan.num_pages, plan.page_size, target.dtype)
+    sizes = plan.num_slots + 1, plan.num_pages, plan.page_size
+    pool = target.new_cache(*sizes)
     draft_pool = None
     if drafter is not None:
-        draft_pool = pool_for(drafter.config.decoder, plan.num_pages, plan.page_size, drafter.dtype)
+        draft_pool = drafter.new_cache(*sizes)
     positions = plan.max_model_len + plan.block_size if plan.keeps_tokens else 0
-    return empty_state(pool, draft_pool, plan.num_slots, plan.max_pages, positions)
+    pages = plan.max_pages, plan.page_size
+    return empty_state(pool, draft_pool, plan.num_slots, *pages, positions)
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:

@@ -4,27 +4,26 @@ import logging
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import LoadError
-from jaxspec.layers.decoder import Decoder
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.target import Target
 
 log = logging.getLogger("jaxspec")
 
 
 def bytes_per_page(models: Models, page_size: int) -> int:
-    """Of one page in both pools."""
-    drafter = models.drafter
-    total = _bytes_per_row(models.target.config.decoder, models.target.dtype)
-    if drafter is not None:
-        total += _bytes_per_row(drafter.config.decoder, drafter.dtype)
-    return total * page_size
+    """Of one page in both caches."""
+    both = [model for model in (models.target, models.drafter) if model is not None]
+    return sum(
+        _cache_bytes(model, 2, page_size) - _cache_bytes(model, 1, page_size) for model in both
+    )
 
 
-def _bytes_per_row(decoder: Decoder, dtype: jax.typing.DTypeLike) -> int:
-    per_layer = 2 * decoder.num_kv_heads * decoder.head_dim
-    return decoder.num_layers * per_layer * jnp.dtype(dtype).itemsize
+def _cache_bytes(model: Target | DFlash, num_pages: int, page_size: int) -> int:
+    cache = jax.eval_shape(lambda: model.new_cache(1, num_pages, page_size))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 
 def free_bytes(memory_fraction: float) -> int | None:

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from jaxspec.models.dflash import DFlash
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.target import Target
 from jaxspec.sampling import SlotSampling, TopLogprobs
 
 Params = dict[str, Any]
@@ -17,7 +17,7 @@ Params = dict[str, Any]
 class Models:
     """The modules; static, hashable, without parameters."""
 
-    target: Qwen3
+    target: Target
     drafter: DFlash | None
     synthetic: bool = False
     """For benchmarks: how many drafts are accepted is drawn, at the rates in

@@ -14,7 +14,9 @@ def active(state: EngineState, slots: Int[Array, " rows"]) -> Int[Array, " rows"
 def block_of(
     state: EngineState, slots: Int[Array, " rows"], spans: Int[Array, " rows"], width: int
 ) -> Block:
-    return block_after(state.lengths[slots], spans, state.page_table[slots], width, state.page_size)
+    return block_after(
+        slots, state.lengths[slots], spans, state.page_table[slots], width, state.page_size
+    )
 
 
 def noted(

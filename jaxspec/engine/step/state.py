@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.cache.pool import KVPool
+from jaxspec.cache.cache import Cache
 from jaxspec.sampling import SlotSampling
 
 
@@ -35,9 +35,9 @@ from jaxspec.sampling import SlotSampling
 class EngineState:
     """Everything that a step reads and returns. The last slot is nobody's: it pads batches."""
 
-    target_pool: KVPool
+    target_pool: Cache
     """The target's pages."""
-    draft_pool: KVPool | None
+    draft_pool: Cache | None
     """The drafter's pages, of its own geometry; None without a drafter."""
     page_table: Int[Array, "slots max_pages"]
     """Pages of every slot by position // page_size; 0 where none is held."""
@@ -52,16 +52,16 @@ class EngineState:
     sampling: SlotSampling
     """How every slot's tokens are drawn."""
 
-    @property
-    def page_size(self) -> int:
-        return self.target_pool.page_size
+    page_size: int = dataclasses.field(metadata={"static": True})
+    """Positions of a page."""
 
 
 def empty_state(
-    target_pool: KVPool,
-    draft_pool: KVPool | None,
+    target_pool: Cache,
+    draft_pool: Cache | None,
     num_slots: int,
     max_pages: int,
+    page_size: int,
     positions: int = 0,
 ) -> EngineState:
     """A state with nobody in it; one slot more than asked for, the padding slot. Of as many
@@ -83,4 +83,5 @@ def empty_state(
             min_p=floats(),
             seed=jnp.zeros(num_slots + 1, jnp.uint32),
         ),
+        page_size=page_size,
     )

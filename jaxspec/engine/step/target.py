@@ -29,7 +29,7 @@ def prefill_step(
     with jax.named_scope("prefill"):
         table = state.page_table[chunk.slots]
         width = chunk.tokens.shape[1]
-        block = block_after(chunk.starts, chunk.counts, table, width, state.page_size)
+        block = block_after(chunk.slots, chunk.starts, chunk.counts, table, width, state.page_size)
         hidden, features, pool = models.target.apply(
             {"params": params["target"]}, chunk.tokens, block, state.target_pool
         )
@@ -41,7 +41,7 @@ def prefill_step(
         )
         state = dataclasses.replace(
             state,
-            target_pool=pool,
+            target_pool=pool.commit(block),
             draft_pool=_absorb(models, params, state, features, block),
             lengths=state.lengths.at[chunk.slots].set(ends),
             last_tokens=state.last_tokens.at[chunk.slots].set(tokens[:, 0]),
@@ -120,6 +120,7 @@ def commit_step(
         newest = jnp.where(verified.active > 0, newest, state.last_tokens[slots])
         committed = dataclasses.replace(
             state,
+            target_pool=state.target_pool.commit(block),
             draft_pool=_absorb(models, params, state, verified.features, block),
             lengths=state.lengths.at[slots].add(emitted),
             last_tokens=state.last_tokens.at[slots].set(newest),
