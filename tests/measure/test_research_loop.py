@@ -10,7 +10,6 @@ import pytest
 
 from jaxspec.cache.block import block_after
 from jaxspec.engine.setup.load_models import open_models
-from jaxspec.models.parameters import pool_for
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAIR = ROOT / "tests" / "data" / "goldens" / "a"
@@ -52,10 +51,10 @@ def test_features_are_those_of_the_committed_tokens(found, opened, case):
     tokens = [*case["prompt"], *found.tokens]
     target, width = opened.models.target, len(tokens)
     one = jnp.ones(1, jnp.int32)
-    block = block_after(0 * one, width * one, one[:, None], width=width, page_size=64)
-    pool = pool_for(target.config.decoder, 2, 64, jnp.float32)
+    block = block_after(0 * one, 0 * one, width * one, one[:, None], width=width, page_size=64)
+    cache = target.new_cache(1, 2, 64)
     _, features, _ = target.apply(
-        {"params": opened.params["target"]}, jnp.array([tokens], jnp.int32), block, pool
+        {"params": opened.params["target"]}, jnp.array([tokens], jnp.int32), block, cache
     )
     of_reply = np.asarray(features[0, len(case["prompt"]) :])
     count = min(len(of_reply), len(found.features))
