@@ -1,4 +1,4 @@
-"""docs/guide.md: its Python runs from top to bottom, and its memory table is what shapes add up to."""
+"""docs/guide.md: its Python runs from top to bottom; its memory table is what shapes add up to."""
 
 import math
 import pathlib
@@ -34,12 +34,14 @@ def guide() -> dict:
     return names
 
 
+@pytest.mark.slow
 def test_requests_get_what_the_guide_says(guide):
     assert guide["output"].finish_reason == "error"
     assert "make 5003 tokens, the context holds 256;" in guide["output"].error
     assert len(guide["best"]) >= 2 and guide["answer"]
 
 
+@pytest.mark.slow
 def test_the_captured_layers_are_in_the_features(guide):
     hidden = guide["checkpoint"].config.decoder.hidden_size
     assert guide["features"].shape == (1, guide["width"], 2 * hidden)
