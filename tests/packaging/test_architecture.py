@@ -9,6 +9,7 @@ TEXT = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_the_picture_of_a_slot_is_the_record_s():
+    assert state.__doc__ is not None
     lines = [line.strip() for line in state.__doc__.splitlines()]
     start, end = (
         next(i for i, line in enumerate(lines) if line.startswith(first))
