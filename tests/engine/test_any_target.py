@@ -15,7 +15,7 @@ BUDGET = SamplingParams(max_tokens=40)
 
 def generate(method: str, **options) -> list:
     sizes = {"max_batch": 2, "max_model_len": 64, "page_size": 8, "prefill_chunk": 4}
-    models, params = Models(TARGET, None), {"target": PARAMS}
+    models, params = Models(TARGET), {"target": PARAMS}
     engine = Engine.from_models(models, params, method=method, **sizes, **options)
     return engine.generate(PROMPTS, BUDGET)
 

@@ -1,0 +1,71 @@
+"""docs/guide.md: its Python runs from top to bottom; its memory table is what shapes add up to."""
+
+import math
+import pathlib
+import re
+
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.models import presets
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import parameter_shapes
+from jaxspec.models.qwen3 import Qwen3
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "guide.md").read_text()
+GOLDENS = ROOT / "tests" / "data" / "goldens" / "a"
+# Models that would have to be downloaded; the pair of the tests stands in for them.
+STAND_INS = {
+    "Qwen/Qwen3-8B": str(GOLDENS / "target"),
+    "z-lab/Qwen3-8B-DFlash-b16": str(GOLDENS / "draft"),
+}
+
+
+@pytest.fixture(scope="module")
+def guide() -> dict:
+    """What all blocks leave behind, run one after the other as a reader would."""
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", TEXT, re.M | re.S))
+    for name, folder in STAND_INS.items():
+        assert name in program
+        program = program.replace(f'"{name}"', repr(folder))
+    names: dict = {"__name__": "guide"}
+    exec(compile(program, "the Python of the guide", "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+def test_requests_get_what_the_guide_says(guide):
+    assert guide["output"].finish_reason == "error"
+    assert "make 5003 tokens, the context holds 256;" in guide["output"].error
+    assert len(guide["best"]) >= 2 and guide["answer"]
+
+
+@pytest.mark.slow
+def test_the_captured_layers_are_in_the_features(guide):
+    hidden = guide["checkpoint"].config.decoder.hidden_size
+    assert guide["features"].shape == (1, guide["width"], 2 * hidden)
+
+
+def gigabytes(model) -> float:
+    shapes = parameter_shapes(model).values()
+    return sum(math.prod(s.shape) * jnp.dtype(s.dtype).itemsize for s in shapes) / 1e9
+
+
+def bytes_per_token(model) -> int:
+    decoder = model.config.decoder
+    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * 2
+
+
+@pytest.mark.parametrize("name", [name for name in presets.NAMES if name != "tiny"])
+def test_the_memory_table_is_computed(name):
+    config = presets.qwen3(name)
+    target = Qwen3(config, dtype=jnp.bfloat16)
+    drafter = DFlash(presets.dflash_for(config), dtype=jnp.bfloat16)
+    per_token = bytes_per_token(target) + bytes_per_token(drafter)
+    pages = 8 * math.ceil((4096 + drafter.config.block_size) / 64)
+    parts = gigabytes(target), gigabytes(drafter), pages * 64 * per_token / 1e9
+    written = [f"{part:.1f}" for part in (*parts, sum(parts))]
+    written.insert(2, f"{per_token / 1024:.0f}")
+    size = name.removeprefix("qwen3-").upper()
+    assert f"| {size} | {' | '.join(written)} |" in TEXT
