@@ -19,6 +19,7 @@ from jaxspec.text.chat import ChatTemplate, open_chat_template
 from jaxspec.text.files import read_text_config
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 
+DEFAULT_DTYPE = "bfloat16"
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
