@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
-from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import Acceptance
 from jaxspec.engine.plan.plan import synthetic_of
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.contenders import compile_all
 from jaxspec.measure.floor import step_bytes
 from jaxspec.measure.load import Load, Run, Work, run_load

@@ -1,8 +1,8 @@
 """Lists of numbers in flags."""
 
 import pytest
+from jaxspec.console.flags import integers, named_numbers, numbers
 
-from jaxspec.console.numbers import integers, named_numbers, numbers
 from jaxspec.errors import UsageError
 
 
