@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxspec.demo import demo_pair
     from jaxspec.engine.engine import Engine, StreamEvent
+    from jaxspec.engine.plan.options import EngineOptions
     from jaxspec.engine.requests.output import RequestOutput
     from jaxspec.engine.requests.sampling_params import SamplingParams
     from jaxspec.engine.stats.acceptance import PooledStats, RequestStats
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Engine": "jaxspec.engine.engine",
     "StreamEvent": "jaxspec.engine.engine",
+    "EngineOptions": "jaxspec.engine.plan.options",
     "demo_pair": "jaxspec.demo",
     "SamplingParams": "jaxspec.engine.requests.sampling_params",
     "RequestOutput": "jaxspec.engine.requests.output",
@@ -30,6 +32,7 @@ _HOME = {
 
 __all__ = [
     "Engine",
+    "EngineOptions",
     "EngineStats",
     "JaxspecError",
     "LoadError",

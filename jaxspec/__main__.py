@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from jaxspec import __version__
 
 COMMANDS = {
-    "generate": "text from a prompt, with or without a drafter",
-    "train": "a DFlash drafter for a Qwen3 target",
-    "bench": "speed and acceptance of methods side by side",
-    "profile": "where the time of a recorded run went",
-    "convert": "a Hugging Face checkpoint to an Orbax one",
+    "generate": "continue prompts, with or without a drafter",
+    "train": "train a DFlash drafter for a Qwen3 target",
+    "bench": "compare the speed and acceptance of methods",
+    "profile": "show where the time of a recorded run went",
+    "convert": "convert a Hugging Face checkpoint to an Orbax one",
 }
-USAGE = "usage: jaxspec COMMAND [ARGUMENTS]    (jaxspec COMMAND --help says which)"
+USAGE = "usage: jaxspec COMMAND [ARGUMENTS]    (jaxspec COMMAND --help lists them)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

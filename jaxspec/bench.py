@@ -1,4 +1,4 @@
-"""`python -m jaxspec.bench`: methods side by side, in one process, on the same requests."""
+"""`python -m jaxspec.bench`: compares methods in one process, on the same requests."""
 
 import argparse
 import os
@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxspec import cli
+from jaxspec.console.files import check_writable, write_json
+from jaxspec.console.flags import add_flags, filled, flag_of, integers, named_numbers, numbers
+from jaxspec.engine.plan.options import Acceptance, EngineOptions
+from jaxspec.errors import UsageError
+from jaxspec.measure.options import Passes, Requests
+from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
     from jaxspec import Engine
-    from jaxspec.acceptance.synthetic import Acceptance
     from jaxspec.engine.setup.load_models import Opened
     from jaxspec.measure.comparison import Schedule
     from jaxspec.measure.load import Work
@@ -27,110 +32,107 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec bench",
         usage="%(prog)s [--model MODEL | --model-shape NAME] [--methods ONE,TWO] [options]",
-        description="Runs the same requests through every method, pass by pass in turn, and "
-        "compares speed and acceptance. Tokens are counted, not re-tokenised.",
+        description="Sends the same requests through every method, pass by pass in turn, and "
+        "compares speed and acceptance. Tokens are counted as the engine emits them.",
         allow_abbrev=False,
     )
     _add_models(parser.add_argument_group("models"))
+    _add_methods(parser.add_argument_group("methods"))
     _add_requests(parser.add_argument_group("requests"))
     _add_load(parser.add_argument_group("load"))
     _add_output(parser.add_argument_group("output"))
     profiling = parser.add_argument_group("profiling")
     cli.add_profiling(profiling)
     profiling.add_argument(
-        "--profile-concurrency", type=int, metavar="N", help="which of them (default: the largest)"
+        "--profile-concurrency",
+        type=int,
+        metavar="N",
+        help="One of --concurrency to record (default: the largest)",
     )
     return parser
 
 
 def _add_models(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", help="folder or hub id of the target (default: the demo pair)")
-    group.add_argument("--draft-model", help="folder or hub id of the drafter")
-    group.add_argument("--revision", help="branch, tag or commit of the target's hub id")
+    cli.add_models(group)
     group.add_argument(
-        "--model-shape", help="instead of --model: qwen3-8b, qwen3-4b ... with random weights"
+        "--model-shape",
+        metavar="NAME",
+        help="Instead of --model: the shape of qwen3-8b, qwen3-4b ... with random weights",
     )
-    group.add_argument("--methods", default="none,dflash", help="default: none,dflash")
-    group.add_argument("--block-size", type=int, help="tokens per block: 1 current + drafts")
+
+
+def _add_methods(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--dtype", help="bfloat16 or float32 (default: bfloat16; of the demo pair on a CPU float32)"
+        "--methods",
+        default="none,dflash",
+        help="What to compare: none, dflash, ngram, dflash+ngram (default: %(default)s)",
     )
-    group.add_argument("--page-size", type=int, default=64)
-    group.add_argument("--prefill-chunk", type=int, default=512)
-    group.add_argument("--exact", action="store_true", help="bits independent of the method")
-    group.add_argument("--adaptive", action="store_true", help="spans of the drafter adapt")
-    group.add_argument("--num-drafts", type=int, default=7, help="of ngram, per step (default: 7)")
-    group.add_argument("--driver", default="auto", help="auto, lockstep or overlapped")
+    add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver")
+    add_flags(group, EngineOptions, "page_size", "prefill_chunk")
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--dataset",
-        help="prose, python, repetitive, random, or a file (default: prose; python for the demo "
-        "pair, random for a shape)",
-    )
-    group.add_argument(
-        "--dataset-format", default="auto", help="auto, jsonl, spec-bench or sharegpt"
-    )
-    group.add_argument("--num-prompts", type=int, help="requests of a pass (default: all, or 8)")
-    group.add_argument("--input-len", type=int, help="prompts are cut to so many tokens")
-    group.add_argument("--output-len", type=int, default=64, help="tokens to generate at most")
-    group.add_argument("--no-chat-template", action="store_true", help="take prompts as they are")
-    group.add_argument("--ignore-eos", action="store_true", help="replies of exactly --output-len")
-    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    group.add_argument("--seed", type=int, default=0)
+    add_flags(group, Requests, "dataset", required=False)
+    add_flags(group, Requests, "dataset_format", "num_prompts", "input_len", "output_len")
+    add_flags(group, Requests, "no_chat_template", "ignore_eos", "temperature", "seed")
     group.add_argument(
         "--synthetic-acceptance-length",
         metavar="TOKENS",
-        help="draw acceptance with this mean length, bonus counted, instead of comparing drafts; "
-        "or several to compare, with names: GSM8K=6.54,MATH-500=7.87",
+        help="Draw how many drafts are accepted, with this mean acceptance length, instead of "
+        "comparing drafts; or several lengths to compare, with names: GSM8K=6.54,MATH-500=7.87",
     )
     group.add_argument(
-        "--synthetic-acceptance-rates", metavar="R1,R2,...", help="the same, per place of the block"
+        "--synthetic-acceptance-rates",
+        metavar="R1,R2,...",
+        help="The same, with the share of steps that accept each position of a block",
     )
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--concurrency", default="1,4", help="list: 1,4,16 (default: 1,4)")
     group.add_argument(
-        "--request-rate", type=float, help="arrivals per second (default: one ends, one starts)"
+        "--concurrency",
+        default="1,4",
+        metavar="N,N,...",
+        help="How many requests run at once, one measurement for each (default: %(default)s)",
     )
-    group.add_argument(
-        "--requests-per-slot", type=int, metavar="N", help="N requests per concurrent one in a pass"
-    )
-    group.add_argument("--passes", type=int, default=3, help="over all requests, per method")
+    add_flags(group, Passes, "passes", "requests_per_slot", "request_rate")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", metavar="FILE", help="all figures and where they were measured")
-    group.add_argument("--plot", metavar="PNG", help="needs the extra `plot`")
-    group.add_argument("--breakdown", action="store_true", help="time draft, verify, accept apart")
     group.add_argument(
-        "--bandwidth", type=float, metavar="GB/S", help="of the floor (default: a copy, measured)"
+        "--json", metavar="FILE", help="Write all figures, and where they were measured"
+    )
+    group.add_argument("--plot", metavar="PNG", help="Draw them; needs the extra `plot`")
+    group.add_argument(
+        "--breakdown", action="store_true", help="Time drafting, verifying and accepting apart"
     )
     group.add_argument(
-        "--anchors", metavar="FILE", help="other systems' step times, to print beside ours"
+        "--bandwidth",
+        type=float,
+        metavar="GB/S",
+        help="Memory bandwidth for the lower bound of a step's time (default: measured by a copy)",
     )
-    group.add_argument("--debug", action="store_true", help="show where an error came from")
+    group.add_argument(
+        "--anchors", metavar="FILE", help="Other systems' step times, to print beside ours"
+    )
+    cli.add_debug(group)
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    from jaxspec.console.numbers import integers
-
     concurrencies = integers("--concurrency", arguments.concurrency)
     methods = [name for name in arguments.methods.split(",") if name]
     _check(arguments, methods, concurrencies)
     acceptances = _acceptances(arguments)
-    _prepare_outputs(arguments)
+    profiling = _prepared_outputs(arguments)
 
     from jaxspec.measure.benchmark import measured
     from jaxspec.measure.comparison import contenders_of
     from jaxspec.measure.peers import steady_decode
     from jaxspec.measure.report import in_words
-    from jaxspec.measure.workload import Requests, read_samples, work_of
+    from jaxspec.measure.workload import read_samples, work_of
 
     arguments.dataset = arguments.dataset or _default_dataset(arguments)
-    asked = cli.filled(Requests, vars(arguments))
+    asked = filled(Requests, vars(arguments))
     samples = read_samples(asked)
     _name_models(arguments)
     peers = _peers(arguments)
@@ -145,18 +147,16 @@ def _bench(arguments: argparse.Namespace) -> None:
         result["steady_decode"] = steady_decode(result["rows"], peers)
     cli.say(*in_words(result))
     _write(arguments, result)
-    _profile(arguments, engines[methods[-1]], schedule)
+    _profile(arguments, profiling, engines[methods[-1]], schedule)
 
 
 def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: list[int]) -> None:
-    """What can be found before anything heavy is imported or loaded."""
-    from jaxspec.errors import UsageError
-
+    """Refuses what it can before anything heavy is imported or loaded."""
     positive = ("passes", "requests_per_slot", "output_len")
     for name in (*positive, "num_prompts", "input_len", "request_rate", "bandwidth"):
         value = getattr(arguments, name)
         if value is not None and not value > 0:
-            raise UsageError(f"--{name.replace('_', '-')} is {value}; expected more than 0")
+            raise UsageError(f"{flag_of(name)} is {value}; expected more than 0")
     if arguments.model and arguments.model_shape:
         raise UsageError("expected either --model or --model-shape")
     if not methods or len(set(methods)) < len(methods):
@@ -170,25 +170,22 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
         raise UsageError(f"--profile-concurrency {found}; expected one of {concurrencies}")
 
 
-def _acceptances(arguments: argparse.Namespace) -> "dict[str, Acceptance]":
-    """What acceptance is drawn like, by name; empty where drafts are compared."""
-    from jaxspec.console.numbers import named_numbers, numbers
-
+def _acceptances(arguments: argparse.Namespace) -> dict[str, Acceptance]:
+    """Acceptance to draw, by name; empty if drafts are compared."""
     rates, lengths = arguments.synthetic_acceptance_rates, arguments.synthetic_acceptance_length
     if rates is not None:
         return {"": numbers("--synthetic-acceptance-rates", rates)}
     if lengths is not None:
-        return named_numbers("--synthetic-acceptance-length", lengths)
+        return {**named_numbers("--synthetic-acceptance-length", lengths)}
     return {}
 
 
-def _prepare_outputs(arguments: argparse.Namespace) -> None:
-    from jaxspec.console.files import check_writable
+def _prepared_outputs(arguments: argparse.Namespace) -> Profiling:
     from jaxspec.measure.plots import check_plot
 
     check_writable(arguments.json)
     check_plot(arguments.plot)
-    cli.prepare_profiling(arguments)
+    return cli.prepared_profiling(vars(arguments))
 
 
 def _default_dataset(arguments: argparse.Namespace) -> str:
@@ -199,7 +196,9 @@ def _default_dataset(arguments: argparse.Namespace) -> str:
 
 def _name_models(arguments: argparse.Namespace) -> None:
     if arguments.model_shape:
-        arguments.dtype = arguments.dtype or "bfloat16"
+        from jaxspec.engine.setup.load_models import DEFAULT_DTYPE
+
+        arguments.dtype = arguments.dtype or DEFAULT_DTYPE
         return
     from jaxspec.console.models import chosen_models
 
@@ -238,7 +237,7 @@ def _schedule(
 ) -> "Schedule":
     from jaxspec.measure.comparison import Schedule
 
-    return cli.filled(Schedule, vars(arguments) | {"work": work, "concurrencies": concurrencies})
+    return filled(Schedule, vars(arguments) | {"work": work, "concurrencies": concurrencies})
 
 
 def _engines(
@@ -246,7 +245,7 @@ def _engines(
     opened: "Opened",
     methods: list[str],
     schedule: "Schedule",
-    acceptances: "dict[str, Acceptance]",
+    acceptances: dict[str, Acceptance],
 ) -> "dict[str, Engine]":
     from jaxspec.measure.contenders import engines_for
 
@@ -266,7 +265,7 @@ def _engines(
 
 
 def _bar(total: int, name: str, unit: str) -> Any:
-    """A progress bar where somebody watches."""
+    """A progress bar, if stderr is a terminal."""
     from tqdm import tqdm
 
     return tqdm(total=total, desc=name, unit=unit, disable=None, leave=False, file=sys.stderr)
@@ -295,7 +294,6 @@ def _model_in_words(arguments: argparse.Namespace) -> str:
 
 
 def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    from jaxspec.console.files import write_json
     from jaxspec.measure.bench_plot import draw_bench
 
     if arguments.json:
@@ -305,21 +303,22 @@ def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
         cli.say(f"plot: {arguments.plot}")
 
 
-def _profile(arguments: argparse.Namespace, engine: "Engine", schedule: "Schedule") -> None:
-    """One more pass of the last method; its times count nowhere."""
+def _profile(
+    arguments: argparse.Namespace, profiling: Profiling, engine: "Engine", schedule: "Schedule"
+) -> None:
+    """One more pass of the last method, whose times are not reported."""
     from jaxspec.measure.environment import command_line
     from jaxspec.measure.load import Load, run_load
-    from jaxspec.trace.profiling import Profiling, profiled
+    from jaxspec.trace.profiling import profiled
 
-    asked = cli.filled(Profiling, vars(arguments))
     concurrency = arguments.profile_concurrency or max(schedule.concurrencies)
     about = {
         "command": command_line("bench", arguments.given),
         "concurrency": concurrency,
         "prompt_tokens": [len(one.prompt) for one in schedule.work],
     }
-    with profiled(engine, asked, about, schedule.draws, cli.say):
-        if asked.profile_dir:
+    with profiled(engine, profiling, about, schedule.draws, cli.say):
+        if profiling.profile_dir:
             run_load(engine, schedule.work[: max(2 * concurrency, 4)], Load(concurrency))
 
 

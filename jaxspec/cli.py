@@ -1,8 +1,7 @@
-"""What commands share: errors as one line on stderr and an exit code, records made of flags, and
-the profiling flags."""
+"""What commands share: errors as one line on stderr and an exit code, and the flags that several
+of them have."""
 
 import _thread
-import dataclasses
 import os
 import sys
 import threading
@@ -11,14 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jaxspec.console.flags import add_flags, filled, flag_of
 from jaxspec.errors import JaxspecError, UsageError
+from jaxspec.trace.options import Profiling
 
 DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
 def run(command: Callable[[], object], debug: bool = False) -> int:
-    """The exit code of a command. `debug` shows where an error came from."""
+    """Runs a command and returns its exit code; with `debug`, errors come with a traceback."""
     try:
         with _no_interrupt_lost():
             command()
@@ -40,8 +41,8 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
 
 @contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """Ctrl-C in a callback, as jax has for the garbage collector, ends only the callback; so it is
-    said again a moment later."""
+    """Ctrl-C in a callback, for example jax's for the garbage collector, ends only the callback; so
+    the interrupt is raised again a moment later."""
     complain = sys.unraisablehook
 
     def interrupt_again(unraisable: Any) -> None:
@@ -59,56 +60,63 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 
 def _write_no_more() -> None:
-    """Nobody reads stdout any more, as after `| head`; what is left must not fail at exit."""
+    """For a stdout that was closed, as by `| head`: what is left to write must not fail at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def say(*lines: str) -> None:
-    """To the person at the terminal; stdout is for what was asked for."""
+    """Prints to stderr, for the person at the terminal; stdout is for results."""
     for line in lines:
         print(line, file=sys.stderr)
 
 
-def filled[Record](record: type[Record], given: dict[str, Any]) -> Record:
-    """A record from the flags of the same names; what was not given keeps its default."""
-    names = [field.name for field in dataclasses.fields(record)]
-    return record(**{name: given[name] for name in names if given.get(name) is not None})
+def add_models(group: Any) -> None:
+    """The flags of a command that opens a target and perhaps a drafter."""
+    group.add_argument("--model", help="Folder or hub id of the target (default: the demo pair)")
+    group.add_argument("--draft-model", metavar="MODEL", help="Folder or hub id of the drafter")
+    group.add_argument("--revision", help="Branch, tag or commit of the target's hub id")
+    group.add_argument(
+        "--dtype",
+        help="bfloat16 or float32 (default: bfloat16; float32 for the demo pair on a CPU)",
+    )
+    group.add_argument(
+        "--block-size",
+        type=int,
+        metavar="N",
+        help="Tokens per block: the current one and the drafts (default: as the drafter was "
+        "trained)",
+    )
+
+
+def add_debug(group: Any) -> None:
+    group.add_argument("--debug", action="store_true", help="Show where an error came from")
 
 
 def add_profiling(group: Any) -> None:
     """The flags of a command that can record what it runs."""
-    group.add_argument("--profile-dir", metavar="DIR", help="record a trace of some steps here")
-    group.add_argument("--profile-steps", type=int, default=5, help="steps to record (default: 5)")
-    group.add_argument("--profile-skip", type=int, default=2, help="steps before (default: 2)")
-    group.add_argument(
-        "--profile-readable",
-        action="store_true",
-        help="launch every kernel by itself, so that the trace names it; slower than the real run",
-    )
-    group.add_argument(
-        "--dump-programs",
-        metavar="DIR",
-        help="HLO text and memory analysis of every step program",
-    )
+    add_flags(group, Profiling, "profile_dir", "profile_steps", "profile_skip", "profile_readable")
+    add_flags(group, Profiling, "dump_programs", metavar="DIR")
 
 
-def prepare_profiling(arguments: Any) -> None:
-    """Checks the flags; command buffers are a matter of the process, before jax starts."""
+def prepared_profiling(arguments: dict[str, Any]) -> Profiling:
+    """What the flags ask for, checked. `profile_readable` sets a flag of XLA's, which is read when
+    jax starts."""
     from jaxspec.console.files import make_folder
 
+    profiling = filled(Profiling, arguments)
     for name, least in (("profile_steps", 1), ("profile_skip", 0)):
-        if (found := getattr(arguments, name)) < least:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is {found}; expected at least {least}")
-    if arguments.profile_readable and not arguments.profile_dir:
+        if (found := getattr(profiling, name)) < least:
+            raise UsageError(f"{flag_of(name)} is {found}; expected at least {least}")
+    if profiling.profile_readable and not profiling.profile_dir:
         raise UsageError("--profile-readable says how to record; name --profile-dir too")
-    for folder in (arguments.profile_dir, arguments.dump_programs):
+    for folder in (profiling.profile_dir, profiling.dump_programs):
         if folder:
             make_folder(folder)
-    if arguments.profile_readable:
+    if profiling.profile_readable:
         if "jax" in sys.modules:
             raise UsageError("--profile-readable needs a process in which jax has not started")
         found = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{found} {WITHOUT_COMMAND_BUFFERS}".strip()
+    return profiling

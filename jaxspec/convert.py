@@ -1,4 +1,4 @@
-"""`python -m jaxspec.convert SRC DST`: a Hugging Face checkpoint to an Orbax one."""
+"""`python -m jaxspec.convert SRC DST`: converts a Hugging Face checkpoint to an Orbax one."""
 
 import argparse
 import sys
@@ -16,21 +16,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec convert",
-        description="Writes an Orbax checkpoint (parameters, configs, tokenizer files) that opens "
-        "wherever a Hugging Face folder does.",
+        description="Writes an Orbax checkpoint (parameters, configs, tokenizer files), which "
+        "every command opens like a Hugging Face folder.",
         allow_abbrev=False,
     )
-    parser.add_argument("source", metavar="SRC", help="folder or hub id of a target or a drafter")
+    parser.add_argument("source", metavar="SRC", help="Folder or hub id of a target or a drafter")
     parser.add_argument(
-        "destination", metavar="DST", type=Path, help="folder to make; must be empty"
+        "destination", metavar="DST", type=Path, help="Folder to make; must be empty"
     )
-    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.add_argument("--revision", help="Branch, tag or commit of a hub id")
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
-        help="of the weights written (default: the one that keeps every bit of the source)",
+        help="Of the weights written (default: the one that keeps every bit of the source)",
     )
-    parser.add_argument("--debug", action="store_true", help="show where an error came from")
+    cli.add_debug(parser)
     return parser
 
 

@@ -1,18 +1,25 @@
-"""`python -m jaxspec.generate`: text from prompts; the text to stdout, all else to stderr."""
+"""`python -m jaxspec.generate`: continues prompts; prints text to stdout, all else to stderr."""
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxspec import cli
+from jaxspec.console.files import check_writable, write_text
+from jaxspec.console.flags import add_flags, filled
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.errors import LoadError, UsageError
+from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
-    from jaxspec import Engine, RequestOutput, SamplingParams
-    from jaxspec.console.prompts import Render
+    from jaxspec import Engine, RequestOutput
+    from jaxspec.console.prompts import Prompt, Render
+    from jaxspec.text.tokenizer import Tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,12 +33,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec generate",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [--prompt TEXT] [options]",
-        description="Continues prompts with a Qwen3 target, and speculates with a DFlash drafter "
-        "where one is given. Text goes to stdout, everything else to stderr.",
+        description="Continues prompts with a Qwen3 target model, sped up by a DFlash drafter if "
+        "one is given. Text goes to stdout, everything else to stderr.",
         allow_abbrev=False,
     )
-    _add_models(parser.add_argument_group("models"))
+    cli.add_models(parser.add_argument_group("models"))
     _add_prompts(parser.add_argument_group("prompts"))
+    _add_speculation(parser.add_argument_group("speculation"))
     _add_sampling(parser.add_argument_group("sampling"))
     _add_engine(parser.add_argument_group("engine"))
     _add_output(parser.add_argument_group("output"))
@@ -39,143 +47,80 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_models(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", help="folder or hub id of the target (default: the demo pair)")
-    group.add_argument("--draft-model", help="folder or hub id of the drafter")
-    group.add_argument("--revision", help="branch, tag or commit of the target's hub id")
-    group.add_argument(
-        "--method",
-        default="auto",
-        help="dflash, ngram, dflash+ngram, none, or auto: dflash with a drafter, else none",
-    )
-    group.add_argument(
-        "--block-size", type=int, help="tokens per block: 1 current + drafts (default: as trained)"
-    )
-    group.add_argument(
-        "--dtype", help="bfloat16 or float32 (default: bfloat16; of the demo pair on a CPU float32)"
-    )
-    group.add_argument(
-        "--draft-sampling",
-        default="drawn",
-        help="of sampled prompts: drawn (accepted more often), or likeliest (a seed says the same "
-        "without a drafter; what --check needs)",
-    )
-    group.add_argument("--num-drafts", type=int, default=7, help="of ngram, per step (default: 7)")
-    group.add_argument("--max-ngram", type=int, default=5, help="longest run of tokens looked up")
-    group.add_argument("--min-ngram", type=int, default=1, help="shortest run of tokens looked up")
-    group.add_argument("--ngram-match", default="recent", help="recent or earliest occurrence")
-    group.add_argument(
-        "--ngram-threshold",
-        type=float,
-        default=0.3,
-        help="share of drafts to be accepted for a request to go on with ngram; 0: no gate",
-    )
-
-
 def _add_prompts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--prompt", "-p", action="append", default=[], help="text, - for stdin; may be repeated"
+        "--prompt",
+        "-p",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="Text, - for stdin; may be repeated",
     )
-    group.add_argument("--prompt-file", help="lines of text or JSON lines; - for stdin")
     group.add_argument(
-        "--prompt-ids", action="append", default=[], metavar="IDS", help="token ids: 1,2,3"
+        "--prompt-file", metavar="FILE", help="Lines of text or JSON lines; - for stdin"
     )
-    group.add_argument("--no-chat-template", action="store_true", help="take prompts as they are")
-    group.add_argument("--system-prompt", help="system message of the chat template")
+    group.add_argument(
+        "--prompt-ids", action="append", default=[], metavar="IDS", help="Token ids: 1,2,3"
+    )
+    group.add_argument("--no-chat-template", action="store_true", help="Take prompts as they are")
+    group.add_argument("--system-prompt", metavar="TEXT", help="System message of the chat")
     group.add_argument(
         "--enable-thinking",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="let the chat template open a thinking block (drafters are trained without)",
+        help="Let the chat template open a thinking block; drafters are trained without one",
     )
+
+
+def _add_speculation(group: argparse._ArgumentGroup) -> None:
+    add_flags(group, EngineOptions, "method")
+    add_flags(group, EngineOptions, "adaptive", action=argparse.BooleanOptionalAction)
+    add_flags(group, EngineOptions, "draft_sampling", "num_drafts", "max_ngram", "min_ngram")
+    add_flags(group, EngineOptions, "ngram_match", "ngram_threshold")
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-tokens", "--max-new-tokens", type=int, default=128)
-    group.add_argument("--temperature", "--temp", type=float, default=0.0, help="0 is greedy")
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--top-k", type=int, default=0, help="0 keeps all")
-    group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--stop", action="append", default=[], help="text that ends the output")
-    group.add_argument("--ignore-eos", action="store_true")
-    group.add_argument("--logprobs", type=int, help="top log probabilities per token, into --json")
+    add_flags(group, SamplingParams, "max_tokens", also="--max-new-tokens")
+    add_flags(group, SamplingParams, "temperature", also="--temp")
+    add_flags(group, SamplingParams, "top_p", "top_k", "min_p")
+    add_flags(group, EngineOptions, "seed", help="Seed of every prompt (default: %(default)s)")
+    add_flags(group, SamplingParams, "stop", action="append", default=None, metavar="TEXT")
+    add_flags(group, SamplingParams, "ignore_eos")
+    top = "Write the N most likely tokens' log probabilities for every token to --json"
+    add_flags(group, SamplingParams, "logprobs", help=top)
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-batch", type=int, help="prompts at once (default: all, up to 8)")
-    group.add_argument("--max-model-len", type=int, default=4096, help="prompt and output together")
-    group.add_argument("--page-size", type=int, default=64)
-    group.add_argument("--num-pages", type=int, help="default: what the memory allows")
-    group.add_argument("--memory-fraction", type=float, default=0.9)
-    group.add_argument(
-        "--exact", action="store_true", help="bits that do not depend on method or company"
-    )
-    group.add_argument(
-        "--adaptive",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="choose in every step how many drafts of the drafter to verify",
-    )
-    group.add_argument("--driver", default="auto", help="auto, lockstep or overlapped")
+    at_once = f"Prompts that run at once (default: all, up to {EngineOptions.max_batch})"
+    add_flags(group, EngineOptions, "max_batch", default=None, help=at_once)
+    add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
+    add_flags(group, EngineOptions, "exact", "driver")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", metavar="FILE", help="one object per prompt; - for stdout")
-    group.add_argument("--quiet", "-q", action="store_true", help="no statistics")
+    group.add_argument("--json", metavar="FILE", help="One object per prompt; - for stdout")
+    group.add_argument("--quiet", "-q", action="store_true", help="Print no statistics")
     group.add_argument(
-        "--check", action="store_true", help="decode plainly too and report the first difference"
+        "--check",
+        action="store_true",
+        help="Decode without drafts too, and report the first difference",
     )
-    group.add_argument("--debug", action="store_true", help="show where an error came from")
-
-
-def _refuse_a_check_that_must_fail(arguments: argparse.Namespace) -> None:
-    drawn = arguments.draft_sampling == "drawn" and not arguments.exact
-    if arguments.check and drawn and arguments.temperature > 0 and arguments.method != "none":
-        from jaxspec.errors import UsageError
-
-        raise UsageError(
-            "--check holds sampled text against plain decoding, but drafts are drawn, and a seed "
-            "then says something else; add --draft-sampling likeliest"
-        )
+    cli.add_debug(group)
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    from jaxspec.console.files import check_writable
-
-    _refuse_a_check_that_must_fail(arguments)
     check_writable(None if arguments.json == "-" else arguments.json)
-    cli.prepare_profiling(arguments)
+    profiling = cli.prepared_profiling(vars(arguments))
+    params, options = _params_and_options(arguments)
+    prompts = _prompts(arguments)
+    if arguments.max_batch is None:
+        options = dataclasses.replace(options, max_batch=min(len(prompts), options.max_batch))
 
-    from jaxspec.console.prompts import PromptSources, encoded, read_prompts
-    from jaxspec.engine.requests.sampling_params import SamplingParams
+    from jaxspec.console.prompts import encoded
 
-    params = cli.filled(SamplingParams, vars(arguments))
-    sources = PromptSources(
-        tuple(arguments.prompt), arguments.prompt_file, tuple(arguments.prompt_ids)
-    )
-    prompts = read_prompts(sources, sys.stdin)
-
-    from jaxspec.console.ahead import compile_ahead
-    from jaxspec.console.compile_clock import CompileClock
-    from jaxspec.console.models import chosen_models
-    from jaxspec.console.report import summary
-
-    arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
-        arguments.model, arguments.draft_model, arguments.dtype, cli.say
-    )
-    engine = _engine(arguments, len(prompts))
-    ids = encoded(prompts, _chat(arguments, engine), engine.tokenizer.encode)
-    begin = time.perf_counter()
-    compile_ahead(engine, ids, params)
-    compile_s = time.perf_counter() - begin
-    profiled = _profiled(arguments, engine, params.draws)
-    clock, begin = CompileClock(), time.perf_counter()
-    with profiled:
-        outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
-        seconds = time.perf_counter() - begin
-    if not arguments.quiet:
-        cli.say(*summary(outputs, seconds - clock.seconds, compile_s + clock.seconds))
+    engine = _engine(arguments, options)
+    ids = encoded(prompts, _chat(arguments, engine), _tokenizer(engine).encode)
+    outputs = _outputs(arguments, engine, ids, params, profiling)
     if arguments.json:
         _write_json(arguments, prompts, outputs)
     _fail_if_any_failed(outputs)
@@ -183,32 +128,51 @@ def _generate(arguments: argparse.Namespace) -> None:
         _check(engine, ids, params, outputs)
 
 
-def _engine(arguments: argparse.Namespace, prompts: int) -> "Engine":
+def _params_and_options(arguments: argparse.Namespace) -> tuple[SamplingParams, EngineOptions]:
+    """Refuses what it can before jax is imported."""
+    flags = vars(arguments)
+    params, options = filled(SamplingParams, flags), filled(EngineOptions, flags)
+    if arguments.check:
+        _refuse_a_check_that_must_fail(options, params)
+    return params, options
+
+
+def _refuse_a_check_that_must_fail(options: EngineOptions, params: SamplingParams) -> None:
+    drawn = options.draft_sampling == "drawn" and not options.exact
+    if drawn and params.temperature > 0 and options.method != "none":
+        raise UsageError(
+            "--check compares sampled text with plain decoding, but with drawn drafts a seed gives "
+            "another text; add --draft-sampling likeliest"
+        )
+
+
+def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
+    from jaxspec.console.prompts import PromptSources, read_prompts
+
+    texts, ids = tuple(arguments.prompt), tuple(arguments.prompt_ids)
+    return read_prompts(PromptSources(texts, arguments.prompt_file, ids), sys.stdin)
+
+
+def _engine(arguments: argparse.Namespace, options: EngineOptions) -> "Engine":
+    from jaxspec.console.models import chosen_models
     from jaxspec.engine.engine import Engine
 
+    arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
+        arguments.model, arguments.draft_model, arguments.dtype, cli.say
+    )
     return Engine.from_pretrained(
         arguments.model,
         arguments.draft_model,
-        method=arguments.method,
+        options,
         dtype=arguments.dtype,
         block_size=arguments.block_size,
         revision=arguments.revision,
-        max_batch=min(prompts, 8) if arguments.max_batch is None else arguments.max_batch,
-        max_model_len=arguments.max_model_len,
-        page_size=arguments.page_size,
-        num_pages=arguments.num_pages,
-        memory_fraction=arguments.memory_fraction,
-        exact=arguments.exact,
-        adaptive=arguments.adaptive,
-        seed=arguments.seed,
-        driver=arguments.driver,
-        draft_sampling=arguments.draft_sampling,
-        num_drafts=arguments.num_drafts,
-        max_ngram=arguments.max_ngram,
-        min_ngram=arguments.min_ngram,
-        ngram_match=arguments.ngram_match,
-        ngram_threshold=arguments.ngram_threshold,
     )
+
+
+def _tokenizer(engine: "Engine") -> "Tokenizer":
+    assert engine.tokenizer is not None, "an engine from folders has one"
+    return engine.tokenizer
 
 
 def _chat(arguments: argparse.Namespace, engine: "Engine") -> "Render | None":
@@ -218,21 +182,38 @@ def _chat(arguments: argparse.Namespace, engine: "Engine") -> "Render | None":
     return chat_of(template, arguments.system_prompt, arguments.enable_thinking)
 
 
-def _profiled(
-    arguments: argparse.Namespace, engine: "Engine", draws: bool
-) -> AbstractContextManager[None]:
+def _outputs(
+    arguments: argparse.Namespace,
+    engine: "Engine",
+    ids: list[list[int]],
+    params: SamplingParams,
+    profiling: Profiling,
+) -> "list[RequestOutput]":
+    """Compiles, generates and prints the text, then the statistics."""
+    from jaxspec.console.ahead import compile_ahead
+    from jaxspec.console.report import summary
+    from jaxspec.measure.compile_clock import CompileClock
     from jaxspec.measure.environment import command_line
-    from jaxspec.trace.profiling import Profiling, profiled
+    from jaxspec.trace.profiling import profiled
 
-    asked = cli.filled(Profiling, vars(arguments))
+    begin = time.perf_counter()
+    compile_ahead(engine, ids, params)
+    compile_s = time.perf_counter() - begin
     about = {"command": command_line("generate", arguments.given)}
-    return profiled(engine, asked, about, draws, cli.say)
+    recording = profiled(engine, profiling, about, params.draws, cli.say)
+    clock, begin = CompileClock(), time.perf_counter()
+    with recording:
+        outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
+        seconds = time.perf_counter() - begin
+    if not arguments.quiet:
+        cli.say(*summary(outputs, seconds - clock.seconds, compile_s + clock.seconds))
+    return outputs
 
 
 def _stream_text(
-    engine: "Engine", prompts: list[list[int]], params: "SamplingParams", silent: bool
+    engine: "Engine", prompts: list[list[int]], params: SamplingParams, silent: bool
 ) -> "list[RequestOutput]":
-    """Prints the first prompt's text as it comes; the others' follow, each when its turn comes."""
+    """Prints the first prompt's text as it comes, then each other prompt's in its turn."""
     outputs: dict[int, RequestOutput] = {}
     waiting = {index: "" for index in range(len(prompts))}
     turn = 0
@@ -252,10 +233,9 @@ def _stream_text(
 
 
 def _write_json(
-    arguments: argparse.Namespace, prompts: list[Any], outputs: "list[RequestOutput]"
+    arguments: argparse.Namespace, prompts: "list[Prompt]", outputs: "list[RequestOutput]"
 ) -> None:
-    """A line per prompt, each with what is needed to make it again."""
-    from jaxspec.console.files import write_text
+    """A line per prompt, each with what is needed to repeat it."""
     from jaxspec.console.report import output_object
     from jaxspec.measure.environment import environment
 
@@ -272,8 +252,6 @@ def _write_json(
 
 
 def _fail_if_any_failed(outputs: "list[RequestOutput]") -> None:
-    from jaxspec.errors import LoadError
-
     failed = [f"prompt {i}: {output.error}" for i, output in enumerate(outputs) if output.error]
     if failed:
         raise LoadError(f"{len(failed)} of {len(outputs)} prompts failed; {failed[0]}")
@@ -282,15 +260,15 @@ def _fail_if_any_failed(outputs: "list[RequestOutput]") -> None:
 def _check(
     engine: "Engine",
     prompts: list[list[int]],
-    params: "SamplingParams",
+    params: SamplingParams,
     outputs: "list[RequestOutput]",
 ) -> None:
-    """Raises where plain decoding gives other tokens."""
+    """Raises if plain decoding gives other tokens."""
     from jaxspec.console.check import differences_from_plain, in_words
-    from jaxspec.errors import LoadError
 
     differences = differences_from_plain(engine, prompts, params, outputs)
-    cli.say(*(in_words(difference, engine.tokenizer.decode) for difference in differences))
+    decode = _tokenizer(engine).decode
+    cli.say(*(in_words(difference, decode) for difference in differences))
     if differences:
         raise LoadError(f"{len(differences)} of {len(prompts)} outputs differ from plain decoding")
     cli.say(f"check: all {len(prompts)} outputs equal plain decoding")

@@ -1,4 +1,4 @@
-"""`python -m jaxspec.profile DIR`: where the time of a recorded run went."""
+"""`python -m jaxspec.profile DIR`: shows where the time of a recorded run went."""
 
 import argparse
 import sys
@@ -19,16 +19,20 @@ def _parser() -> argparse.ArgumentParser:
         "time by scope and by kernel. Needs no viewer and no accelerator.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="DIR", help="what --profile-dir named")
+    parser.add_argument("folder", metavar="DIR", help="Folder that --profile-dir named")
     parser.add_argument(
         "--timing",
         metavar="DIR",
-        help="a recording of the same run with command buffers, to hold the sum against",
+        help="A recording of the same run without --profile-readable, to compare the sum with",
     )
-    parser.add_argument("--top", type=int, default=15, help="kernels to list (default: 15)")
-    parser.add_argument("--json", metavar="FILE", help="the same tables, whole")
-    parser.add_argument("--plot", metavar="PNG", help="default: DIR/profile.png; - for none")
-    parser.add_argument("--debug", action="store_true", help="show where an error came from")
+    parser.add_argument(
+        "--top", type=int, default=15, metavar="N", help="Kernels to list (default: %(default)s)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="Write the same tables, with all kernels")
+    parser.add_argument(
+        "--plot", metavar="PNG", help="Where to draw them (default: DIR/profile.png); - for nowhere"
+    )
+    cli.add_debug(parser)
     return parser
 
 
@@ -62,7 +66,7 @@ def _profile(arguments: argparse.Namespace) -> None:
     except LoadError as error:
         if arguments.plot:
             raise
-        cli.say(f"no picture: {error}")  # nobody asked for one
+        cli.say(f"no picture: {error}")  # it was not asked for
 
 
 if __name__ == "__main__":

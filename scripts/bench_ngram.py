@@ -31,11 +31,11 @@ import numpy as np
 from measuring import tell, write_json
 
 from jaxspec import cli
-from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.io import Models
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.contenders import compile_all
 from jaxspec.measure.environment import environment
 from jaxspec.models.parameters import random_params

@@ -25,13 +25,13 @@ from measuring import tell, write_json
 
 from jaxspec import cli
 from jaxspec.acceptance.synthetic import from_length
-from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.adapt.acceptance_rates import expected_tokens
 from jaxspec.engine.adapt.width import AdaptiveSpans
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.step_costs import measure_costs
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.contenders import compile_all, random_pair
 from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES

@@ -20,7 +20,6 @@ import numpy as np
 from measuring import milliseconds_per_call, write_json
 
 from jaxspec import cli
-from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -30,6 +29,7 @@ from jaxspec.engine.step.io import Models, PromptChunk
 from jaxspec.engine.step.propose import draft_step
 from jaxspec.engine.step.target import commit_step, verify_step
 from jaxspec.engine.step.upload import filled
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.environment import environment
 from jaxspec.measure.peers import read_peers
 from jaxspec.models.dflash import DFlash

@@ -31,7 +31,6 @@ from measuring import write_json
 
 from jaxspec import cli
 from jaxspec.cache.block import block_after
-from jaxspec.console.compile_clock import CompileClock
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.output import RequestOutput
@@ -41,6 +40,7 @@ from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup.warmup import compile_side_by_side, needed_programs
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.upload import block_of, filled
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.environment import environment
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params

@@ -14,8 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.errors import UsageError
 
 BISECTIONS = 60
-Acceptance = int | float | tuple[int | float, ...]
-"""A mean acceptance length, or the share of steps that accept each place."""
 
 
 @dataclasses.dataclass(frozen=True)

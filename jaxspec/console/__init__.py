@@ -1,1 +1,1 @@
-"""What the commands read from and say to a person: prompts in, text, statistics and JSON out."""
+"""How commands talk to a person: flags and prompts in; text, statistics and JSON out."""

@@ -1,4 +1,4 @@
-"""Speculative output held against plain decoding."""
+"""Compares speculative output with plain decoding."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,15 +10,17 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first token at which two continuations part."""
+    """The first token in which two continuations of a prompt differ."""
 
     prompt: int
     place: int
+    """Index of the token in the output."""
     token: int | None
-    """Of the speculative run; None where it had ended."""
+    """The speculative run's token; None if its output had ended."""
     plain_token: int | None
+    """Plain decoding's token; None if its output had ended."""
     gap: float | None
-    """Logits between plain decoding's two likeliest tokens there; 0 is an exact tie."""
+    """Difference of the logits of plain decoding's two most likely tokens; 0 is an exact tie."""
 
 
 def differences_from_plain(
@@ -27,7 +29,8 @@ def differences_from_plain(
     params: SamplingParams,
     outputs: Sequence[RequestOutput],
 ) -> list[Difference]:
-    """Decodes plainly too, with the same parameters; a bf16 tie is the usual reason for one."""
+    """Decodes without drafts, with the same parameters, and compares. The usual reason for a
+    difference is a tie in bfloat16."""
     plain = engine.plain().generate(prompts, dataclasses.replace(params, logprobs=2))
     return first_differences(outputs, plain)
 
@@ -35,7 +38,7 @@ def differences_from_plain(
 def first_differences(
     outputs: Sequence[RequestOutput], plain: Sequence[RequestOutput]
 ) -> list[Difference]:
-    """One per prompt that differs; `plain` carries at least two log probabilities per token."""
+    """One for each prompt that differs; `plain` has at least two log probabilities per token."""
     pairs = enumerate(zip(outputs, plain, strict=True))
     return [_first(i, a, b) for i, (a, b) in pairs if a.token_ids != b.token_ids]
 
@@ -45,11 +48,14 @@ def _first(prompt: int, output: RequestOutput, plain: RequestOutput) -> Differen
     shared = min(len(ours), len(theirs))
     place = next((i for i in range(shared) if ours[i] != theirs[i]), shared)
     at = lambda tokens: tokens[place] if place < len(tokens) else None
-    gap = None
-    if place < len(theirs):
-        first, second = sorted(plain.logprobs[place].values(), reverse=True)[:2]
-        gap = first - second
-    return Difference(prompt, place, at(ours), at(theirs), gap)
+    return Difference(prompt, place, at(ours), at(theirs), _gap(plain, place))
+
+
+def _gap(plain: RequestOutput, place: int) -> float | None:
+    if plain.logprobs is None or place >= len(plain.token_ids):
+        return None
+    first, second = sorted(plain.logprobs[place].values(), reverse=True)[:2]
+    return first - second
 
 
 def in_words(difference: Difference, decode: Callable[[list[int]], str]) -> str:

@@ -1,5 +1,5 @@
-"""Files that a command reads and writes; one that cannot be written is found before the work is
-done."""
+"""Files that a command reads and writes. A file that cannot be written is refused before the work
+starts."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from jaxspec.errors import LoadError
 
 
 def check_writable(path: str | None) -> None:
-    """Whether a file could be written there; its folder is not made."""
+    """Raises a LoadError if no file can be written there. Makes no folder."""
     if path is None:
         return
     folder = Path(path).parent
@@ -21,7 +21,7 @@ def check_writable(path: str | None) -> None:
 
 
 def make_folder(path: str) -> Path:
-    """A folder that can be written to."""
+    """Makes the folder if it does not exist, and checks that it can be written to."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)

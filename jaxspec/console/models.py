@@ -1,19 +1,19 @@
-"""Which models a command opens, and in which floats."""
+"""Which models a command opens, and with which dtype."""
 
 from collections.abc import Callable
 
 from jaxspec.demo import demo_dtype, demo_pair
-from jaxspec.engine.setup.load_models import named_target
+from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, named_target
 
 
 def chosen_models(
     model: str | None, draft_model: str | None, dtype: str | None, say: Callable[[str], None]
 ) -> tuple[str, str | None, str]:
-    """Target, drafter and dtype: the demo pair where nothing is named, the target that a drafter
-    names where only the drafter is."""
+    """Target, drafter and dtype. By default the demo pair; for a drafter alone, the target that its
+    config names."""
     if model is None and draft_model is None:
         target, drafter = demo_pair()
         dtype = dtype or demo_dtype()
         say(f"no --model: the demo pair of the package, trained on Python sources, in {dtype}")
         return str(target), str(drafter), dtype
-    return model or named_target(draft_model), draft_model, dtype or "bfloat16"
+    return model or named_target(draft_model), draft_model, dtype or DEFAULT_DTYPE

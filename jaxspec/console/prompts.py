@@ -12,12 +12,13 @@ from jaxspec.text.chat import ChatTemplate, render_chat
 
 @dataclasses.dataclass(frozen=True)
 class PromptSources:
-    """Where the prompts of one command come from, in the order that they run in."""
+    """Where a command's prompts come from: first the texts, then the file, then the ids."""
 
     texts: tuple[str, ...] = ()
-    """Given on the command line; `-` stands for all of standard input."""
+    """Texts from the command line; `-` is all of standard input."""
     file: str | None = None
-    """Lines of text, or of JSON with a "prompt" (text, or token ids); `-` for standard input."""
+    """A file with lines of text, or of JSON with a "prompt" (text or token ids); `-` is standard
+    input."""
     ids: tuple[str, ...] = ()
     """Token ids, separated by commas or spaces."""
 
@@ -74,7 +75,7 @@ def _ids(text: str) -> list[int]:
 
 
 Render = Callable[[str], str]
-"""From a prompt to the text that the model is given."""
+"""From a prompt to the text that the model reads."""
 
 
 def chat_of(
@@ -95,7 +96,7 @@ def chat_of(
 def encoded(
     prompts: Sequence[Prompt], render: Render | None, encode: Callable[..., list[int]]
 ) -> list[list[int]]:
-    """Token ids of every prompt; texts go through the chat template first where there is one."""
+    """Token ids of every prompt; texts go through the chat template first, if there is one."""
 
     def one(prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):

@@ -1,4 +1,4 @@
-"""Statistics of finished requests: lines for a person, objects for a program."""
+"""Statistics of finished requests, as lines for a person and as objects for a program."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from jaxspec.engine.stats.acceptance import AcceptanceCounts, PooledStats, pool
 
 
 def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:
-    """One request as JSON; acceptance statistics carry vLLM's names and meanings."""
+    """One request as JSON; acceptance statistics have vLLM's names and meanings."""
     found = {
         "prompt": prompt,
         "text": output.text,
@@ -30,7 +30,7 @@ def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:
 
 
 def summary(outputs: Sequence[RequestOutput], seconds: float, compile_s: float) -> list[str]:
-    """What a person wants to know of a run, line by line; `seconds` without those of compiling."""
+    """The statistics of a run, as lines to print. `seconds` does not include compiling."""
     pooled = pool(output.stats for output in outputs)
     rate = pooled.generation_tokens / max(seconds, 1e-9)
     lines = [
@@ -43,7 +43,7 @@ def summary(outputs: Sequence[RequestOutput], seconds: float, compile_s: float) 
 
 
 def speculation_line(pooled: PooledStats) -> list[str]:
-    """The pooled acceptance line; nothing for plain decoding."""
+    """The line with the acceptance of all requests together; no line for plain decoding."""
     if not pooled.num_spec_steps:
         return []
     per_position = ", ".join(f"{rate:.3f}" for rate in pooled.acceptance_rate_per_position)

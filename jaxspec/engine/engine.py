@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
-from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.options import EngineKeywords, EngineOptions, options_of
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.output import RequestOutput, output_of
 from jaxspec.engine.requests.request import Increment, Request
@@ -23,7 +23,7 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.schedule.observer import StepObserver
 from jaxspec.engine.setup.build import build_loop
-from jaxspec.engine.setup.load_models import choose_dtype, open_models
+from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, choose_dtype, open_models
 from jaxspec.engine.setup.memory import peak_bytes
 from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
 from jaxspec.engine.stats.acceptance import PooledStats, pool
@@ -79,45 +79,35 @@ class Engine:
         cls,
         target: str | Path,
         draft: str | Path | None = None,
-        method: str = "auto",
-        dtype: DTypeLike = "bfloat16",
-        max_batch: int = 8,
-        max_model_len: int = 4096,
-        page_size: int = 64,
+        options: EngineOptions | None = None,
+        *,
+        dtype: DTypeLike = DEFAULT_DTYPE,
         block_size: int | None = None,
-        num_pages: int | None = None,
-        memory_fraction: float = 0.9,
-        exact: bool = False,
-        seed: int = 0,
         revision: str | None = None,
-        **options: Any,
+        **changes: Unpack[EngineKeywords],
     ) -> "Engine":
         """Opens folders or hub ids.
 
-        `block_size` overrides the drafter's own, `revision` is the target's. All else, `options`
-        included, are fields of `EngineOptions`, which says what they mean.
+        `block_size` overrides the drafter's own; `revision` is the target's branch, tag or commit.
+        All other keywords are fields of `EngineOptions`, and change those of `options`.
         """
-        checked = _options(
-            method=method,
-            max_batch=max_batch,
-            max_model_len=max_model_len,
-            page_size=page_size,
-            num_pages=num_pages,
-            memory_fraction=memory_fraction,
-            exact=exact,
-            seed=seed,
-            **options,
-        )
-        opened = open_models(target, draft, method, choose_dtype(dtype), block_size, revision)
+        checked = options_of(options, changes)
+        floats = choose_dtype(dtype)
+        opened = open_models(target, draft, checked.method, floats, block_size, revision)
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
         return cls(loop, opened.tokenizer, checked, opened.chat_template, opened.models)
 
     @classmethod
     def from_models(
-        cls, models: Models, params: Params, tokenizer: Tokenizer | None = None, **options: Any
+        cls,
+        models: Models,
+        params: Params,
+        tokenizer: Tokenizer | None = None,
+        options: EngineOptions | None = None,
+        **changes: Unpack[EngineKeywords],
     ) -> "Engine":
         """From modules and their parameters; without a tokenizer, prompts are token ids."""
-        checked = _options(**options)
+        checked = options_of(options, changes)
         loop = build_loop(models, params, tokenizer, checked)
         return cls(loop, tokenizer, checked, models=models)
 
@@ -151,6 +141,18 @@ class Engine:
     @property
     def total_pages(self) -> int:
         return self.loop.book.total
+
+    @overload
+    def generate(
+        self, prompts: Prompt, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]: ...
 
     def generate(
         self,
@@ -370,13 +372,6 @@ class Engine:
                 f"{book.total}; shorten it or raise num_pages or memory_fraction"
             )
         return None
-
-
-def _options(**options: Any) -> EngineOptions:
-    known = {field.name for field in dataclasses.fields(EngineOptions)}
-    if unknown := sorted(set(options) - known):
-        raise UsageError(f"unknown option {unknown[0]!r}; expected some of {', '.join(known)}")
-    return EngineOptions(**options)
 
 
 def _listed(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:

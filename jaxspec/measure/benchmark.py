@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.console.compile_clock import CompileClock
 from jaxspec.measure.breakdown import part_ms
 from jaxspec.measure.comparison import Bar, Contender, Schedule, compare, warm_up
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.floor import copy_bytes_per_second
 
 

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance
-from jaxspec.console.compile_clock import CompileClock
+from jaxspec.acceptance.synthetic import SyntheticAcceptance
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.plan.options import Acceptance
 from jaxspec.engine.plan.plan import synthetic_of
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.contenders import compile_all
 from jaxspec.measure.floor import step_bytes
 from jaxspec.measure.load import Load, Run, Work, run_load
+from jaxspec.measure.options import Passes
 from jaxspec.measure.results import add_speedups, row_of
 
 Bar = Callable[[int, str, str], AbstractContextManager[Any]]
@@ -42,21 +44,13 @@ class Contender:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(Passes):
     """What everybody is sent."""
 
     work: Sequence[Work]
     """The requests."""
     concurrencies: Sequence[int]
     """At once, at most; every pass goes through all of them."""
-    passes: int
-    """At every concurrency."""
-    requests_per_slot: int | None = None
-    """Requests of a pass per concurrent one; None sends all."""
-    request_rate: float | None = None
-    """Arrivals per second; None sends the next as soon as one has ended."""
-    seed: int = 0
-    """Of the gaps between arrivals."""
 
     @property
     def draws(self) -> bool:

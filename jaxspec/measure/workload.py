@@ -1,6 +1,5 @@
 """The requests of a benchmark: where prompts come from, and what is asked of each."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from jaxspec.console.prompts import chat_of, encoded
@@ -9,33 +8,10 @@ from jaxspec.engine.setup.load_models import Opened
 from jaxspec.errors import UsageError
 from jaxspec.measure.datasets import OWN, Sample, own_set, random_ids, read_file
 from jaxspec.measure.load import Work
+from jaxspec.measure.options import Requests
 
 RANDOM = "random"
 RANDOM_PROMPTS, RANDOM_TOKENS = 8, 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Requests:
-    """What is to be sent, named as the flags are; no model is known yet."""
-
-    dataset: str
-    """One of our own sets, random, or a file."""
-    dataset_format: str = "auto"
-    """Layout of the file."""
-    num_prompts: int | None = None
-    """The first so many; None takes all, and of random ones 8."""
-    input_len: int | None = None
-    """Prompts are cut to so many tokens; random ones are made so long, 128 for None."""
-    output_len: int = 64
-    """Tokens to generate at most, where the dataset does not say."""
-    no_chat_template: bool = False
-    """Prompts are taken as they are."""
-    ignore_eos: bool = False
-    """Replies go on after the model's own end tokens."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    seed: int = 0
-    """Of random prompts and of the first request; each one after it has the next."""
 
 
 def read_samples(asked: Requests) -> list[Sample] | None:

@@ -1,39 +1,44 @@
 """What the maker of an engine may choose about speculation."""
 
 import dataclasses
+from typing import Literal, get_args
 
 from jaxspec.errors import UsageError
 
-MATCHES = ("recent", "earliest")
-DRAFT_SAMPLING = ("drawn", "likeliest")
+DraftSampling = Literal["drawn", "likeliest"]
+Match = Literal["recent", "earliest"]
+DRAFT_SAMPLING = get_args(DraftSampling)
+MATCHES = get_args(Match)
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeculationOptions:
     """Choices about what is drafted. None of them changes what tokens are drawn from."""
 
-    draft_sampling: str = "drawn"
-    """How a drafter drafts for a sampled request. drawn: as the request draws, which is accepted
-    more often; likeliest: as for a greedy one, and a seed says the same without a drafter; with
-    `exact` always likeliest."""
+    draft_sampling: DraftSampling = "drawn"
+    """How a drafter drafts for a sampled request. drawn: as the request samples, which is accepted
+    more often; likeliest: its most likely tokens, so that a seed gives the same text with and
+    without a drafter. With `exact` always likeliest."""
 
     num_drafts: int = 7
-    """Drafts per step at most, of a method without a drafter; a drafter's block decides for it."""
+    """Most drafts per step of a method without a drafter; with a drafter, its block size decides.
+    """
     max_ngram: int = 5
-    """Longest run of tokens that is looked up."""
+    """Longest run of tokens that ngram looks up."""
     min_ngram: int = 1
-    """Shortest run of tokens that is looked up."""
-    ngram_match: str = "recent"
-    """Which earlier occurrence is continued: recent or earliest."""
+    """Shortest run of tokens that ngram looks up."""
+    ngram_match: Match = "recent"
+    """Which earlier occurrence of the run ngram continues."""
     ngram_look_back: int = 16384
-    """Newest tokens in which occurrences are looked for."""
+    """How many of the newest tokens ngram searches."""
     ngram_threshold: float = 0.3
-    """Share of its drafts that a request must have accepted to go on drafting; 0 asks nothing."""
+    """Share of its drafts that must be accepted for a request to go on drafting with ngram; with 0
+    it always goes on."""
     ngram_warm_up: int = 4
-    """Steps with drafts before the threshold counts."""
+    """Steps with drafts before `ngram_threshold` applies."""
     ngram_probe_every: int = 32
-    """Steps without drafts after which a request below the threshold tries again; after every try
-    in vain as many more, up to eight times as many."""
+    """Steps without drafts after which a request below `ngram_threshold` tries again; each failed
+    try adds as many to the next wait, up to eight times as many."""
 
     def __post_init__(self) -> None:
         for wrong, found, expected in self._speculation_rules():

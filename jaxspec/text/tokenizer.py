@@ -1,6 +1,5 @@
 """A model folder's byte-level tokenizer."""
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +26,12 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         """Tokens that have a text; the model's embedding may be padded beyond it."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocabulary(self) -> dict[int, str]:
+        """Every token by its id, added tokens included."""
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        return {id: token for token, id in vocabulary.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`add_special_tokens` runs the post-processor; a rendered chat already has its own."""
@@ -65,13 +70,6 @@ def open_tokenizer(folder: str | Path) -> Tokenizer:
         special_tokens={role: id for role, id in ids.items() if id is not None},
         special_ids=frozenset(id for id, token in added.items() if token.special),
     )
-
-
-def vocabulary_hash(tokenizer: Tokenizer) -> str:
-    """Equal for two tokenizers exactly when every id means the same text in both."""
-    vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
-    lines = (f"{id} {token!r}" for token, id in sorted(vocabulary.items(), key=lambda kv: kv[1]))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -1,26 +1,12 @@
 """What the profiling flags ask for, around whatever a command lets its engine do."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from jaxspec.engine.engine import Engine
+from jaxspec.trace.options import Profiling
 from jaxspec.trace.recording import dump_programs, recording
-
-
-@dataclasses.dataclass(frozen=True)
-class Profiling:
-    """Named as the flags are."""
-
-    profile_steps: int
-    """Steps to record."""
-    profile_skip: int
-    """Steps that go by first, so that compiling is over."""
-    profile_dir: str | None = None
-    """Folder of the trace; None records nothing."""
-    dump_programs: str | None = None
-    """Folder of the programs' texts and sizes; None writes none."""
 
 
 @contextmanager

@@ -16,23 +16,69 @@ KEPT = ("states/*[0-9]", "on_policy.npz", "features/labels.npy")
 
 
 @dataclasses.dataclass(frozen=True)
+class Source:
+    """What a run reads, and how it is made into training data."""
+
+    target: Path
+    """Folder of a Qwen3 model."""
+    data: tuple[Path, ...]
+    """Text files, or folders of them."""
+    length: int = 2048
+    """Tokens per training sequence."""
+    on_policy: bool = False
+    """Replace the later part of every sequence by the target's own continuation."""
+    shortest_prompt: int = 32
+    """With `on_policy`: fewest tokens of a sequence that are kept; at most half of it is."""
+    slots: int = 64
+    """With `on_policy`: sequences continued at once."""
+    keep_features: bool = False
+    """Compute the target's features once and keep them on disk."""
+    mask_token_id: int | None = None
+    """Id that stands for a token still to be drafted; by default the tokenizer's mask token, or
+    the first id that no token uses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterShape:
+    """What a user chooses about a drafter; the rest is the target's."""
+
+    block_size: int = 16
+    """Tokens per block: the current one and the drafts."""
+    layers: int = 5
+    """Layers of the drafter."""
+    features: int = 5
+    """Number of target layers whose hidden states the drafter reads, spread evenly."""
+    layer_ids: tuple[int, ...] | None = None
+    """Those target layers one by one, instead of `features`."""
+    intermediate_size: int | None = None
+    """Inner size of the drafter's MLPs; by default the target's."""
+    draft_vocab_size: int | None = None
+    """Draft only this many most frequent tokens; by default all."""
+    from_target: bool = False
+    """Start from copies of the target's last layers instead of random weights."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
     """What a drafter learns from a batch of sequences."""
 
     anchors: int = 512
-    """Blocks per sequence, at places drawn anew in every step."""
+    """Blocks per sequence and step, at positions drawn anew in every step."""
     weighting: Weighting = "dpace"
-    """How much each place of a block counts: fixed decay, or by the chance of getting there."""
+    """How much each position of a block counts. dpace: as much as the expected number of accepted
+    drafts depends on it; decay: less by a fixed factor from one position to the next."""
     decay: float | None = None
-    """Gamma of exp(-(k - 1) / gamma); None takes the published value for the block size."""
+    """Gamma of the weights exp(-(k - 1) / gamma); by default the published value for the block
+    size: 7 for 16, 5 for 10, 4 for 8."""
     dpace_floor: float = 0.5
-    """Alpha: the chance that D-PACE grants every place, however wrong."""
+    """Alpha of dpace: the chance that it grants every position, however wrong."""
     labels: Labels = "argmax"
-    """The target's own choice at every place, the data's tokens, or the target's distribution."""
+    """What is right at each position: the target's most likely token (argmax), the data's token
+    (data), or the target's whole distribution (distill)."""
     feature_noise: float = 0.0
-    """Gaussian noise on the features, as a fraction of each row's root mean square."""
+    """Gaussian noise on the features, as a share of each feature vector's root mean square."""
     head_chunk: int = 64
-    """Blocks per sequence whose logits exist at one time."""
+    """Blocks per sequence whose logits are in memory at once."""
 
     def decay_for(self, block_size: int) -> float:
         return self.decay or PUBLISHED_DECAY.get(block_size, max(block_size / 2 - 1, 1.0))
@@ -43,28 +89,31 @@ class Optimization:
     """How parameters follow the gradient."""
 
     steps: int = 1000
+    """Optimizer steps."""
     seconds: float | None = None
-    """Instead of steps: as many as fit into this time, compiling included. What is learned then
-    hangs on the machine, and nothing is kept to resume from."""
+    """Instead of `steps`: as many as fit into this time, compiling included. What is learned then
+    depends on the machine, and nothing is kept to resume from."""
     batch_size: int = 8
     """Sequences per step, over all devices and accumulated parts."""
     accumulation: int = 1
     """Parts that a step's batch is computed in, one after the other."""
     method: Literal["adamw", "muon"] = "adamw"
-    """Muon makes all directions of a matrix's step equally long; vectors follow Adam."""
+    """Optimizer. muon: every direction of a matrix's update has the same length, and vectors
+    follow Adam."""
     learning_rate: float = 6e-4
-    """At the top, after the warm-up; a cosine takes it to zero at the end."""
+    """Highest learning rate, right after the warm-up; a cosine takes it to zero at the end."""
     warmup: float = 0.04
-    """Fraction of the run."""
+    """Share of the run in which the learning rate rises."""
     clip: float = 1.0
     """Largest norm of the whole gradient."""
     weight_decay: float = 0.0
-    """On matrices; norms are left alone."""
+    """Weight decay of matrices; norms have none."""
     second_moment: float = 0.999
     """Adam's beta2."""
     compute: Literal["bfloat16", "float32"] = "bfloat16"
-    """What forward and backward run in; masters and optimizer state are float32."""
+    """What forward and backward run in; master weights and optimizer state are float32."""
     seed: int = 0
+    """Seed of the weights and of everything drawn while training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +121,9 @@ class Cadence:
     """What a run leaves behind, and how often. Does not change what is learned."""
 
     log_every: int = 10
-    """Steps between lines of log.jsonl."""
+    """Steps between two lines of log.jsonl."""
     checkpoint_minutes: float = 10.0
+    """Minutes between two checkpoints."""
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

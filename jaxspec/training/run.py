@@ -21,38 +21,18 @@ from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.limits import check_limits
 from jaxspec.training.loop import check_division, train
 from jaxspec.training.objective import DrafterObjective, split_frozen
-from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
-from jaxspec.training.rollout import continued_rows
-from jaxspec.training.shape import (
+from jaxspec.training.recipe import (
+    Cadence,
     DrafterShape,
-    drafter_config,
-    first_drafter_params,
-    frequent_tokens,
+    Optimization,
+    Recipe,
+    Source,
+    echo_config,
 )
+from jaxspec.training.rollout import continued_rows
+from jaxspec.training.shape import drafter_config, first_drafter_params, frequent_tokens
 
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """What a run reads."""
-
-    target: Path
-    """Its folder."""
-    data: tuple[Path, ...]
-    """Text files, or folders of them."""
-    length: int = 2048
-    """Tokens of a row."""
-    on_policy: bool = False
-    """Whether the target replaces the later part of every row by what it would say."""
-    shortest_prompt: int = 32
-    """With on_policy: least tokens of a row that are kept; half of the row is the most."""
-    slots: int = 64
-    """With on_policy: rows continued at a time."""
-    keep_features: bool = False
-    """Whether target features are computed once and kept on disk."""
-    mask_token_id: int | None = None
-    """None takes the tokenizer's mask token, else the first id that no token uses."""
 
 
 @dataclasses.dataclass(frozen=True)

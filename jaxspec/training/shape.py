@@ -11,29 +11,12 @@ from jaxspec.layers.decoder import BlockMask
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params, random_params
+from jaxspec.training.recipe import DrafterShape
 
 OTHER_FEATURES = 0.1
 """How loud the random projection is beside the copied feature, where layers are copied."""
 FEWEST_LAYERS_AROUND = 3
 """Target layers that the published rule leaves out: the first, and the last two."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DrafterShape:
-    """What a user chooses about a drafter; the rest is the target's."""
-
-    block_size: int = 16
-    layers: int = 5
-    features: int = 5
-    """Target layers to listen to, spread by the published rule."""
-    layer_ids: tuple[int, ...] | None = None
-    """The layers themselves, instead of the rule."""
-    intermediate_size: int | None = None
-    """None is the target's."""
-    draft_vocab_size: int | None = None
-    """Most frequent tokens that can be drafted; None is all of them."""
-    from_target: bool = False
-    """Whether the layers start as copies of the target's last ones, instead of at random."""
 
 
 def spread_layer_ids(num_layers: int, features: int) -> tuple[int, ...]:

@@ -47,6 +47,8 @@ def test_misfits(change, named):
 
 
 def test_tokenizers():
-    check_same_tokenizer("a", "a")
-    with pytest.raises(LoadError, match="tokenizers"):
-        check_same_tokenizer("a", "b")
+    check_same_tokenizer({0: "a", 1: "b"}, {0: "a", 1: "b"})
+    check_same_tokenizer({0: "a", 1: "b"}, {0: "a", 1: "b", 2: "<mask>"})
+    with pytest.raises(LoadError, match="token 1 is 'c' .* expected the target's 'b'") as caught:
+        check_same_tokenizer({0: "a", 1: "b", 2: "d"}, {2: "e", 1: "c", 0: "a"})
+    assert "\n" not in str(caught.value)

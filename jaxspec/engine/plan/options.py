@@ -1,13 +1,18 @@
 """What the maker of an engine may choose."""
 
 import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, get_args
 
-from jaxspec.acceptance.synthetic import Acceptance
 from jaxspec.engine.plan.conflicts import refuse_conflicts
 from jaxspec.errors import UsageError
-from jaxspec.proposers.options import SpeculationOptions
+from jaxspec.proposers.options import DraftSampling, Match, SpeculationOptions
 
-DRIVERS = ("auto", "lockstep", "overlapped")
+Driver = Literal["auto", "lockstep", "overlapped"]
+DRIVERS = get_args(Driver)
+Acceptance = int | float | tuple[int | float, ...]
+"""A mean acceptance length, or the share of steps that accept each position."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,37 +20,42 @@ class EngineOptions(SpeculationOptions):
     """What the maker of an engine may choose."""
 
     method: str = "auto"
-    """A name of `METHODS`, or auto: dflash where a drafter is given, else none."""
+    """How drafts are made: dflash (by a drafter model), ngram (by prompt lookup), dflash+ngram,
+    none (plain decoding), or auto: dflash if there is a drafter, otherwise none."""
     max_batch: int = 8
     """Requests that run at once."""
     max_model_len: int = 4096
-    """Tokens of prompt and output together; less where a model was made for less."""
+    """Most tokens of a prompt and its output together; less if a model was made for less."""
     page_size: int = 64
-    """Positions per page."""
+    """Positions per page of the caches."""
     num_pages: int | None = None
-    """Pages for requests; None takes what memory_fraction leaves, no more than can be used."""
+    """Pages of the caches; by default as many as `memory_fraction` leaves room for, but no more
+    than can be used."""
     memory_fraction: float = 0.9
-    """Share of the device memory that JAX may have which weights, programs and pools take."""
+    """Share of the device memory available to JAX that weights, programs and caches may take."""
     exact: bool = False
-    """Run every phase through one program, so that bits do not depend on the company."""
+    """Run every phase through one program of one shape, so that the bits of a request depend
+    neither on the method nor on the requests beside it."""
     adaptive: bool = False
-    """Choose in every step how many of the drafter's drafts to verify, from what was accepted and
-    from step times that are measured first. Without a drafter it does nothing."""
+    """Choose in every step how many of the drafter's drafts to verify, from recent acceptance and
+    from step times that are measured first. Has no effect without a drafter."""
     seed: int = 0
-    """Where seeds of sampled requests that name none come from."""
+    """Sampled requests without a seed of their own derive one from this."""
     prefill_chunk: int = 512
-    """Prompt tokens read in one step at most, per request."""
+    """Most prompt tokens of a request that are read in one step."""
     batch_sizes: tuple[int, ...] | None = None
-    """Batch sizes that decode steps are compiled for, rising, the last one max_batch; None takes
+    """Batch sizes that decode steps are compiled for, rising, the last one `max_batch`; by default
     powers of two."""
     prefill_shapes: tuple[tuple[int, int], ...] | None = None
     """Sizes (batch, tokens per prompt) that prefill steps are compiled for, by rising number of
-    tokens; None takes four."""
-    driver: str = "auto"
-    """lockstep, overlapped, or auto: overlapped on an accelerator."""
+    tokens; four by default."""
+    driver: Driver = "auto"
+    """lockstep: read the result of each step before the next is launched; overlapped: launch the
+    next step first; auto: overlapped on an accelerator, lockstep on a CPU."""
     synthetic_acceptance: Acceptance | None = None
-    """For benchmarks: a mean acceptance length, or the share of steps that accept each place. It is
-    drawn, drafts are not compared, and the text is not the target's."""
+    """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
+    the share of steps that accept each position, instead of comparing drafts. The text is then not
+    the target's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,3 +74,41 @@ class EngineOptions(SpeculationOptions):
             raise UsageError(
                 f"memory_fraction is {self.memory_fraction}; expected a number in (0, 1]"
             )
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The fields of `EngineOptions` as keyword arguments, so that editors complete them."""
+
+    draft_sampling: DraftSampling
+    num_drafts: int
+    max_ngram: int
+    min_ngram: int
+    ngram_match: Match
+    ngram_look_back: int
+    ngram_threshold: float
+    ngram_warm_up: int
+    ngram_probe_every: int
+    method: str
+    max_batch: int
+    max_model_len: int
+    page_size: int
+    num_pages: int | None
+    memory_fraction: float
+    exact: bool
+    adaptive: bool
+    seed: int
+    prefill_chunk: int
+    batch_sizes: tuple[int, ...] | None
+    prefill_shapes: tuple[tuple[int, int], ...] | None
+    driver: Driver
+    synthetic_acceptance: Acceptance | None
+
+
+def options_of(options: EngineOptions | None, changes: Mapping[str, Any]) -> EngineOptions:
+    """These options, or the defaults, with these fields changed."""
+    known = [field.name for field in dataclasses.fields(EngineOptions)]
+    if unknown := sorted(set(changes) - set(known)):
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"expected some of {', '.join(known)}"
+        raise UsageError(f"unknown option {unknown[0]!r}; {hint}")
+    return dataclasses.replace(options or EngineOptions(), **changes)

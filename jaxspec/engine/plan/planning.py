@@ -5,8 +5,8 @@ import logging
 
 import jax
 
-from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance, from_length, from_rates
-from jaxspec.engine.plan.options import DRIVERS, EngineOptions
+from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError

@@ -6,7 +6,6 @@ from numbers import Integral, Real
 from typing import Any
 
 from jaxspec.errors import UsageError
-from jaxspec.sampling.logprobs import MAX_LOGPROBS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,27 +13,28 @@ class SamplingParams:
     """How to continue one prompt."""
 
     max_tokens: int = 128
-    """Tokens to generate at most."""
+    """Most tokens to generate."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """Temperature of sampling; 0 is greedy decoding."""
     top_p: float = 1.0
-    """Mass kept, most likely tokens first; 1 keeps all."""
+    """Sample only from the most likely tokens that together have this probability; 1 keeps all."""
     top_k: int = 0
-    """Tokens kept by rank; 0 keeps all."""
+    """Sample only from this many most likely tokens; 0 keeps all."""
     min_p: float = 0.0
-    """Tokens less likely than this share of the most likely one are dropped; 0 keeps all."""
+    """Leave out tokens less likely than this share of the most likely one; 0 keeps all."""
     seed: int | None = None
-    """Makes a sampled request reproducible; None takes one from the engine's seed."""
+    """Makes a sampled request reproducible; by default one is derived from the engine's seed."""
     stop: str | tuple[str, ...] | list[str] = ()
-    """Strings that end the text; they are not part of it."""
+    """Text that ends the output and is left out of it; one or several."""
     stop_token_ids: tuple[int, ...] | list[int] = ()
-    """Token ids that end the generation, beside the model's own."""
+    """Token ids that end the output, in addition to the model's own."""
     ignore_eos: bool = False
-    """Go on after the model's own end tokens."""
+    """Go on after the model's end-of-text tokens."""
     logprobs: int | None = None
-    """Top log probabilities to return for every token, next to its own."""
+    """Return the log probabilities of this many most likely tokens beside every token's own."""
     speculate: bool = True
-    """Whether tokens may be drafted for this request; the tokens it gets are the same."""
+    """Whether tokens may be drafted for this request, its tokens are drawn from the
+    same distribution either way."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -47,14 +47,16 @@ class SamplingParams:
         for wrong, found, expected in self._rules():
             if wrong:
                 raise UsageError(f"{found}; expected {expected}")
+        if self.logprobs is not None:
+            self._check_logprobs(self.logprobs)
 
     @property
     def draws(self) -> bool:
-        """Whether the likeliest token alone is not enough."""
+        """Whether more than the most likely token is needed."""
         return self.temperature > 0 or self.logprobs is not None
 
     def _check_types(self) -> None:
-        """A value of another type would be found in the middle of a step, where others run too."""
+        """Otherwise a wrong type would fail in the middle of a step, which other requests share."""
         self._expect(Integral, "an integer", ["max_tokens", "top_k"])
         self._expect(Integral | None, "an integer or None", ["seed", "logprobs"])
         self._expect(Real, "a number", ["temperature", "top_p", "min_p"])
@@ -68,6 +70,12 @@ class SamplingParams:
             if not isinstance(found := getattr(self, name), kind):
                 raise UsageError(f"{name} is {found!r}; expected {expected}")
 
+    def _check_logprobs(self, count: int) -> None:
+        from jaxspec.sampling.logprobs import MAX_LOGPROBS  # imports jax, which --help never needs
+
+        if not 0 < count <= MAX_LOGPROBS:
+            raise UsageError(f"logprobs is {count}; expected None or 1 to {MAX_LOGPROBS}")
+
     def _rules(self) -> list[tuple[bool, str, str]]:
         return [
             (self.max_tokens < 1, f"max_tokens is {self.max_tokens}", "at least 1"),
@@ -76,11 +84,6 @@ class SamplingParams:
             (not 0 <= self.top_k < 2**31, f"top_k is {self.top_k}", "0 (all) or more, below 2**31"),
             (not 0 <= self.min_p <= 1, f"min_p is {self.min_p}", "a number in [0, 1]"),
             ("" in self.stop, "stop holds an empty string", "strings of at least one character"),
-            (
-                self.logprobs is not None and not 0 < self.logprobs <= MAX_LOGPROBS,
-                f"logprobs is {self.logprobs}",
-                f"None or 1 to {MAX_LOGPROBS}",
-            ),
             (
                 self.seed is not None and not 0 <= self.seed < 2**32,
                 f"seed is {self.seed}",

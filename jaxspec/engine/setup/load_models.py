@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
-from jaxspec.checkpoint.pair import check_pair
+from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
 from jaxspec.engine.plan.planning import choose_method
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
@@ -18,9 +18,10 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.text.chat import ChatTemplate, open_chat_template
-from jaxspec.text.files import read_text_config
+from jaxspec.text.files import VOCABULARY_FILE, read_text_config
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 
+DEFAULT_DTYPE = "bfloat16"
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
@@ -42,20 +43,29 @@ def open_models(
     block_size: int | None,
     revision: str | None,
 ) -> Opened:
-    """Finds, checks, then loads the target and, where one is given, the drafter."""
+    """Finds, checks, then loads the target and, if one is given, the drafter."""
     choose_method(method, draft is not None)
     folder = local_folder(target, revision)
     opened_target = open_target(folder)
     opened_draft = None
     if draft is not None:
-        opened_draft = open_drafter(local_folder(draft), block_size)
+        draft = local_folder(draft)
+        opened_draft = open_drafter(draft, block_size)
         check_pair(opened_target.config, opened_draft.config)
     tokenizer = open_tokenizer(folder)
+    if draft is not None:
+        _check_tokenizers(tokenizer, Path(draft))
     models = models_of(opened_target, opened_draft, dtype)
     params = {"target": opened_target.load(dtype)}
     if opened_draft is not None:
         params["drafter"] = opened_draft.load(dtype)
     return Opened(models, params, tokenizer, _chat_template(folder))
+
+
+def _check_tokenizers(tokenizer: Tokenizer, draft: Path) -> None:
+    """A drafter's folder may have a tokenizer of its own."""
+    if (draft / VOCABULARY_FILE).is_file():
+        check_same_tokenizer(tokenizer.vocabulary, open_tokenizer(draft).vocabulary)
 
 
 def named_target(draft: str | Path | None) -> str:

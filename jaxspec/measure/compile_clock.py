@@ -4,12 +4,12 @@ import jax
 
 
 class CompileClock:
-    """Counts from its making on."""
+    """Counts the seconds of compiling from when it is made."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._count)
 
-    def _count(self, event: str, duration: float, **_: object) -> None:
+    def _count(self, event: str, duration_secs: float, **_: object) -> None:
         if event.startswith("/jax/core/compile/"):
-            self.seconds += duration
+            self.seconds += duration_secs

@@ -1,0 +1,117 @@
+"""Flags of a command: made from the fields of an option record, and read back into one.
+
+A field's name, type, default and docstring make the flag's name, type, default and help. A record's
+module must not import jax, because `--help` reads it.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from jaxspec.errors import UsageError
+
+METAVARS = {int: "N", float: "X"}
+
+
+def add_flags(group: Any, record: type, *names: str, also: str = "", **settings: Any) -> None:
+    """Adds a flag for each of these fields to a parser or a group of it. `also` is another
+    spelling, `settings` go to `add_argument` before what follows from the field."""
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    for name in names:
+        made = _settings(fields[name], get_type_hints(record)[name]) | settings
+        made.setdefault("help", help_of(record, name))
+        group.add_argument(flag_of(name), *also.split(), **made)
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def help_of(record: type, name: str) -> str:
+    """The docstring of a field as help: other fields by their flags, and with the default."""
+    names = {field.name: field.default for field in dataclasses.fields(record)}
+    mention = lambda found: flag_of(found[1]) if found[1] in names else found[1]
+    text = re.sub(r"`(\w+)`", mention, docstrings(record)[name]).rstrip(".").replace("%", "%%")
+    has_default = isinstance(names[name], str | int | float) and not isinstance(names[name], bool)
+    return f"{text} (default: %(default)s)" if has_default else text
+
+
+@functools.cache
+def docstrings(record: type) -> dict[str, str]:
+    """The text below each field of a record, those that it inherits included."""
+    inherited = [docstrings(base) for base in record.__bases__ if dataclasses.is_dataclass(base)]
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    assert isinstance(body, ast.ClassDef)
+    own = {}
+    for field, text in zip(body.body, body.body[1:]):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(found))),
+            ):
+                own[name] = " ".join(found.split())
+    return functools.reduce(dict.__or__, inherited, {}) | own
+
+
+def _settings(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+    """What a field's type and default mean for `add_argument`."""
+    required = field.default is dataclasses.MISSING
+    default = {"required": True} if required else {"default": field.default}
+    kind = _first_of_union(kind)
+    if kind is bool:
+        return default | {"action": "store_true"}
+    if get_origin(kind) is Literal:
+        return default | {"choices": get_args(kind)}
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return default | {"type": item, "nargs": "+", "metavar": METAVARS.get(item, "FILE")}
+    last_word = field.name.split("_")[-1].upper()
+    return default | {"type": kind, "metavar": METAVARS.get(kind, last_word)}
+
+
+def _first_of_union(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) in (Union, types.UnionType) else kind
+
+
+def filled[Record](record: type[Record], given: dict[str, Any]) -> Record:
+    """A record from the flags of the same names; what was not given keeps its default."""
+    names = [field.name for field in dataclasses.fields(record)]  # pyright: ignore
+    found = {name: given[name] for name in names if given.get(name) is not None}
+    return record(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+
+
+def integers(flag: str, text: str) -> list[int]:
+    """From 1,4,16: positive, each once, in rising order."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise UsageError(f"{flag} {text!r}; expected integers, commas between") from error
+    if found[0] < 1:
+        raise UsageError(f"{flag} {text!r}; expected at least 1")
+    return found
+
+
+def numbers(flag: str, text: str) -> tuple[float, ...]:
+    """From 0.9,0.5."""
+    return tuple(_number(flag, text, part) for part in text.split(","))
+
+
+def named_numbers(flag: str, text: str) -> dict[str, float]:
+    """From GSM8K=6.54,MATH-500=7.87. A number without a name is its own name, or has an empty one
+    if it is the only number."""
+    named = [part.rpartition("=")[::2] for part in text.split(",")]
+    if len(named) > 1:
+        named = [(name or number, number) for name, number in named]
+    return {name: _number(flag, text, number) for name, number in named}
+
+
+def _number(flag: str, text: str, part: str) -> float:
+    try:
+        return float(part)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text!r}; expected numbers, commas between") from error

@@ -1,0 +1,43 @@
+"""What a benchmark can be asked for, named as the flags are."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Requests:
+    """What is to be sent; no model is known yet."""
+
+    dataset: str
+    """prose, python, repetitive, random (token ids), or a file; by default prose, python for the
+    demo pair and random for --model-shape."""
+    dataset_format: str = "auto"
+    """Layout of the file: auto, jsonl, spec-bench or sharegpt."""
+    num_prompts: int | None = None
+    """Send only the first of the dataset's requests; by default all, and 8 random ones."""
+    input_len: int | None = None
+    """Cut prompts to this many tokens; random prompts have as many, 128 by default."""
+    output_len: int = 64
+    """Most tokens to generate, unless the dataset has a length of its own."""
+    no_chat_template: bool = False
+    """Take prompts as they are."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-text tokens, so that every output has its full length."""
+    temperature: float = 0.0
+    """Temperature of sampling; 0 is greedy decoding."""
+    seed: int = 0
+    """Seed of random prompts and of the first request; every later request has the next one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passes:
+    """How often the requests are sent, and how fast."""
+
+    passes: int = 3
+    """Times that the requests are sent, for each method and concurrency."""
+    requests_per_slot: int | None = None
+    """Send this many requests per concurrent one in a pass; by default every request once."""
+    request_rate: float | None = None
+    """Requests that arrive per second, at random intervals; by default a request is sent as soon
+    as another ends."""
+    seed: int = 0
+    """Seed of the intervals."""
