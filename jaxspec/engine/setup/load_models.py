@@ -16,8 +16,8 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.chat import ChatTemplate, open_chat_template
-from jaxspec.text.files import read_text_config
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
+from jaxspec.text.tokenizer_files import read_text_config
 
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
