@@ -28,11 +28,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec.engine.plan.shapes import Shapes
 from measuring import tell, write_json
 
 from jaxspec import cli
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.io import Models
 from jaxspec.measure.compile_clock import CompileClock

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxspec.engine.plan.shapes import Shapes
 from measuring import tell, write_json
 
 from jaxspec import cli
@@ -28,7 +29,6 @@ from jaxspec.acceptance.synthetic import from_length
 from jaxspec.engine.adapt.acceptance_rates import expected_tokens
 from jaxspec.engine.adapt.width import AdaptiveSpans
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.measure.compile_clock import CompileClock

@@ -17,17 +17,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec.engine.schedule.drivers import DRIVERS
+from jaxspec.engine.step.propose import draft_step
+from jaxspec.engine.step.target import commit_step, verify_step
 from measuring import milliseconds_per_call, write_json
 
 from jaxspec import cli
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.schedule.drivers import DRIVERS
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.step.io import Models, PromptChunk
-from jaxspec.engine.step.propose import draft_step
-from jaxspec.engine.step.target import commit_step, verify_step
 from jaxspec.engine.step.upload import filled
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.environment import environment

@@ -16,11 +16,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec.engine.step.programs import Device
 
 from jaxspec import cli
 from jaxspec.engine.setup.load_models import Opened, open_models
 from jaxspec.engine.step.io import PromptChunk, Seat, Verified
-from jaxspec.engine.step.programs import Device
 from jaxspec.engine.step.state import empty_state
 from jaxspec.sampling import SlotSampling
 
