@@ -35,10 +35,10 @@ def _parser() -> argparse.ArgumentParser:
 def _profile(arguments: argparse.Namespace) -> None:
     from jaxspec.console.files import check_writable, write_json
     from jaxspec.errors import LoadError, UsageError
-    from jaxspec.measure.plots import check_plot
+    from jaxspec.measure.drawing import check_plot
     from jaxspec.trace.plot import draw_profile
+    from jaxspec.trace.reading import read_trace
     from jaxspec.trace.tables import in_words, summarise
-    from jaxspec.trace.trace import read_trace
 
     picture = arguments.plot or f"{arguments.folder}/profile.png"
     if arguments.top < 0:

@@ -32,7 +32,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.step_costs import measure_costs
-from jaxspec.measure.contenders import compile_all, random_pair
+from jaxspec.measure.engines import compile_all, random_pair
 from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES
 

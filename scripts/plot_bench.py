@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxspec import cli
 from jaxspec.console.files import read_json
 from jaxspec.errors import LoadError
-from jaxspec.measure.bench_plot import draw_bench
+from jaxspec.measure.plots import draw_bench
 
 
 def main() -> None:

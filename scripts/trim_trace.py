@@ -19,7 +19,7 @@ from jax.profiler import ProfileData
 
 from jaxspec import cli
 from jaxspec.console.files import read_json
-from jaxspec.trace.planes import read_planes
+from jaxspec.trace.events import read_planes
 
 KEPT = ("hlo_op", "hlo_module", "program_id", "step_num", "correlation_id", "cuda_graph_id")
 

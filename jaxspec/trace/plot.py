@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from jaxspec.measure.plots import COLOURS, GREY, pyplot, save
+from jaxspec.measure.drawing import COLOURS, GREY, pyplot, save
+from jaxspec.trace.reading import Kernel, Trace
 from jaxspec.trace.scopes import PHASES
 from jaxspec.trace.tables import how_recorded
-from jaxspec.trace.trace import Kernel, Trace
 
 COLOUR_OF = dict(zip(PHASES, (COLOURS[3], COLOURS[1], COLOURS[0], COLOURS[2], "#c9a227")))
 

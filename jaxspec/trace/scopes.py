@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxspec.trace.planes import Event
+from jaxspec.trace.events import Event
 
 PHASES = ("prefill", "draft", "verify", "accept", "commit")
 PARTS = (

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from jaxspec.trace.reading import Kernel, Trace, busy
 from jaxspec.trace.scopes import PHASES
-from jaxspec.trace.trace import Kernel, Trace, busy
 
 WORTH_A_WORD_NS = 1000.0
 """Gaps below a microsecond are the launch of the next kernel."""

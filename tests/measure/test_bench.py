@@ -117,7 +117,7 @@ def test_spans_that_adapt_and_options_of_the_methods_arrive(folder, capsys):
     drawn = ["--synthetic-acceptance-rates", "1,1,1", "--adaptive", "--num-drafts", "2"]
     small = [*SMALL, "--passes", "1", "--methods", "dflash,ngram"]
     assert bench.main([*small, *drawn, "--json", str(file)]) == 0
-    assert "adaptive spans" in capsys.readouterr().err
+    assert "adaptive width" in capsys.readouterr().err
     drafted, looked_up = json.loads(file.read_text())["rows"]
     assert drafted["compile_s_while_measured"] == 0
     assert drafted["speculation"]["mean_acceptance_length"] > 1
@@ -212,8 +212,8 @@ def test_mistakes_in_reading_a_trace_come_before_its_tables(arguments, code, sai
 
 
 def test_speedups_stand_apart():
-    from jaxspec.measure.bench_plot import _speedup
-    from jaxspec.measure.plots import pyplot
+    from jaxspec.measure.drawing import pyplot
+    from jaxspec.measure.plots import _speedup
 
     rows = [
         {"method": method, "acceptance_of": "", "concurrency": 1, "speedup": {"median": times}}

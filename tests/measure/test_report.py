@@ -3,9 +3,8 @@
 import re
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.measure.comparison import Schedule
-from jaxspec.measure.load import Work
-from jaxspec.measure.report import _caveats, title
+from jaxspec.measure.load import Schedule, Work
+from jaxspec.measure.results import _warnings, title
 
 
 def schedule(*lengths, **options):
@@ -20,7 +19,7 @@ def row(method, speedup, late=0.0):
 
 
 def said(*rows, synthetic=False):
-    return list(_caveats({"rows": rows, "synthetic": synthetic}))
+    return list(_warnings({"rows": rows, "synthetic": synthetic}))
 
 
 def test_the_title_says_what_was_sent():
@@ -33,7 +32,7 @@ def test_the_title_says_what_was_sent():
 def test_the_title_says_what_is_not_usual():
     unusual = schedule(5, 5, temperature=0.7, request_rate=2.5)
     assert title("m", "prose", True, unusual).endswith(
-        "prompts of 5 tokens, up to 9 out, temperature 0.7, 2.5 requests/s, adaptive spans, "
+        "prompts of 5 tokens, up to 9 out, temperature 0.7, 2.5 requests/s, adaptive width, "
         "passes: 3"
     )
 
@@ -51,7 +50,7 @@ def test_what_to_beware_of():
 
 def test_a_schedule_counts_what_it_sends():
     one = schedule(4, 7, requests_per_slot=3)
-    assert [len(one.sent(concurrency)) for concurrency in (1, 2)] == [3, 6]
+    assert [len(one.requests_of_a_pass(concurrency)) for concurrency in (1, 2)] == [3, 6]
     assert one.tokens_of_a_pass() == 9 * (3 + 6)
     assert one.mean_prompt == 5 and not one.draws
     assert schedule(4, temperature=1.0).draws

@@ -25,7 +25,7 @@ def row(method, concurrency, runs, label=""):
     return named | row_of(concurrency, runs, LEAST, 1e5)
 
 
-LEAST = StepBytes(verify=1000, draft=0, target_row=2, draft_row=0)
+LEAST = StepBytes(verify=1000, draft=0, target_position=2, draft_position=0)
 
 
 def test_a_row():

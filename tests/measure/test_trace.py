@@ -10,10 +10,10 @@ from jax.profiler import ProfileData
 
 from jaxspec import profile
 from jaxspec.errors import LoadError
+from jaxspec.trace.reading import read_trace
 from jaxspec.trace.recording import scopes
 from jaxspec.trace.scopes import scope_of
 from jaxspec.trace.tables import in_words, summarise
-from jaxspec.trace.trace import read_trace
 
 HLO = """HloModule jit_spec_step, is_scheduled=true
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.console.files import read_json
-from jaxspec.trace.planes import Event, device_events, host_events, host_steps, read_planes
+from jaxspec.trace.events import Event, device_events, host_events, host_steps, read_planes
 from jaxspec.trace.scopes import OpNames, op_names_of, scope_of
 
 

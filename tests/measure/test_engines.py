@@ -1,7 +1,7 @@
 """Which programs a benchmark's engine is made of."""
 
 from jaxspec.engine.plan.shapes import Shapes, shapes_for
-from jaxspec.measure.contenders import _needed_shapes
+from jaxspec.measure.engines import _needed_shapes
 
 
 def test_prefill_is_no_narrower_than_the_prompts_need():
