@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from jaxspec.engine.adapt.width import AdaptiveSpans
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.advance import emit, end
 from jaxspec.engine.requests.request import Increment, Request
@@ -44,7 +44,7 @@ class Loop:
         driver: Callable[["Loop"], None],
         tokenizer: Tokenizer | None,
         proposer: HostProposer | None = None,
-        spans: AdaptiveSpans | None = None,
+        spans: AdaptiveWidth | None = None,
     ):
         self.device = device
         self.new_state = new_state
@@ -195,7 +195,7 @@ class Loop:
         for listener in self._listeners():
             listener.release(id)
 
-    def _listeners(self) -> list[HostProposer | AdaptiveSpans]:
+    def _listeners(self) -> list[HostProposer | AdaptiveWidth]:
         return [listener for listener in (self.proposer, self.spans) if listener is not None]
 
     def _candidates(self) -> list[Request]:
@@ -216,7 +216,7 @@ class Loop:
                 drafts, accepted = int(result.num_drafts[row]), int(result.emitted[row]) - 1
                 self._propose_after(request, increment.token_ids, drafts, accepted)
                 self._tell(request, increment)
-        rows = {id: self.running[id].rows for id in flight.requests if id in self.running}
+        rows = {id: self.running[id].committed for id in flight.requests if id in self.running}
         self.book = pages.commit(self.book, rows)
 
     def _with_tokens(

@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 
-from jaxspec.engine.adapt.width import AdaptiveSpans
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Plan, plan_engine, synthetic_of
 from jaxspec.engine.schedule.drivers import DRIVERS
@@ -36,7 +36,7 @@ def build_loop(
     device = Device(models, params, new_state())
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
-    spans = AdaptiveSpans(measure_costs(device, plan)) if plan.tiers else None
+    spans = AdaptiveWidth(measure_costs(device, plan)) if plan.tiers else None
     return Loop(device, new_state, plan, DRIVERS[plan.driver], tokenizer, proposer, spans)
 
 

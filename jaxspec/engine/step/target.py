@@ -16,8 +16,8 @@ from jaxspec.proposers import dflash
 from jaxspec.sampling import (
     TopLogprobs,
     greedy,
+    rejection_sample,
     sample,
-    sample_beside_drafts,
     top_logprobs,
 )
 
@@ -149,7 +149,7 @@ def _read_tokens(
         tokens = sample(logits, rows, positions)
     else:
         beside = drawn.tokens, drawn.num_drafts, drawn.logits
-        tokens = sample_beside_drafts(logits, *beside, rows, positions)
+        tokens = rejection_sample(logits, *beside, rows, positions)
     return tokens, top_logprobs(logits, tokens)
 
 
