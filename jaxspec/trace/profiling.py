@@ -1,4 +1,4 @@
-"""What the profiling flags ask for, around whatever a command lets its engine do."""
+"""The profiling flags of a command, applied while it runs its engine."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -6,17 +6,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxspec.engine.engine import Engine
-from jaxspec.trace.recording import dump_programs, recording
+from jaxspec.trace.programs import dump_programs
+from jaxspec.trace.recording import recording
 
 
 @dataclasses.dataclass(frozen=True)
 class Profiling:
-    """Named as the flags are."""
+    """Fields have the names of the flags."""
 
     profile_steps: int
     """Steps to record."""
     profile_skip: int
-    """Steps that go by first, so that compiling is over."""
+    """Steps before those, so that compiling is over."""
     profile_dir: str | None = None
     """Folder of the trace; None records nothing."""
     dump_programs: str | None = None
@@ -26,18 +27,18 @@ class Profiling:
 @contextmanager
 def profiled(
     engine: Engine,
-    asked: Profiling,
+    flags: Profiling,
     about: dict[str, Any],
     draws: bool,
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Writes the programs, then records what the engine does inside; each if it was asked for."""
-    if asked.dump_programs:
-        programs = dump_programs(engine, asked.dump_programs, draws)
-        say(f"programs: {len(programs)} in {asked.dump_programs}, sizes in memory.json")
-    if not asked.profile_dir:
+    """Writes the programs, then records what the engine does inside; each if its flag is set."""
+    if flags.dump_programs:
+        programs = dump_programs(engine, flags.dump_programs, draws)
+        say(f"programs: {len(programs)} in {flags.dump_programs}, sizes in memory.json")
+    if not flags.profile_dir:
         yield
         return
-    with recording(engine, asked.profile_dir, asked.profile_skip, asked.profile_steps, about):
+    with recording(engine, flags.profile_dir, flags.profile_skip, flags.profile_steps, about):
         yield
-    say(f"profile: python -m jaxspec.profile {asked.profile_dir}")
+    say(f"profile: python -m jaxspec.profile {flags.profile_dir}")
