@@ -1,4 +1,4 @@
-"""Peers' step times beside ours."""
+"""Other systems' step times, compared with ours."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the bench says at its end."""
+"""The title and the warnings of a benchmark's result."""
 
 import re
 
@@ -18,18 +18,18 @@ def row(method, speedup, late=0.0):
     return named | ({} if speedup is None else {"speedup": {"median": speedup}})
 
 
-def said(*rows, synthetic=False):
+def warnings_of(*rows, synthetic=False):
     return list(_warnings({"rows": rows, "synthetic": synthetic}))
 
 
-def test_the_title_says_what_was_sent():
-    found = title("tiny (random weights)", "data/some.jsonl", False, schedule(7, 5))
-    assert re.sub(r" on .*?:", ":", found) == (
+def test_the_title_names_what_was_sent():
+    line = title("tiny (random weights)", "data/some.jsonl", False, schedule(7, 5))
+    assert re.sub(r" on .*?:", ":", line) == (
         "tiny (random weights): 2 some.jsonl prompts of 5-7 tokens, up to 9 out, greedy, passes: 3"
     )
 
 
-def test_the_title_says_what_is_not_usual():
+def test_the_title_names_unusual_options():
     unusual = schedule(5, 5, temperature=0.7, request_rate=2.5)
     assert title("m", "prose", True, unusual).endswith(
         "prompts of 5 tokens, up to 9 out, temperature 0.7, 2.5 requests/s, adaptive width, "
@@ -37,12 +37,13 @@ def test_the_title_says_what_is_not_usual():
     )
 
 
-def test_nothing_to_beware_of():
-    assert said(row("none", 1.0), row("dflash", 2.0), row("ngram", None)) == []
+def test_no_warnings():
+    assert warnings_of(row("none", 1.0), row("dflash", 2.0), row("ngram", None)) == []
 
 
-def test_what_to_beware_of():
-    synthetic, slower, late = said(row("none", 1.0, 0.2), row("dflash", 0.9, 0.1), synthetic=True)
+def test_warnings():
+    rows = row("none", 1.0, 0.2), row("dflash", 0.9, 0.1)
+    synthetic, slower, late = warnings_of(*rows, synthetic=True)
     assert synthetic.startswith("* SYNTHETIC acceptance")
     assert slower == "dflash is slower than plain decoding at concurrency 4"
     assert late == "warning: 0.3 s of compiling fell into the measured passes"
