@@ -17,8 +17,7 @@ from jaxspec.trace.options import Profiling
 if TYPE_CHECKING:
     from jaxspec import Engine
     from jaxspec.engine.setup.load_models import Opened
-    from jaxspec.measure.comparison import Schedule
-    from jaxspec.measure.load import Work
+    from jaxspec.measure.load import Schedule, Work
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,10 +124,9 @@ def _bench(arguments: argparse.Namespace) -> None:
     acceptances = _acceptances(arguments)
     profiling = _prepared_outputs(arguments)
 
-    from jaxspec.measure.benchmark import measured
-    from jaxspec.measure.comparison import contenders_of
+    from jaxspec.measure.bench import benchmark, contenders_of
     from jaxspec.measure.peers import steady_decode
-    from jaxspec.measure.report import in_words
+    from jaxspec.measure.results import report
     from jaxspec.measure.workload import read_samples, work_of
 
     arguments.dataset = arguments.dataset or _default_dataset(arguments)
@@ -141,11 +139,11 @@ def _bench(arguments: argparse.Namespace) -> None:
     engines = _engines(arguments, opened, methods, schedule, acceptances)
     contenders = contenders_of(engines, acceptances)
     bandwidth = arguments.bandwidth and arguments.bandwidth * 1e9
-    figures = measured(contenders, schedule, bandwidth, arguments.breakdown, _bar)
+    figures = benchmark(contenders, schedule, bandwidth, arguments.breakdown, _bar)
     result = _about(arguments, schedule, bool(acceptances)) | figures
     if peers:
         result["steady_decode"] = steady_decode(result["rows"], peers)
-    cli.say(*in_words(result))
+    cli.say(*report(result))
     _write(arguments, result)
     _profile(arguments, profiling, engines[methods[-1]], schedule)
 
@@ -181,7 +179,7 @@ def _acceptances(arguments: argparse.Namespace) -> dict[str, Acceptance]:
 
 
 def _prepared_outputs(arguments: argparse.Namespace) -> Profiling:
-    from jaxspec.measure.plots import check_plot
+    from jaxspec.measure.drawing import check_plot
 
     check_writable(arguments.json)
     check_plot(arguments.plot)
@@ -217,7 +215,7 @@ def _peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _open(arguments: argparse.Namespace) -> "Opened":
     from jaxspec.engine.setup.load_models import choose_dtype, open_models
-    from jaxspec.measure.contenders import random_pair
+    from jaxspec.measure.engines import random_pair
 
     dtype = choose_dtype(arguments.dtype)
     if arguments.model_shape:
@@ -235,7 +233,7 @@ def _open(arguments: argparse.Namespace) -> "Opened":
 def _schedule(
     arguments: argparse.Namespace, concurrencies: list[int], work: "list[Work]"
 ) -> "Schedule":
-    from jaxspec.measure.comparison import Schedule
+    from jaxspec.measure.load import Schedule
 
     return filled(Schedule, vars(arguments) | {"work": work, "concurrencies": concurrencies})
 
@@ -247,7 +245,7 @@ def _engines(
     schedule: "Schedule",
     acceptances: dict[str, Acceptance],
 ) -> "dict[str, Engine]":
-    from jaxspec.measure.contenders import engines_for
+    from jaxspec.measure.engines import engines_for
 
     return engines_for(
         opened,
@@ -274,7 +272,7 @@ def _bar(total: int, name: str, unit: str) -> Any:
 def _about(arguments: argparse.Namespace, schedule: "Schedule", synthetic: bool) -> dict[str, Any]:
     """What ran, and where."""
     from jaxspec.measure.environment import command_line, environment
-    from jaxspec.measure.report import title
+    from jaxspec.measure.results import title
 
     model = _model_in_words(arguments)
     return {
@@ -294,7 +292,7 @@ def _model_in_words(arguments: argparse.Namespace) -> str:
 
 
 def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    from jaxspec.measure.bench_plot import draw_bench
+    from jaxspec.measure.plots import draw_bench
 
     if arguments.json:
         write_json(arguments.json, result)

@@ -31,7 +31,7 @@ from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import Opened, choose_dtype, open_models
 from jaxspec.errors import LoadError
-from jaxspec.measure.contenders import compile_all, engine_for
+from jaxspec.measure.engines import compile_all, engine_for
 from jaxspec.measure.environment import environment
 from jaxspec.measure.load import Load, Run, Work, run_load
 from jaxspec.text.tokenizer import Tokenizer

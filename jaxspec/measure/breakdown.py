@@ -1,17 +1,18 @@
-"""What a speculative step's parts take when each is a program of its own."""
+"""What the parts of a speculative step take when each is a program of its own."""
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.setup.timing import seconds_per_call
+from jaxspec.engine.step.state import EngineState
 from jaxspec.engine.step.upload import filled
 
 CALLS, ROUNDS = 10, 5
@@ -19,58 +20,52 @@ PARTS = ("draft", "verify", "accept")
 """accept: acceptance and commit."""
 
 
-def part_ms(engine: Engine, rows: int, context: int) -> dict[str, float]:
-    """Milliseconds of each part, with so many slots in the middle of a generation."""
+def part_ms(engine: Engine, batch: int, context: int) -> dict[str, float]:
+    """Milliseconds of each part, for `batch` requests with `context` committed positions each."""
     engine.loop.land_all()  # a step that was launched before the last reply was read
-    device, drafts_per_row = engine.loop.device, engine.loop.plan.width - 1
-    slots = jnp.arange(rows, dtype=jnp.int32)
-    drafts = filled((rows, drafts_per_row), 7)
-    num_drafts = filled((rows,), drafts_per_row)
+    device, most_drafts = engine.loop.device, engine.loop.plan.width - 1
+    slots = jnp.arange(batch, dtype=jnp.int32)
+    drafts = filled((batch, most_drafts), 7)
+    num_drafts = filled((batch,), most_drafts)
     verify = lambda: device.run("verify_step", slots, drafts, num_drafts, draws=False)
     calls: dict[str, Callable[[], Any]] = {"verify": verify}
     if engine.loop.plan.drafter:
         calls["draft"] = lambda: device.run("draft_step", slots)
-    with _seated(engine, rows, context):
+    with _seated(engine, batch, context):
         verified = verify()
         calls["accept"] = lambda: device.run("accept_step", slots, drafts, verified)
         return {part: _milliseconds(calls[part]) for part in PARTS if part in calls}
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
-    """Median over rounds of one of several asynchronous calls in a row."""
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            last = call()
-        jax.block_until_ready(last)
-        times.append((time.perf_counter() - begin) / CALLS * 1e3)
-    return statistics.median(times)
+    return 1e3 * statistics.median(seconds_per_call(call, CALLS, ROUNDS))
 
 
 @contextmanager
-def _seated(engine: Engine, rows: int, context: int) -> Iterator[None]:
-    """Slots of an idle engine as if so many positions had been committed; emptied afterwards."""
+def _seated(engine: Engine, batch: int, context: int) -> Iterator[None]:
+    """Slots of an idle engine as if `context` positions had been committed; emptied afterwards."""
     assert engine.loop.idle, "requests are running"
-    state, plan = engine.loop.device.state, engine.loop.plan
-    pages = np.zeros(state.page_table.shape, np.int32)
-    pages[:rows] = 1 + np.arange(rows * plan.max_pages).reshape(rows, -1) % (plan.num_pages - 1)
-    integers = lambda value: jnp.asarray(
-        np.where(np.arange(state.lengths.shape[0]) < rows, value, 0).astype(np.int32)
-    )
-    engine.loop.device.state = dataclasses.replace(
-        state,
-        page_table=jnp.asarray(pages),
-        lengths=integers(context),
-        limits=integers(plan.max_model_len),
-    )
+    device, plan = engine.loop.device, engine.loop.plan
+    pages = 1 + np.arange(batch * plan.max_pages).reshape(batch, -1) % (plan.num_pages - 1)
+    device.state = _with_slots(device.state, pages, context, plan.max_model_len)
     try:
         yield
     finally:
-        engine.loop.device.state = dataclasses.replace(
-            engine.loop.device.state,
-            page_table=jnp.zeros_like(jnp.asarray(pages)),
-            lengths=integers(0),
-            limits=integers(0),
-        )
+        device.state = _with_slots(device.state, np.zeros_like(pages), 0, 0)
+
+
+def _with_slots(
+    state: EngineState | None, pages: Int[np.ndarray, "batch max_pages"], length: int, limit: int
+) -> EngineState:
+    """The first slots with these pages, length and limit; the others empty."""
+    assert state is not None, "the engine's state was lost"
+    num_slots, batch = len(state.lengths), len(pages)
+    per_slot = lambda value: jnp.asarray([value] * batch + [0] * (num_slots - batch), jnp.int32)
+    page_table = np.zeros(state.page_table.shape, np.int32)
+    page_table[:batch] = pages
+    return dataclasses.replace(
+        state,
+        page_table=jnp.asarray(page_table),
+        lengths=per_slot(length),
+        limits=per_slot(limit),
+    )

@@ -1,4 +1,4 @@
-"""The bench as a command, on the golden pair: what it counts, draws, records and refuses."""
+"""The bench command on the golden pair: what it counts, draws, records and refuses."""
 
 import json
 import pathlib
@@ -112,12 +112,12 @@ def test_prompts_are_what_the_model_knows():
     assert chosen == {"--model": "prose", "--model-shape": "random", "demo pair": "python"}
 
 
-def test_spans_that_adapt_and_options_of_the_methods_arrive(folder, capsys):
+def test_adaptive_width_and_options_of_the_methods_arrive(folder, capsys):
     file = folder / "adaptive.json"
     drawn = ["--synthetic-acceptance-rates", "1,1,1", "--adaptive", "--num-drafts", "2"]
     small = [*SMALL, "--passes", "1", "--methods", "dflash,ngram"]
     assert bench.main([*small, *drawn, "--json", str(file)]) == 0
-    assert "adaptive spans" in capsys.readouterr().err
+    assert "adaptive width" in capsys.readouterr().err
     drafted, looked_up = json.loads(file.read_text())["rows"]
     assert drafted["compile_s_while_measured"] == 0
     assert drafted["speculation"]["mean_acceptance_length"] > 1
@@ -205,15 +205,15 @@ def test_readable_profiles_are_prepared_before_jax_starts(command, tmp_path):
         (["--plot", "x.xyz"], 2, "no pictures of type 'xyz'"),
     ],
 )
-def test_mistakes_in_reading_a_trace_come_before_its_tables(arguments, code, said, capsys):
+def test_mistakes_in_reading_a_trace_are_found_before_its_tables(arguments, code, said, capsys):
     assert profile.main(["tests/data/traces/h100-8b-dflash", *arguments]) == code
     out, err = capsys.readouterr()
     assert not out and len(err.splitlines()) == 1 and said in err
 
 
 def test_speedups_stand_apart():
-    from jaxspec.measure.bench_plot import _speedup
-    from jaxspec.measure.plots import pyplot
+    from jaxspec.measure.drawing import pyplot
+    from jaxspec.measure.plots import _speedup
 
     rows = [
         {"method": method, "acceptance_of": "", "concurrency": 1, "speedup": {"median": times}}

@@ -1,11 +1,12 @@
-"""Peers' step times beside ours."""
+"""Other systems' step times, compared with ours."""
 
 import json
 
 import pytest
 
 from jaxspec.errors import LoadError, UsageError
-from jaxspec.measure.peers import peer_table, read_peers, steady_decode
+from jaxspec.measure.peers import read_peers, steady_decode
+from jaxspec.measure.results import steady_table
 
 ROWS = [
     {"system": "X 1", "model": "Qwen3-8B", "mode": m, "concurrency": 4, "step_ms_median": t}
@@ -42,7 +43,7 @@ def test_all_on_equal_terms(tmp_path):
         ("jaxspec", "plain"): 1000, ("jaxspec", "dflash"): 2000, ("jaxspec", "ngram"): 1600,
         ("X 1", "plain"): 800, ("X 1", "dflash"): 2500,
     }  # fmt: skip
-    lines = peer_table(found)
+    lines = steady_table(found)
     assert "8.00" in lines[-1] and "2500" in lines[-1] and "-" in lines[-1].split()
     assert len({len(line) for line in lines[1:]}) == 1, "columns line up"
 

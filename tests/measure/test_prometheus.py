@@ -1,4 +1,4 @@
-"""The snapshot in Prometheus' own words."""
+"""The engine's snapshot as Prometheus text."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ FINISHED = PooledStats(
 STATS = EngineStats(1, 2, 3, 12, None, FINISHED, Latencies())
 
 
-def test_what_it_says():
+def test_counters_and_gauges():
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -37,7 +37,7 @@ def test_what_it_says():
     assert found["jaxspec:spec_decode_num_accepted_tokens_total", None] == 4
     assert found["jaxspec:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
     assert found["jaxspec:synthetic_acceptance", None] == 0
-    assert not any("peak_memory" in name for name, _ in found), "the CPU does not say"
+    assert not any("peak_memory" in name for name, _ in found), "the CPU does not report it"
 
 
 REQUESTS = (

@@ -21,6 +21,7 @@ def script():
     spec = importlib.util.spec_from_file_location(
         "research_loop", ROOT / "scripts" / "research_loop.py"
     )
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -42,7 +43,7 @@ def found(script, opened, case):
     return script.run(opened, case["prompt"], TOKENS, script.look_back_or_drafter, rule)
 
 
-def test_without_tolerance_it_says_what_greedy_decoding_says(found, case):
+def test_without_tolerance_tokens_are_those_of_greedy_decoding(found, case):
     assert found.tokens == case["greedy"][:TOKENS]
     assert sum(found.acceptance_lengths) >= TOKENS - 1 > sum(found.acceptance_lengths[:-1])
 

@@ -1,4 +1,4 @@
-"""Rows of the table from runs that are known."""
+"""Rows of the table, from made-up runs."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.stats.acceptance import RequestStats
 from jaxspec.measure.floor import StepBytes
 from jaxspec.measure.load import Load, Run, due_times
-from jaxspec.measure.results import add_speedups, percentiles, row_of, table
+from jaxspec.measure.results import Row, add_speedups, percentiles, row_of, table
 
 
 def run(seconds, *lengths, step=0.01):
@@ -20,12 +20,12 @@ def run(seconds, *lengths, step=0.01):
     return Run(seconds, outputs, (step, step, 2 * step))
 
 
-def row(method, concurrency, runs, label=""):
-    named = {"method": method, "acceptance_of": label}
+def row(method, concurrency, runs, label="") -> Row:
+    named: Row = {"method": method, "acceptance_of": label}
     return named | row_of(concurrency, runs, LEAST, 1e5)
 
 
-LEAST = StepBytes(verify=1000, draft=0, target_row=2, draft_row=0)
+LEAST = StepBytes(verify=1000, draft=0, target_position=2, draft_position=0)
 
 
 def test_a_row():

@@ -1,4 +1,4 @@
-"""Statistics held against counts made by hand."""
+"""Statistics against counts made by hand."""
 
 import pytest
 
@@ -14,7 +14,7 @@ PLACES = 3
 
 
 def served(steps, max_tokens=100, stop_ids=(), submitted=1.0, seated=1.5):
-    """A request's life: steps of (tokens, drafts verified, time), the first one its prefill."""
+    """Statistics of a request with these steps: (tokens, drafts verified, time), prefill first."""
     params = SamplingParams(max_tokens=max_tokens)
     request = Request(
         1, (5, 6), params, frozenset(stop_ids), 0, TextStream(), stop_scan(()), submitted, 0

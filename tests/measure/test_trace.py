@@ -10,10 +10,10 @@ from jax.profiler import ProfileData
 
 from jaxspec import profile
 from jaxspec.errors import LoadError
-from jaxspec.trace.recording import scopes
+from jaxspec.trace.programs import op_names_of
+from jaxspec.trace.reading import read_trace
 from jaxspec.trace.scopes import scope_of
-from jaxspec.trace.tables import in_words, summarise
-from jaxspec.trace.trace import read_trace
+from jaxspec.trace.tables import report, summarise
 
 HLO = """HloModule jit_spec_step, is_scheduled=true
 
@@ -85,7 +85,7 @@ GPU = {
 
 
 def test_scopes_of_a_program():
-    found = scopes(HLO)
+    found = op_names_of(HLO)
     assert found["module"] == "jit_spec_step"
     assert found["op_names"]["fusion.1"] == "jit(spec_step)/draft/a/mlp/down/dot"
     assert scope_of(found["op_names"]["fusion.2"], "") == ("verify", "qkv")
@@ -110,7 +110,7 @@ def test_scope_of_an_instruction(name, module, expected):
 
 def test_sums_by_scope_gaps_and_steps(folder):
     run = {"bytes": {"verify": 2000}, "copy_bytes_per_second": 1e9}  # 2 us per step
-    trace = read_trace(folder(GPU, [scopes(HLO)], run))
+    trace = read_trace(folder(GPU, [op_names_of(HLO)], run))
     found = summarise(trace)
     assert (found["steps"], found["kernels"]) == (2, 5), "other lines repeat the stream's"
     assert found["kernel_ms"] == pytest.approx(0.065)
@@ -125,7 +125,7 @@ def test_sums_by_scope_gaps_and_steps(folder):
         "phase": "verify", "part": "qkv", "name": "gemm_b", "calls": 2,
         "ms": pytest.approx(0.04), "us_per_call": pytest.approx(20), "share": 0,
     }  # fmt: skip
-    assert any("gemm_b" in line for line in in_words(found, trace.run, top=3))
+    assert any("gemm_b" in line for line in report(found, trace.run, top=3))
 
 
 def test_nested_instructions_count_once_and_threads_overlap(folder):
@@ -133,7 +133,7 @@ def test_nested_instructions_count_once_and_threads_overlap(folder):
         "worker/1": [("call", 0, 10, of("fusion.1")), ("inner", 2, 6, of("fusion.2"))],
         "worker/2": [("other", 5, 10, of("fusion.2")), ("no instruction", 0, 99, {})],
     }
-    found = summarise(read_trace(folder({"/host:CPU": host}, [scopes(HLO)])))
+    found = summarise(read_trace(folder({"/host:CPU": host}, [op_names_of(HLO)])))
     assert found["kernel_ms"] == pytest.approx(0.020), "4 of the call itself, 6 inside, 10 beside"
     assert found["busy_ms"] == found["wall_ms"] == pytest.approx(0.015)
 
@@ -141,7 +141,7 @@ def test_nested_instructions_count_once_and_threads_overlap(folder):
 def test_programs_of_one_name_are_told_apart_by_their_instructions(folder):
     other = {"module": "jit_spec_step", "op_names": {"only.here": "jit(f)/accept/x"}}
     host = {"w": [("a", 0, 1, of("fusion.1")), ("b", 2, 1, of("only.here", program=2))]}
-    trace = read_trace(folder({"/host:CPU": host}, [other, scopes(HLO)]))
+    trace = read_trace(folder({"/host:CPU": host}, [other, op_names_of(HLO)]))
     assert [kernel.phase for kernel in trace.kernels] == ["draft", "accept"]
 
 
@@ -149,7 +149,7 @@ H100 = pathlib.Path(__file__).parents[1] / "data" / "traces" / "h100-8b-dflash"
 
 
 def test_launches_of_a_program_begin_with_its_first_instruction(folder):
-    trace = read_trace(folder(GPU, [scopes(HLO)]))
+    trace = read_trace(folder(GPU, [op_names_of(HLO)]))
     spans = [(launch.start_ns, launch.end_ns) for launch in trace.launches]
     assert spans == [(0, 32e3), (60e3, 90e3)]
     assert summarise(trace)["device_ms_per_step"] == pytest.approx((32 + 30) / 2 / 1e3)
@@ -167,13 +167,13 @@ def test_a_command_buffer_is_one_launch_whatever_is_inside(folder):
     ]
     planes = {"/device:GPU:0": {"Stream #1(Compute)": stream}, "/host:CPU": STEPS}
     about = {"mode": "timing", "environment": {"device": "NVIDIA H100"}}
-    trace = read_trace(folder(planes, [scopes(HLO)], about))
+    trace = read_trace(folder(planes, [op_names_of(HLO)], about))
     found = summarise(trace)
     assert [launch.end_ns - launch.start_ns for launch in trace.launches] == [25e3, 25e3]
     assert found["device_ms_per_step"] == pytest.approx(0.025)
-    assert "--profile-readable" in "".join(in_words(found, trace.run, top=1))
+    assert "--profile-readable" in "".join(report(found, trace.run, top=1))
     found["timing_ms_per_step"] = 0.016
-    assert "125.0% of the 0.016 ms" in "".join(in_words(found, trace.run, top=1))
+    assert "125.0% of the 0.016 ms" in "".join(report(found, trace.run, top=1))
 
 
 def test_three_steps_of_an_h100():
@@ -194,7 +194,7 @@ def test_three_steps_of_an_h100():
     assert 0.85 < phases["verify"]["floor_fraction"] < phases["draft"]["floor_fraction"] < 1
 
 
-def test_a_picture_that_nobody_asked_for_may_fail(tmp_path, capsys, monkeypatch):
+def test_a_picture_without_a_flag_may_fail(tmp_path, capsys, monkeypatch):
     shutil.copytree(H100, tmp_path / "trace")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert profile.main([str(tmp_path / "trace")]) == 0

@@ -1,7 +1,8 @@
-"""Engines over the same parameters, one per method, with only the programs the loads need."""
+"""Engines that share parameters, one per method, with only the programs that the loads need."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.typing import DTypeLike
@@ -21,20 +22,20 @@ from jaxspec.proposers.methods import METHODS
 
 
 def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) -> Opened:
-    """A published geometry with random weights and a drafter to it; nothing is downloaded."""
+    """A published geometry with random weights, and a drafter for it; nothing is downloaded."""
     config = qwen3(shape)
     draft = dflash_for(config, block_size)
-    models = Models(Qwen3(config, draft.target_layer_ids, dtype), DFlash(draft, dtype))
+    target, drafter = Qwen3(config, draft.target_layer_ids, dtype), DFlash(draft, dtype)
     target_key, drafter_key = jax.random.split(jax.random.key(seed))
     params = {
-        "target": random_params(models.target, target_key),
-        "drafter": random_params(models.drafter, drafter_key),
+        "target": random_params(target, target_key),
+        "drafter": random_params(drafter, drafter_key),
     }
-    return Opened(models, jax.block_until_ready(params), None, None)
+    return Opened(Models(target, drafter), jax.block_until_ready(params), None, None)
 
 
 def without_drafter(opened: Opened) -> Opened:
-    """The target alone: it captures no features, so that plain decoding pays for none."""
+    """The target alone; it captures no features, which plain decoding does not need."""
     target = dataclasses.replace(opened.models.target, capture=())
     return dataclasses.replace(
         opened, models=Models(target, None), params={"target": opened.params["target"]}
@@ -47,9 +48,9 @@ def engines_for(
     concurrencies: Sequence[int],
     work: Sequence[Work],
     page_size: int,
-    **options,
+    **options: Any,
 ) -> dict[str, Engine]:
-    """One per method, with room for the longest of these requests in every slot."""
+    """An engine per method, with room for the longest of these requests in every slot."""
     longest = max(len(one.prompt) + one.params.max_tokens for one in work)
     pages_each = -(-(longest + _widest_block(opened)) // page_size)
     return {
@@ -74,11 +75,15 @@ def _widest_block(opened: Opened) -> int:
 
 
 def engine_for(
-    opened: Opened, method: str, rows: Sequence[int], prompt_lengths: Sequence[int], **options
+    opened: Opened,
+    method: str,
+    batch_sizes: Sequence[int],
+    prompt_lengths: Sequence[int],
+    **options: Any,
 ) -> Engine:
-    """An engine whose decode steps come in these numbers of rows and no others, and whose prefill
-    steps are as wide as prompts of these lengths need. Spans that adapt keep the numbers of rows
-    whose steps they have measured."""
+    """An engine that compiles decode steps for these batch sizes only, and prefill steps only as
+    wide as prompts of these lengths need. With an adaptive width it keeps the batch sizes whose
+    steps it has measured."""
     if method in METHODS and not METHODS[method].drafter:
         opened = without_drafter(opened)
     if method == "none":
@@ -88,7 +93,7 @@ def engine_for(
     )
     plan = engine.loop.plan
     fixed = plan.exact or plan.tiers
-    buckets = plan.shapes.row_buckets if fixed else tuple(sorted(rows))
+    buckets = plan.shapes.row_buckets if fixed else tuple(sorted(batch_sizes))
     prefill = _needed_shapes(plan.shapes.prefill_shapes, prompt_lengths)
     engine.loop.plan = dataclasses.replace(plan, shapes=Shapes(buckets, prefill))
     return engine
@@ -97,7 +102,8 @@ def engine_for(
 def _needed_shapes(
     shapes: tuple[tuple[int, int], ...], prompt_lengths: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Those of the widest width, and of narrower ones that the end of some prompt fits into."""
+    """The shapes of the largest width, and of each smaller one that the last chunk of some prompt
+    fits into."""
     widths = sorted({width for _, width in shapes})
     ends = {(length - 1) % widths[-1] + 1 for length in prompt_lengths}
     needed = {widths[-1], *(next(w for w in widths if w >= end) for end in ends)}
@@ -105,7 +111,7 @@ def _needed_shapes(
 
 
 def compile_all(engines: Sequence[Engine], draws: bool) -> int:
-    """Compiles every program that these engines can need; says how many."""
+    """Compiles every program that these engines can need, and returns their number."""
     return compile_side_by_side(
         engine.loop.device.lower(step, *inputs, **static)
         for engine in engines
