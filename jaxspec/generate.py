@@ -190,14 +190,13 @@ def _outputs(
     profiling: Profiling,
 ) -> "list[RequestOutput]":
     """Compiles, generates and prints the text, then the statistics."""
-    from jaxspec.console.ahead import compile_ahead
     from jaxspec.console.report import summary
     from jaxspec.measure.compile_clock import CompileClock
     from jaxspec.measure.environment import command_line
     from jaxspec.trace.profiling import profiled
 
     begin = time.perf_counter()
-    compile_ahead(engine, ids, params)
+    engine.warm_up(ids, params)
     compile_s = time.perf_counter() - begin
     about = {"command": command_line("generate", arguments.given)}
     recording = profiled(engine, profiling, about, params.draws, cli.say)

@@ -29,7 +29,7 @@ from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for
 from jaxspec.engine.stats.acceptance import PooledStats, pool
 from jaxspec.engine.stats.engine_stats import EngineStats
 from jaxspec.engine.stats.latencies import Latencies, with_request
-from jaxspec.engine.step.device import Device, Program
+from jaxspec.engine.step.device import Device, Program, Step
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.proposers.device import Params
@@ -197,8 +197,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot."""
         return EngineStats(
-            waiting=len(self.loop.waiting),
-            running=len(self.loop.running),
+            waiting=self.num_waiting,
+            running=self.num_running,
             pages_in_use=self.total_pages - self.free_pages,
             pages_total=self.total_pages,
             peak_memory_bytes=peak_bytes(),
@@ -229,6 +229,10 @@ class Engine:
         want log probabilities. `only_needed` leaves out steps that only run if a request opts out
         of drafting."""
         return every_program(self.loop.device, plan or self.plan, draws, only_needed)
+
+    def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
+        """The program of one step for inputs of these shapes, not run."""
+        return self.loop.device.trace(step, *inputs, **static)
 
     @contextmanager
     def observe(self, observer: StepObserver) -> Iterator[None]:
@@ -261,10 +265,25 @@ class Engine:
             }
             device.state = dataclasses.replace(state, **empty)
 
+    def wait(self) -> None:
+        """Waits until the device has run everything that was launched."""
+        jax.block_until_ready(self.loop.device.state)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self.loop.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return len(self.loop.running)
+
     @property
     def num_decoding(self) -> int:
-        """Running requests that have their first token."""
-        return sum(bool(request.token_ids) for request in self.loop.running.values())
+        """Running requests whose prompts have been read and that have their first token."""
+        running = self.loop.running.values()
+        return sum(request.is_prefilled and bool(request.token_ids) for request in running)
 
     def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance) -> None:
         """Changes the rates at which an engine with synthetic acceptance accepts drafts. They are

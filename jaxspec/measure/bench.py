@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from jaxspec.acceptance.synthetic import Acceptance, SyntheticAcceptance
-from jaxspec.console.compile_clock import CompileClock
+from jaxspec.acceptance.synthetic import SyntheticAcceptance
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.plan import synthetic_of
+from jaxspec.engine.plan.options import Acceptance
+from jaxspec.engine.plan.planning import synthetic_of
 from jaxspec.measure.breakdown import part_ms
+from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import compile_all
 from jaxspec.measure.floor import copy_bytes_per_second, step_bytes
 from jaxspec.measure.load import Load, Run, Schedule, Work, run_load
@@ -40,7 +41,7 @@ class Contender:
         """Prepares the engine for this contender. Acceptance rates are data of its programs, which
         need not be compiled again."""
         if self.synthetic is not None:
-            self.engine.loop.device.params |= {"synthetic": self.synthetic.on_device}
+            self.engine.set_synthetic_acceptance(self.synthetic)
 
 
 def contenders_of(
@@ -49,7 +50,7 @@ def contenders_of(
     """Each drafting method once per acceptance; plain decoding accepts nothing and comes once."""
     contenders = []
     for method, engine in engines.items():
-        num_drafts = engine.loop.plan.block_size - 1
+        num_drafts = engine.plan.block_size - 1
         named = acceptances if method != "none" else {}
         synthetic = {label: synthetic_of(one, num_drafts) for label, one in named.items()}
         contenders += [Contender(method, engine, *pair) for pair in synthetic.items()]
@@ -155,8 +156,7 @@ def _turns(
 
 
 def _row(one: Contender, concurrency: int, runs: Sequence[Run], bytes_per_second: float) -> Row:
-    device = one.engine.loop.device
-    least = step_bytes(device.models, device.params)
+    least = step_bytes(one.engine.models, one.engine.params)
     named: Row = {"method": one.method, "acceptance_of": one.label}
     if one.synthetic is not None:
         named["drawn_length"] = one.synthetic.mean_length

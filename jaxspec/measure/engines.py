@@ -8,16 +8,18 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.plan import WIDTH_WITHOUT_DRAFTER
-from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.plan import shapes_for
+from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.setup.load_models import Opened
-from jaxspec.engine.setup.warmup import compile_side_by_side, needed_programs
+from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.io import Models
 from jaxspec.measure.load import Work
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.proposers.methods import METHODS
 
 
@@ -31,14 +33,15 @@ def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) ->
         "target": random_params(target, target_key),
         "drafter": random_params(drafter, drafter_key),
     }
-    return Opened(Models(target, drafter), jax.block_until_ready(params), None, None)
+    models = Models(target, (DFlashProposer(drafter),))
+    return Opened(models, jax.block_until_ready(params), None, None)
 
 
 def without_drafter(opened: Opened) -> Opened:
     """The target alone; it captures no features, which plain decoding does not need."""
     target = dataclasses.replace(opened.models.target, capture=())
     return dataclasses.replace(
-        opened, models=Models(target, None), params={"target": opened.params["target"]}
+        opened, models=Models(target), params={"target": opened.params["target"]}
     )
 
 
@@ -70,8 +73,7 @@ def engines_for(
 
 
 def _widest_block(opened: Opened) -> int:
-    drafter = opened.models.drafter
-    return max(drafter.config.block_size if drafter else 0, WIDTH_WITHOUT_DRAFTER)
+    return max(WIDTH_WITHOUT_DRAFTER, *(one.num_drafts + 1 for one in opened.models.proposers), 0)
 
 
 def engine_for(
@@ -88,15 +90,16 @@ def engine_for(
         opened = without_drafter(opened)
     if method == "none":
         options["synthetic_acceptance"] = None
-    engine = Engine.from_models(
+    sizes = EngineOptions(method=method, **options)
+    shapes = shapes_for(
+        sizes.max_batch, min(sizes.prefill_chunk, sizes.max_model_len), sizes.exact
+    )
+    if not (sizes.exact or sizes.adaptive):
+        options["batch_sizes"] = tuple(sorted(batch_sizes))
+    options["prefill_shapes"] = _needed_shapes(shapes.prefill_shapes, prompt_lengths)
+    return Engine.from_models(
         opened.models, opened.params, opened.tokenizer, method=method, **options
     )
-    plan = engine.loop.plan
-    fixed = plan.exact or plan.tiers
-    buckets = plan.shapes.row_buckets if fixed else tuple(sorted(batch_sizes))
-    prefill = _needed_shapes(plan.shapes.prefill_shapes, prompt_lengths)
-    engine.loop.plan = dataclasses.replace(plan, shapes=Shapes(buckets, prefill))
-    return engine
 
 
 def _needed_shapes(
@@ -113,7 +116,5 @@ def _needed_shapes(
 def compile_all(engines: Sequence[Engine], draws: bool) -> int:
     """Compiles every program that these engines can need, and returns their number."""
     return compile_side_by_side(
-        engine.loop.device.lower(step, *inputs, **static)
-        for engine in engines
-        for step, inputs, static in needed_programs(engine.loop.device, engine.loop.plan, draws)
+        program for engine in engines for program in engine.programs(draws, only_needed=True)
     )

@@ -1,13 +1,17 @@
 """The least time a step can take: the bytes it has to read, over the memory's bandwidth."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.engine.setup.memory import bytes_per_page
+from jaxspec.engine.setup.memory import num_bytes
 from jaxspec.engine.setup.timing import seconds_per_call
-from jaxspec.engine.step.io import Models, Params
+from jaxspec.engine.step.io import Models
+from jaxspec.proposers.device import Params
 
 COPY_BYTES = {"cpu": 2**26}
 COPY_BYTES_ACCELERATOR = 2**30
@@ -35,16 +39,26 @@ class StepBytes:
 
 def step_bytes(models: Models, params: Params) -> StepBytes:
     target = _bytes_by_path(params["target"])
-    tied = models.target.config.tie_word_embeddings
-    head = target["embedding/embedding" if tied else "head/kernel"]
-    verify = _without_embedding(target) + (head if tied else 0)
-    target_position = bytes_per_page(Models(models.target, None), 1)
-    if models.drafter is None:
-        return StepBytes(verify, 0, target_position, 0)
-    draft = _without_embedding(_bytes_by_path(params["drafter"]))
-    draft += 0 if models.drafter.config.owns_head else head
-    draft_position = bytes_per_page(models, 1) - target_position
-    return StepBytes(verify, draft, target_position, draft_position)
+    head = target.get("head/kernel") or target["embedding/embedding"]
+    tied = "head/kernel" not in target
+    return StepBytes(
+        verify=_without_embedding(target) + (head if tied else 0),
+        draft=sum(proposer.bytes_read(params, head) for proposer in models.proposers),
+        target_position=_bytes_per_position(models.target.new_cache),
+        draft_position=sum(
+            _bytes_per_position(partial(proposer.new_state, positions=1))
+            for proposer in models.proposers
+        ),
+    )
+
+
+def _bytes_per_position(new_cache: Callable[..., Any]) -> int:
+    """Bytes by which a cache grows with a page of one position."""
+    sizes = (
+        num_bytes(jax.eval_shape(partial(new_cache, num_slots=1, num_pages=pages, page_size=1)))
+        for pages in (2, 1)
+    )
+    return next(sizes) - next(sizes)
 
 
 def _bytes_by_path(params: Params) -> dict[str, int]:

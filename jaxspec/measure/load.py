@@ -150,13 +150,7 @@ def due_times(count: int, load: Load) -> list[float]:
 
 
 def _is_steady(engine: Engine, concurrency: int) -> bool:
-    loop = engine.loop
-    running = loop.running.values()
-    return (
-        not loop.waiting
-        and len(running) == concurrency
-        and all(request.is_prefilled and request.token_ids for request in running)
-    )
+    return engine.num_waiting == 0 and engine.num_decoding == engine.num_running == concurrency
 
 
 def _check(outputs: Iterable[RequestOutput]) -> None:

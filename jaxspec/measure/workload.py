@@ -26,7 +26,7 @@ def read_samples(requests: Requests) -> list[Sample] | None:
 def work_of(requests: Requests, samples: list[Sample] | None, opened: Opened) -> list[Work]:
     """The requests of these samples as token ids; random ids if there are no samples."""
     if samples is None:
-        samples = _random(requests, opened.models.target.config.vocab_size)
+        samples = _random(requests, opened.models.target.vocab_size)
     samples = samples[: requests.num_prompts]
     prompts = enumerate(zip(samples, _token_ids(requests, samples, opened), strict=True))
     return [

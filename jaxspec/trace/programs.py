@@ -7,7 +7,6 @@ import jax
 
 from jaxspec.console.files import make_folder, write_json
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.setup.warmup import every_program
 
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name=\"([^\"]*)\"")
 
@@ -28,12 +27,11 @@ def hlo_of(program: jax.stages.Compiled) -> str:
 def dump_programs(engine: Engine, folder: str, draws: bool) -> list[dict[str, Any]]:
     """Writes the HLO of every step program that the engine can need, and what memory it takes."""
     place, sizes = make_folder(folder), []
-    device = engine.loop.device
-    for number, (step, inputs, static) in enumerate(every_program(device, engine.loop.plan, draws)):
-        compiled = device.lower(step, *inputs, **static).compile()
-        name = f"{number:02d}-{step}"
+    for number, program in enumerate(engine.programs(draws)):
+        compiled = program.traced.lower().compile()
+        name = f"{number:02d}-{program.name}"
         (place / f"{name}.hlo.txt").write_text(hlo_of(compiled))
-        shapes = [str(leaf.shape) for leaf in jax.tree.leaves(inputs)]
+        shapes = [str(leaf.shape) for leaf in jax.tree.leaves(program.inputs)]
         sizes.append({"program": name, "inputs": shapes, **_memory_of(compiled)})
     write_json(place / "memory.json", sizes)
     return sizes
