@@ -1,4 +1,4 @@
-"""The programs that the first steps need, compiled side by side before any step."""
+"""Compiles the programs that the first steps need, in parallel, before any step runs."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from jaxspec.errors import UsageError
 
 
 def compile_ahead(engine: Engine, prompts: Sequence[list[int]], params: SamplingParams) -> None:
-    """Side by side; one after another, as they come up, would leave cores idle."""
+    """Compiles in parallel; one after another, when a step needs them, would leave cores idle."""
     compile_side_by_side(_first_programs(engine, _that_fit(engine, prompts, params), params.draws))
 
 
 def _that_fit(
     engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
 ) -> list[list[int]]:
-    """Those that can ever run; where none can, nothing needs to be compiled to say so."""
+    """The prompts that can run at all; if there are none, nothing needs to be compiled."""
     refusals = [engine.refusal(prompt, params) for prompt in prompts]
     if all(refusals):
         raise UsageError(refusals[0])
@@ -31,8 +31,8 @@ def _that_fit(
 def _first_programs(
     engine: Engine, prompts: Sequence[Sequence[int]], draws: bool
 ) -> Iterator[jax.stages.Lowered]:
-    """Of the first prompts to be seated, while nobody has ended; what else comes up is compiled
-    when it does."""
+    """The programs of the first prompts that get a slot, until one of them ends; any others are
+    compiled when a step needs them."""
     device, plan = engine.loop.device, _for_first(engine.loop.plan, prompts)
     for step, inputs, static in needed_programs(device, plan, draws):
         yield device.lower(step, *inputs, **static)
