@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from jaxspec.engine.setup.load_models import Opened
     from jaxspec.measure.load import Schedule, Work
 
+PUBLISHED_BLOCK_SIZE = 16
+"""Block size of the published drafters, which --model-shape imitates."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(given)
-    arguments.given = given
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(argv)
+    arguments.argv = argv
     return cli.run(lambda: _bench(arguments), arguments.debug)
 
 
@@ -99,7 +102,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", metavar="FILE", help="Write all figures, and where they were measured"
+        "--json", metavar="FILE", help="Write all figures, with the machine and the versions"
     )
     group.add_argument("--plot", metavar="PNG", help="Draw them; needs the extra `plot`")
     group.add_argument(
@@ -112,7 +115,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         help="Memory bandwidth for the lower bound of a step's time (default: measured by a copy)",
     )
     group.add_argument(
-        "--anchors", metavar="FILE", help="Other systems' step times, to print beside ours"
+        "--anchors", metavar="FILE", help="Other systems' step times, to compare with"
     )
     cli.add_debug(group)
 
@@ -130,12 +133,12 @@ def _bench(arguments: argparse.Namespace) -> None:
     from jaxspec.measure.workload import read_samples, work_of
 
     arguments.dataset = arguments.dataset or _default_dataset(arguments)
-    asked = filled(Requests, vars(arguments))
-    samples = read_samples(asked)
+    requests = filled(Requests, vars(arguments))
+    samples = read_samples(requests)
     _name_models(arguments)
     peers = _peers(arguments)
     opened = _open(arguments)
-    schedule = _schedule(arguments, concurrencies, work_of(asked, samples, opened))
+    schedule = _schedule(arguments, concurrencies, work_of(requests, samples, opened))
     engines = _engines(arguments, opened, methods, schedule, acceptances)
     contenders = contenders_of(engines, acceptances)
     bandwidth = arguments.bandwidth and arguments.bandwidth * 1e9
@@ -164,8 +167,8 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
         raise UsageError("expected one form of synthetic acceptance: a length, or rates")
     if arguments.profile_concurrency not in (None, *concurrencies):
-        found = arguments.profile_concurrency
-        raise UsageError(f"--profile-concurrency {found}; expected one of {concurrencies}")
+        concurrency = arguments.profile_concurrency
+        raise UsageError(f"--profile-concurrency {concurrency}; expected one of {concurrencies}")
 
 
 def _acceptances(arguments: argparse.Namespace) -> dict[str, Acceptance]:
@@ -219,7 +222,8 @@ def _open(arguments: argparse.Namespace) -> "Opened":
 
     dtype = choose_dtype(arguments.dtype)
     if arguments.model_shape:
-        return random_pair(arguments.model_shape, arguments.block_size or 16, dtype, arguments.seed)
+        block_size = arguments.block_size or PUBLISHED_BLOCK_SIZE
+        return random_pair(arguments.model_shape, block_size, dtype, arguments.seed)
     return open_models(
         arguments.model,
         arguments.draft_model,
@@ -270,17 +274,17 @@ def _bar(total: int, name: str, unit: str) -> Any:
 
 
 def _about(arguments: argparse.Namespace, schedule: "Schedule", synthetic: bool) -> dict[str, Any]:
-    """What ran, and where."""
+    """What was measured, and on what."""
     from jaxspec.measure.environment import command_line, environment
     from jaxspec.measure.results import title
 
     model = _model_in_words(arguments)
     return {
-        "command": command_line("bench", arguments.given),
+        "command": command_line("bench", arguments.argv),
         "environment": environment(),
         "title": title(model, arguments.dataset, arguments.adaptive, schedule),
         "synthetic": synthetic,
-        "arguments": {k: v for k, v in vars(arguments).items() if k != "given"},
+        "arguments": {k: v for k, v in vars(arguments).items() if k != "argv"},
     }
 
 
@@ -311,7 +315,7 @@ def _profile(
 
     concurrency = arguments.profile_concurrency or max(schedule.concurrencies)
     about = {
-        "command": command_line("bench", arguments.given),
+        "command": command_line("bench", arguments.argv),
         "concurrency": concurrency,
         "prompt_tokens": [len(one.prompt) for one in schedule.work],
     }
