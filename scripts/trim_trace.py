@@ -44,16 +44,25 @@ def main() -> None:
 
 def kept_lines(planes: Iterable[Any]) -> list[tuple[str, str, list[tuple]]]:
     """(plane, line, events); an event is name, start, length in nanoseconds, stats."""
-    lines = []
-    for plane in planes:
-        for line in plane.lines:
-            device = plane.name.startswith("/device:") and line.name.startswith("Stream")
-            events = [event_of(event) for event in line.events]
-            if plane.name == "/host:CPU":
-                events = [event for event in events if event[0] == "step"]
-            if device or (plane.name == "/host:CPU" and events):
-                lines.append((plane.name, line.name, events))
-    return lines
+    lines = ((plane, line, kept_events(plane, line)) for plane in planes for line in plane.lines)
+    return [
+        (plane.name, line.name, events)
+        for plane, line, events in lines
+        if is_stream(plane, line) or events
+    ]
+
+
+def kept_events(plane: Any, line: Any) -> list[tuple[str, float, float, dict[str, Any]]]:
+    """All events of a stream, the step marks of a host thread."""
+    if is_stream(plane, line):
+        return [event_of(event) for event in line.events]
+    if plane.name != "/host:CPU":
+        return []
+    return [event_of(event) for event in line.events if event.name == "step"]
+
+
+def is_stream(plane: Any, line: Any) -> bool:
+    return plane.name.startswith("/device:") and line.name.startswith("Stream")
 
 
 def event_of(event: Any) -> tuple[str, float, float, dict[str, Any]]:

@@ -39,10 +39,10 @@ def test_no_more_than_was_drafted_and_the_same_again():
     assert (drawn(half, 4) != drawn(half, 4, seed=4)).any()
 
 
-@pytest.mark.parametrize("asked", [0.5, 5.1, (), (0.5, 0.6), (1.2,), (0.5,) * 5])
-def test_what_cannot_be_drawn_is_refused(asked):
+@pytest.mark.parametrize("acceptance", [0.5, 5.1, (), (0.5, 0.6), (1.2,), (0.5,) * 5])
+def test_what_cannot_be_drawn_is_refused(acceptance):
     with pytest.raises(UsageError, match="synthetic acceptance"):
-        synthetic_of(asked, 4)
+        synthetic_of(acceptance, 4)
 
 
 def test_it_is_drawn_on_the_device():

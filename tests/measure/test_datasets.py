@@ -50,7 +50,7 @@ def test_random_ids_are_seeded_and_within_the_vocabulary():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"prompt": "a"}\n{"prompt": ', "line 2: not JSON"),
         ('{"prompt": "a"}\n{"question": "b"}', "line 2: expected \"prompt\".*found 'question'"),
@@ -65,10 +65,10 @@ def test_random_ids_are_seeded_and_within_the_vocabulary():
         ("\n", "no prompt in it"),
     ],
 )
-def test_a_malformed_file_is_named_with_its_line(tmp_path, text, said):
+def test_a_malformed_file_is_named_with_its_line(tmp_path, text, message):
     path = tmp_path / "set.jsonl"
     path.write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read_file(str(path))
 
 

@@ -136,9 +136,9 @@ def test_counts_stay_within_what_was_drafted():
 
 
 def test_json_has_every_definition_once_by_name():
-    found = stats_object(served([((1,), 0, 2.0), ((2, 3), 3, 2.5)]))
-    assert found["num_draft_tokens"] == 3 and found["acceptance_histogram"] == (0, 1, 0, 0)
-    assert {"ttft_s", "tpot_s", "itl_s", "queue_s", "synthetic"} <= set(found)
+    fields = stats_object(served([((1,), 0, 2.0), ((2, 3), 3, 2.5)]))
+    assert fields["num_draft_tokens"] == 3 and fields["acceptance_histogram"] == (0, 1, 0, 0)
+    assert {"ttft_s", "tpot_s", "itl_s", "queue_s", "synthetic"} <= set(fields)
 
 
 def test_a_drawn_acceptance_is_marked():

@@ -104,8 +104,8 @@ def test_a_wide_step_in_vain_counts_against_the_request_that_caused_it():
     proposer = NgramProposer(OPTIONS)
     proposer.commit(1, [1, 2, 1])
     proposer.commit(2, [1, 2, 3])
-    asked = [len(proposer.propose(1, 4)) for _ in range(3) if not proposer.commit(1, [1])]
-    assert all(asked) and not proposer.propose(2, 4)
+    drafts = [len(proposer.propose(1, 4)) for _ in range(3) if not proposer.commit(1, [1])]
+    assert all(drafts) and not proposer.propose(2, 4)
     proposer.commit(1, [1])
     proposer.commit(2, [4])
     assert proposer.lookups[1].gate.judged == 3 and not proposer.propose(1, 4)

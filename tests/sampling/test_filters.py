@@ -62,11 +62,11 @@ def test_filters_keep_what_the_oracle_keeps(case):
     kept_somewhere = set()
     for seed in range(20):
         logits = np.random.default_rng([case, seed]).normal(size=VOCAB, scale=2).astype(np.float32)
-        found = np.asarray(filtered(jnp.asarray(logits), alone))
-        kept = set(np.flatnonzero(np.isfinite(found)).tolist())
+        logits_left = np.asarray(filtered(jnp.asarray(logits), alone))
+        kept = set(np.flatnonzero(np.isfinite(logits_left)).tolist())
         assert kept == kept_by_hand(logits, **params)
         np.testing.assert_allclose(
-            found[list(kept)], logits[list(kept)] / params["temperature"], 1e-6
+            logits_left[list(kept)], logits[list(kept)] / params["temperature"], 1e-6
         )
         kept_somewhere |= {len(kept)}
     assert kept_somewhere != {VOCAB} or params == {"temperature": 1.0}
@@ -111,25 +111,25 @@ def test_draws_follow_the_filtered_distribution():
 def test_logprobs_are_the_model_s_own():
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, VOCAB)), jnp.float32)
     chosen = jnp.asarray([[0, 1, 2], [3, 4, 5]], jnp.int32)
-    found = top_logprobs(logits, chosen)
+    top = top_logprobs(logits, chosen)
     expected = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     own = np.take_along_axis(expected, np.asarray(chosen)[..., None], -1)[..., 0]
-    np.testing.assert_allclose(found.chosen, own, rtol=1e-6)
-    np.testing.assert_allclose(found.values, -np.sort(-expected, -1)[..., :20], rtol=1e-6)
-    np.testing.assert_array_equal(found.tokens, np.argsort(-expected, -1)[..., :20])
+    np.testing.assert_allclose(top.chosen, own, rtol=1e-6)
+    np.testing.assert_allclose(top.values, -np.sort(-expected, -1)[..., :20], rtol=1e-6)
+    np.testing.assert_array_equal(top.tokens, np.argsort(-expected, -1)[..., :20])
 
 
 @pytest.mark.parametrize("vocab", [20, 63, 64, 65, 1000, 4096])
 @pytest.mark.parametrize("values", ["spread", "tied", "with minus infinity"])
 def test_the_likeliest_are_those_of_a_sort(vocab, values):
     """Ties included, which bf16 logits are full of: the lower id comes first."""
-    found = np.random.default_rng(vocab).normal(size=(2, 3, vocab)).astype(np.float32)
+    logprobs = np.random.default_rng(vocab).normal(size=(2, 3, vocab)).astype(np.float32)
     if values != "spread":
-        found = np.round(found)
+        logprobs = np.round(logprobs)
     if values == "with minus infinity":
-        found[..., 5:] = -np.inf
-    expected_values, expected_tokens = jax.lax.top_k(jnp.asarray(found), 20)
-    top_values, top_tokens = likeliest(jnp.asarray(found), 20)
+        logprobs[..., 5:] = -np.inf
+    expected_values, expected_tokens = jax.lax.top_k(jnp.asarray(logprobs), 20)
+    top_values, top_tokens = likeliest(jnp.asarray(logprobs), 20)
     np.testing.assert_array_equal(top_values, expected_values)
     np.testing.assert_array_equal(top_tokens, expected_tokens)
 
@@ -140,9 +140,9 @@ def test_nothing_is_sorted_if_no_request_has_a_temperature():
     positions = jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
     cold, hot = {"temperature": 0.0}, {"temperature": 1.0, "seed": 5}
     alone = sample(logits, sampling_of(cold, cold), positions)
-    beside = sample(logits, sampling_of(cold, hot), positions)
+    together = sample(logits, sampling_of(cold, hot), positions)
     assert alone.tolist() == jnp.argmax(logits, axis=-1).tolist()
-    assert beside[0].tolist() == alone[0].tolist() and beside[1].tolist() != alone[1].tolist()
+    assert together[0].tolist() == alone[0].tolist() and together[1].tolist() != alone[1].tolist()
     jaxpr = jax.make_jaxpr(sample)(logits, sampling_of(cold, cold), positions)
     always = [str(step) for step in jaxpr.eqns if step.primitive.name != "cond"]
     assert len(always) == len(jaxpr.eqns) - 1
