@@ -39,7 +39,9 @@ def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) ->
 
 def without_drafter(opened: Opened) -> Opened:
     """The target alone; it captures no features, which plain decoding does not need."""
-    target = dataclasses.replace(opened.models.target, capture=())
+    target = opened.models.target
+    assert isinstance(target, Qwen3), "a checkpoint holds a Qwen3 target"
+    target = dataclasses.replace(target, capture=())
     return dataclasses.replace(
         opened, models=Models(target), params={"target": opened.params["target"]}
     )

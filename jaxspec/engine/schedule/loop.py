@@ -138,7 +138,7 @@ class Loop:
         free = [slot for slot in range(self.plan.num_slots) if slot not in taken]
         while self.waiting and free and not self.suspects:
             request = self.waiting[0]
-            positions = request.length_limit + self.plan.block_size
+            positions = self.plan.positions_of(request.length_limit)
             if not pages.can_admit(self.book, positions):
                 return
             book = pages.admit(self.book, request.id, positions)
