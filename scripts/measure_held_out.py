@@ -70,7 +70,7 @@ def main() -> None:
 def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engine:
     """With programs for these batches alone."""
     length = options.prompt_tokens + options.tokens
-    block = opened.models.drafter.config.block_size
+    block = opened.models.proposers[0].num_drafts + 1
     pages = -(-(length + block) // options.page_size)
     return engine_for(
         opened,

@@ -12,16 +12,25 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec.engine.step.programs import Device
 
 from jaxspec import cli
 from jaxspec.engine.setup.load_models import Opened, open_models
-from jaxspec.engine.step.io import PromptChunk, Seat, Verified
+from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.io import Admission, Drafting, PromptChunk, Verified
 from jaxspec.engine.step.state import empty_state
+from jaxspec.engine.step.steps import (
+    admit_step,
+    commit_step,
+    draft_step,
+    prefill_step,
+    verify_step,
+)
+from jaxspec.proposers.device import Drafts
 from jaxspec.sampling import SlotSampling
 
 PAGE_SIZE = 64
@@ -74,16 +83,16 @@ def run(
     """Draft, propose, verify, accept, commit, until there are that many tokens."""
     device = seated(opened, len(prompt) + tokens)
     slots = jnp.array([SLOT], jnp.int32)
+    most = opened.models.proposers[0].num_drafts
+    drafting, wanted = Drafting(0, most + 1), jnp.array([most], jnp.int32)
     reply, lengths, features = [read_prompt(device, prompt)], [], []
     while len(reply) < tokens:
-        drafted = np.asarray(device.run("draft_step", slots))[0]
+        drafted = np.asarray(device.run(draft_step, slots, wanted, drafting=drafting).tokens)[0]
         drafts = propose([*prompt, *reply], drafted)
-        num_drafts = jnp.array([len(drafts)], jnp.int32)
-        verified = device.run(
-            "verify_step", slots, jnp.asarray(drafts)[None], num_drafts, draws=True
-        )
+        block = Drafts(jnp.asarray(drafts)[None], jnp.array([len(drafts)], jnp.int32))
+        verified = device.run(verify_step, slots, block, draws=True)
         kept = keep(drafts, verified)
-        device.run("commit_step", slots, verified, jnp.array([kept], jnp.int32))
+        device.run(commit_step, slots, verified, jnp.array([kept], jnp.int32))
         reply += [*drafts[:kept].tolist(), int(verified.tokens[0, kept])]
         lengths.append(kept + 1)
         features.append(np.asarray(verified.features[0, : kept + 1], np.float32))
@@ -92,18 +101,17 @@ def run(
 
 def seated(opened: Opened, length: int) -> Device:
     """A state with one slot, all of whose pages belong to it."""
-    target, drafter = opened.models.target, opened.models.drafter
-    assert drafter is not None, "a drafter was opened"
-    pages = -(-(length + drafter.config.block_size) // PAGE_SIZE)
-    caches = [model.new_cache(2, pages + 1, PAGE_SIZE) for model in (target, drafter)]
-    state = empty_state(*caches, 1, pages, PAGE_SIZE)
-    device = Device(opened.models, opened.params, state)
+    models = replace(opened.models, page_size=PAGE_SIZE)
+    positions = length + models.proposers[0].num_drafts + 1
+    pages = -(-positions // PAGE_SIZE)
+    state = empty_state(models, 1, pages + 1, pages, positions)
+    device = Device(models, opened.params, state)
     zero, whole = jnp.zeros((), jnp.int32), jnp.ones(())
     greedy = SlotSampling(
         temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.uint32(0)
     )
     all_pages = jnp.arange(1, pages + 1, dtype=jnp.int32)
-    device.run("seat_step", Seat(zero, all_pages, jnp.int32(length), greedy))
+    device.run(admit_step, Admission(zero, all_pages, jnp.int32(length), greedy))
     return device
 
 
@@ -111,7 +119,7 @@ def read_prompt(device: Device, prompt: list[int]) -> int:
     """Reads the prompt and returns the token after it."""
     one = lambda value: jnp.array([value], jnp.int32)
     chunk = PromptChunk(one(SLOT), jnp.array([prompt], jnp.int32), one(0), one(len(prompt)))
-    return int(device.run("prefill_step", chunk, draws=False).tokens[0, 0])
+    return int(device.run(prefill_step, chunk, draws=False).tokens[0, 0])
 
 
 def main(argv: list[str] | None = None) -> Generation:

@@ -11,6 +11,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.errors import LoadError
+from jaxspec.measure.options import Passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,22 +24,14 @@ class Work:
     """How to continue it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule(Passes):
     """The requests of a benchmark, and how every contender is sent them."""
 
     work: Sequence[Work]
     """The requests."""
     concurrencies: Sequence[int]
     """Most requests at once; every pass goes through all of these."""
-    passes: int
-    """Passes at every concurrency."""
-    requests_per_slot: int | None = None
-    """Requests of a pass per concurrent one; None sends all."""
-    request_rate: float | None = None
-    """Arrivals per second; None sends the next as soon as one has ended."""
-    seed: int = 0
-    """Seed of the gaps between arrivals."""
 
     @property
     def draws(self) -> bool:

@@ -22,7 +22,7 @@ PHASE_OF_MODULE = {
     "jit_draft_step": "draft",
     "jit_verify_step": "verify",
     "jit_commit_step": "commit",
-    "jit_seat_step": "seat",
+    "jit_admit_step": "admit",
 }
 UNKNOWN = "(no scope)"
 
