@@ -318,6 +318,7 @@ class Engine:
             stream=TextStream(),
             scan=stop_scan(params.stop),
             submitted_at=time.perf_counter(),
+            draws=params.draws,
         )
 
     def _refusal(self, request: Request) -> str | None:

@@ -125,7 +125,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def every_page_is_free_or_held_once_by_the_living(self):
         book = self.loop.book
-        held = [page for holding in book.held.values() for page in holding.pages]
+        held = [page for pages in book.held.values() for page in pages]
         assert sorted([*held, *book.free]) == list(range(1, self.loop.plan.num_pages))
         assert set(book.held) == set(self.loop.running)
         assert self.engine.free_pages + len(held) == self.engine.total_pages

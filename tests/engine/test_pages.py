@@ -26,7 +26,7 @@ class Book(RuleBasedStateMachine):
                 pages.admit(before, self.next_id, positions)
             return
         self.book = pages.admit(before, self.next_id, positions)
-        held = self.book.held[self.next_id].pages
+        held = self.book.held[self.next_id]
         assert len(held) == -(-positions // PAGE_SIZE) and set(held) <= set(before.free)
         assert self.next_id not in before.held, "the old book changed"
         self.positions[self.next_id] = positions
@@ -34,37 +34,16 @@ class Book(RuleBasedStateMachine):
 
     @precondition(lambda self: self.positions)
     @rule(data=st.data())
-    def commit(self, data):
-        request = data.draw(st.sampled_from(sorted(self.positions)))
-        committed = self.book.held[request].positions
-        positions = data.draw(st.integers(committed, self.positions[request]))
-        before = self.book
-        self.book = pages.commit(before, {request: positions})
-        assert self.book.held[request].positions == positions
-        assert self.book.held[request].pages == before.held[request].pages
-
-    @precondition(lambda self: self.positions)
-    @rule(data=st.data())
-    def commit_beyond_the_pages(self, data):
-        request = data.draw(st.sampled_from(sorted(self.positions)))
-        before = self.book
-        beyond = len(before.held[request].pages) * PAGE_SIZE + 1
-        with pytest.raises(AssertionError, match="positions beyond the pages"):
-            pages.commit(before, {request: beyond})
-        assert self.book == before
-
-    @precondition(lambda self: self.positions)
-    @rule(data=st.data())
     def release(self, data):
         request = data.draw(st.sampled_from(sorted(self.positions)))
-        held = self.book.held[request].pages
+        held = self.book.held[request]
         self.book = pages.release(self.book, request)
         assert set(held) <= set(self.book.free)
         del self.positions[request]
 
     @invariant()
     def every_page_is_in_one_place_and_the_trash_page_in_none(self):
-        held = [page for holding in self.book.held.values() for page in holding.pages]
+        held = [page for pages in self.book.held.values() for page in pages]
         assert sorted([*held, *self.book.free]) == list(range(1, PAGES))
         assert self.book.total == PAGES - 1
 

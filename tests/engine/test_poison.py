@@ -18,7 +18,7 @@ def stale_cells(loop: Loop) -> np.ndarray:
     plan, lengths = loop.plan, np.asarray(loop.device.state.lengths)
     stale = np.ones((plan.num_pages, plan.page_size), bool)
     for id, request in loop.running.items():
-        pages = np.array(loop.book.held[id].pages)
+        pages = np.array(loop.book.held[id])
         at = np.arange(lengths[request.slot])
         stale[pages[at // plan.page_size], at % plan.page_size] = False
     return stale

@@ -83,7 +83,10 @@ class Plan:
     drawn_drafts: bool = False
     """Whether the drafter draws its drafts for requests that sample."""
     host_drafts: bool = False
-    """Whether drafts come from the host, which then has to read each step before the next."""
+    """Whether drafts come from the host."""
+    reads_before_decoding: bool = False
+    """Whether the host has to read every result before it launches the next decode step: if it
+    drafts, or accepts."""
 
     @property
     def max_pages(self) -> int:
@@ -100,22 +103,15 @@ class Plan:
         may begin at its end."""
         return length_limit + self.block_size
 
-    @property
-    def reads_before_decoding(self) -> bool:
-        """Whether the host has to know every result before it launches the next decode step."""
-        return self.host_drafts or self.driver == "lockstep"
-
     def decode_programs(
         self, batch: int, width: int, host_drafts: bool, draws: bool
     ) -> DecodePrograms:
         """For a step in which the device drafts `width - 1` tokens per request, 0 if width is 1."""
-        whole = self.exact or host_drafts
-        drafting = None
+        lockstep, whole, drafting = self.driver == "lockstep", self.exact or host_drafts, None
         if width > 1:
             assert self.proposer is not None, "no device proposer drafts for this engine"
-            draft_width = self.width if whole else width
-            drafting = Drafting(self.proposer, draft_width, draws and self.drawn_drafts)
-        lockstep = self.driver == "lockstep"
+            width = self.width if whole else width
+            drafting = Drafting(self.proposer, width, draws and self.drawn_drafts)
         return DecodePrograms(
             batch=batch,
             width=self.width if whole else width,

@@ -1,6 +1,6 @@
 """From models and options to a plan. What cannot work is refused here."""
 
-import dataclasses
+import functools
 import logging
 
 import jax
@@ -10,6 +10,8 @@ from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.models.target import Target
+from jaxspec.proposers.device import DeviceProposer
 from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
 
@@ -35,6 +37,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         added = (uses.device(options, width - 1),)
     elif options.exact:  # so that every method compiles the same programs
         added = (lookup_of(options, width - 1),)
+    host_drafts = uses.host is not None and not on_device
     max_model_len = context_limit(models, options.max_model_len)
     chunk = min(options.prefill_chunk, max_model_len)
     plan = Plan(
@@ -52,15 +55,24 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
-        host_drafts=uses.host is not None and not on_device,
+        host_drafts=host_drafts,
+        reads_before_decoding=host_drafts or driver == "lockstep",
     )
-    models = dataclasses.replace(
-        models,
-        proposers=(*models.proposers, *added),
-        page_size=options.page_size,
-        synthetic=options.synthetic_acceptance is not None,
+    models = _same_models(
+        models.target,
+        (*models.proposers, *added),
+        options.page_size,
+        options.synthetic_acceptance is not None,
     )
     return models, plan
+
+
+@functools.lru_cache
+def _same_models(
+    target: Target, proposers: tuple[DeviceProposer, ...], page_size: int, synthetic: bool
+) -> Models:
+    """Equal models as one object."""
+    return Models(target, proposers, page_size, synthetic)
 
 
 def _shapes(options: EngineOptions, chunk: int) -> Shapes:

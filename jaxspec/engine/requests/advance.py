@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from jaxspec.engine.requests.request import Increment, Request, TokenLogprobs
-from jaxspec.engine.stats.acceptance import count_step
+from jaxspec.engine.requests.request import Increment, Request, Tally, TokenLogprobs
 from jaxspec.text.stream import feed_text, feed_tokens, finish_text, finish_tokens
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -20,7 +19,7 @@ def emit(
     before = request
     request = dataclasses.replace(
         request,
-        tally=count_step(request.tally, len(tokens), num_drafts),
+        tally=_count_step(request.tally, len(tokens), num_drafts),
         arrivals=(*request.arrivals, now),
     )
     for token, logprob in zip(tokens, logprobs or [None] * len(tokens)):
@@ -36,6 +35,13 @@ def end(request: Request, reason: str, error: str | None = None) -> tuple[Reques
     """Ends a request for a reason other than its own tokens: abort or error."""
     ended = _add_held_text(dataclasses.replace(request, finish_reason=reason, error=error))
     return ended, _difference(request, ended)
+
+
+def _count_step(tally: Tally, emitted: int, num_drafts: int) -> Tally:
+    """Adds one step; a step without drafts is plain decoding and not a verify step."""
+    if num_drafts == 0:
+        return tally
+    return Tally((*tally.acceptance_lengths, emitted), (*tally.drafts, num_drafts))
 
 
 def _add_token(

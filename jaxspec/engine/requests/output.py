@@ -44,7 +44,7 @@ def _stats(request: Request, num_drafts: int, synthetic: bool) -> RequestStats:
     arrivals = request.arrivals
     first = arrivals[0] if arrivals else request.submitted_at
     return RequestStats(
-        **counts_of(request.tally, num_drafts),
+        **counts_of(request.tally.acceptance_lengths, request.tally.drafts, num_drafts),
         prompt_tokens=len(request.prompt),
         generation_tokens=len(request.token_ids),
         acceptance_lengths=request.tally.acceptance_lengths,

@@ -3,10 +3,18 @@
 import dataclasses
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.stats.acceptance import Tally
 from jaxspec.text.stream import StopScan, TextStream
 
 TokenLogprobs = dict[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Running counts of a request's verify steps, with an entry per step."""
+
+    acceptance_lengths: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
+    """Drafts that were verified."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +33,8 @@ class Request:
     scan: StopScan
     """Holds back text that may be the beginning of a stop string."""
     submitted_at: float
+    draws: bool = False
+    """Whether it needs more than the likeliest tokens: it samples, or wants log probabilities."""
     slot: int | None = None
     """Its place in the engine's state; None while it waits."""
     prefilled: int = 0
@@ -58,13 +68,8 @@ class Request:
         return len(self.prompt) + self.params.max_tokens - 1
 
     @property
-    def committed(self) -> int:
-        """Committed positions, as far as the host has read: all tokens but the newest."""
-        return len(self.prompt) + max(len(self.token_ids) - 1, 0)
-
-    @property
     def is_prefilled(self) -> bool:
-        return self.prefilled == len(self.context)
+        return self.prefilled == len(self.prompt) + self.resumed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,9 +44,21 @@ class Drafters:
     proposer: HostProposer | None
     adaptive: AdaptiveWidth | None
 
-    @property
-    def all(self) -> list[HostProposer | AdaptiveWidth]:
-        return [one for one in (self.proposer, self.adaptive) if one is not None]
+    def commit(
+        self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
+    ) -> None:
+        """Tells them which tokens a request has, and what became of its drafts."""
+        if self.proposer is not None:
+            self.proposer.commit(request, tokens, num_drafts, accepted)
+        if self.adaptive is not None:
+            self.adaptive.commit(request, tokens, num_drafts, accepted)
+
+    def release(self, request: int) -> None:
+        """The request has ended, or will be read again."""
+        if self.proposer is not None:
+            self.proposer.release(request)
+        if self.adaptive is not None:
+            self.adaptive.release(request)
 
 
 def choose_decode(
@@ -54,21 +66,21 @@ def choose_decode(
 ) -> tuple[DecodePrograms, list[Sequence[int]]]:
     """The programs for these requests, and the drafts that the host proposes for each of them."""
     batch = plan.shapes.batch_for(len(requests))
-    draws = any(request.params.draws for request in requests)
-    of_host = [_host_drafts(plan, drafters.proposer, request) for request in requests]
+    draws = any(request.draws for request in requests)
+    of_host: list[Sequence[int]] = []
+    if drafters.proposer is not None:
+        of_host = [_host_drafts(plan, drafters.proposer, request) for request in requests]
     width = _device_width(plan, drafters, requests, batch, wanted=any(of_host))
     if not plan.host_drafts:  # the host only decided whether the device drafts
         of_host = []
     return plan.decode_programs(batch, width, any(of_host), draws), of_host
 
 
-def _host_drafts(plan: Plan, proposer: HostProposer | None, request: Request) -> Sequence[int]:
+def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequence[int]:
     """No longer than the budget: the last token is the target's own."""
     left = request.params.max_tokens - len(request.token_ids)
     room = min(plan.width, left) - 1
-    if proposer is None or room < 1 or not request.params.speculate:
-        return ()
-    return proposer.propose(request.id, room)
+    return proposer.propose(request.id, room) if room > 0 and request.params.speculate else ()
 
 
 def _device_width(
@@ -79,8 +91,8 @@ def _device_width(
         return 1
     if drafters.adaptive is not None:
         return drafters.adaptive.width(batch, [request.id for request in requests])
-    asks_host = drafters.proposer is not None and not plan.drafter
-    return plan.width if wanted or not asks_host else 1
+    host_decides = drafters.proposer is not None and not plan.drafter
+    return plan.width if wanted or not host_decides else 1
 
 
 def decode_inputs(
@@ -96,7 +108,7 @@ def decode_inputs(
     return DecodeInputs(
         slots=device.integers(tuple(request.slot for request in requests), batch, plan.num_slots),
         num_drafts=device.integers(wanted, batch, 0),
-        of_host=_drafts_of_host(device, programs, of_host),
+        of_host=_drafts_of_host(device, programs, of_host) if programs.apart else None,
     )
 
 
@@ -116,10 +128,16 @@ def launch_decode(
     device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs
 ) -> StepResult:
     """Runs one decode step, or with a `Tracer` traces the programs that it would run."""
+    if programs.apart:
+        return _launch_apart(device, programs, inputs)
+    static = {"drafting": programs.drafting, "draws": programs.draws}
+    return device.run(decode_step, inputs.slots, inputs.num_drafts, **static)
+
+
+def _launch_apart(
+    device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs
+) -> StepResult:
     slots, draws = inputs.slots, programs.draws
-    if not programs.apart:
-        drafting = programs.drafting
-        return device.run(decode_step, slots, inputs.num_drafts, drafting=drafting, draws=draws)
     drafts = _draft(device, programs, inputs)
     verified = device.run(verify_step, slots, drafts, draws=draws)
     if not programs.accepts_on_host:

@@ -105,17 +105,19 @@ class Loop:
     def _step(self) -> None:
         """A decode step is launched first; then the results of the step before are read. If the
         host has a part in the next step, it reads everything before."""
-        self._admit()
+        if self.waiting:
+            self._admit()
         in_flight = len(self.launched)
-        self._prefill()
+        if unread := [r for r in self._candidates() if not r.is_prefilled]:
+            self._prefill(unread)
         if self.plan.reads_before_decoding:
             self.read_results()
             in_flight = 0
-        self._decode()
-        newest = 0 if self.plan.driver == "lockstep" else len(self.launched) - in_flight
-        self.read_results(but=newest)
+        if ready := self._ready_to_decode():
+            self._decode(ready)
+        lockstep = self.plan.driver == "lockstep" or self.suspects
+        self.read_results(but=0 if lockstep else len(self.launched) - in_flight)
         if self.suspects:
-            self.read_results()
             self._clear_suspects()
 
     def take_increments(self, of: Iterable[int]) -> list[Increment]:
@@ -154,36 +156,31 @@ class Loop:
                 raise
 
     def _admit_on_device(self, request: Request) -> None:
-        held = self.book.held[request.id].pages
+        held = self.book.held[request.id]
         self.device.run(admit_step, admission_of(request, held, self.plan.max_pages))
 
     # Launching
 
-    def _prefill(self) -> None:
+    def _prefill(self, unread: list[Request]) -> None:
         """Launches the next chunk of the prompts that came first."""
-        unread = [request for request in self._candidates() if not request.is_prefilled]
-        if not unread:
-            return
         left = [len(request.context) - request.prefilled for request in unread]
         batch, width = self.plan.shapes.prefill_for(left)
         chosen = unread[:batch]
         self.stepping = tuple(request.id for request in chosen)
-        draws = self.plan.exact or any(request.params.draws for request in chosen)
+        draws = self.plan.exact or any(request.draws for request in chosen)
         chunk = prompt_chunk(chosen, batch, width, self.plan.num_slots)
         result = self.device.run(prefill_step, chunk, draws=draws)
         for request in chosen:
             tokens = request.context[request.prefilled : request.prefilled + width]
-            self._inform_drafters(request, tokens)
+            if request.params.speculate:
+                self.drafters.commit(request.id, tokens)
         read = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
         self.running.update({request.id: request for request in read})
         unfinished = frozenset(request.id for request in read if not request.is_prefilled)
         self._note_launched(Launched(self.stepping, result, unfinished))
 
-    def _decode(self) -> None:
-        """Launches a decode step of every request that is ready for one."""
-        requests = self._ready_to_decode()
-        if not requests:
-            return
+    def _decode(self, requests: list[Request]) -> None:
+        """Launches a decode step of these requests."""
         self.stepping = tuple(request.id for request in requests)
         programs, of_host = choose_decode(self.plan, self.drafters, requests)
         inputs = decode_inputs(self.device, self.plan, programs, requests, of_host)
@@ -210,17 +207,6 @@ class Loop:
             leaf.copy_to_host_async()
         self.launched.append(step)
 
-    def _inform_drafters(
-        self, request: Request, tokens: tuple[int, ...], num_drafts: int = 0, accepted: int = 0
-    ) -> None:
-        if request.params.speculate:
-            for drafter in self.drafters.all:
-                drafter.commit(request.id, tokens, num_drafts, accepted)
-
-    def _release_drafters(self, id: int) -> None:
-        for drafter in self.drafters.all:
-            drafter.release(id)
-
     # Reading results
 
     def read_results(self, but: int = 0) -> None:
@@ -241,23 +227,20 @@ class Loop:
         for index, id in enumerate(step.requests):
             emitted = int(result.emitted[index])
             if id in self.running and id not in step.unfinished_prompts and emitted:
-                request, increment = self._with_tokens(self.running[id], result, index, now)
-                drafts = int(result.num_drafts[index])
-                self._inform_drafters(request, increment.token_ids, drafts, emitted - 1)
-                self._publish(request, increment)
-        live = [id for id in step.requests if id in self.running]
-        self.book = pages.commit(self.book, {id: self.running[id].committed for id in live})
+                self._give_tokens(self.running[id], result, index, now)
 
-    def _with_tokens(
-        self, request: Request, result: StepResult, index: int, now: float
-    ) -> tuple[Request, Increment]:
-        tokens = result.tokens[index, : result.emitted[index]].tolist()
-        logprobs = logprobs_of(request, result.logprobs, index, tokens)
+    def _give_tokens(self, request: Request, result: StepResult, index: int, now: float) -> None:
+        tokens, logprobs = result.tokens[index, : result.emitted[index]].tolist(), []
+        if (wanted := request.params.logprobs) is not None:
+            logprobs = logprobs_of(wanted, result.logprobs, index, tokens)
         drafts = int(result.num_drafts[index])
         try:
-            return emit(request, tokens, drafts, logprobs, self.tokenizer, now)
+            request, increment = emit(request, tokens, drafts, logprobs, self.tokenizer, now)
         except Exception as error:  # in its own text or stop strings: no other request's fault
-            return end(request, "error", _reason(error))
+            request, increment = end(request, "error", _reason(error))
+        if request.params.speculate:
+            self.drafters.commit(request.id, increment.token_ids, drafts, len(tokens) - 1)
+        self._publish(request, increment)
 
     def _publish(self, request: Request, increment: Increment) -> None:
         self.increments.append(increment)
@@ -266,7 +249,7 @@ class Loop:
             return
         self.running.pop(request.id, None)
         self.finished[request.id] = request
-        self._release_drafters(request.id)
+        self.drafters.release(request.id)
         if request.id in self.book.held:
             self.book = pages.release(self.book, request.id)
 
@@ -317,7 +300,7 @@ class Loop:
         self.device.state = self.new_state()
         for id, request in self.running.items():
             self.running[id] = replace(request, prefilled=0, resumed=len(request.token_ids))
-            self._release_drafters(id)
+            self.drafters.release(id)
             self._admit_on_device(self.running[id])
         self.state_lost = False
 

@@ -139,22 +139,6 @@ def pool(stats: Iterable[RequestStats], start: PooledStats | None = None) -> Poo
     return pooled
 
 
-@dataclasses.dataclass(frozen=True)
-class Tally:
-    """Running counts of a request, from which its statistics are made; an entry per verify step."""
-
-    acceptance_lengths: tuple[int, ...] = ()
-    drafts: tuple[int, ...] = ()
-    """Drafts that were verified."""
-
-
-def count_step(tally: Tally, emitted: int, num_drafts: int) -> Tally:
-    """Adds one step's result; a step without drafts is plain decoding and is not counted."""
-    if num_drafts == 0:
-        return tally
-    return Tally((*tally.acceptance_lengths, emitted), (*tally.drafts, num_drafts))
-
-
 class CountFields(TypedDict):
     """The fields of `AcceptanceCounts`."""
 
@@ -164,9 +148,12 @@ class CountFields(TypedDict):
     accepted_per_position: tuple[int, ...]
 
 
-def counts_of(tally: Tally, most_drafts: int) -> CountFields:
-    """The counts of a request whose blocks have room for `most_drafts` drafts."""
-    steps = list(zip(tally.acceptance_lengths, tally.drafts, strict=True))
+def counts_of(
+    acceptance_lengths: Sequence[int], drafts: Sequence[int], most_drafts: int
+) -> CountFields:
+    """The counts of verify steps with these acceptance lengths and numbers of verified drafts, for
+    blocks with room for `most_drafts` drafts."""
+    steps = list(zip(acceptance_lengths, drafts, strict=True))
     places = range(1, most_drafts + 1)
     return {
         "num_spec_steps": len(steps),

@@ -1,8 +1,6 @@
 """What the steps take and what they give."""
 
 import dataclasses
-from functools import cached_property
-from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -14,9 +12,10 @@ from jaxspec.sampling import SlotSampling, TopLogprobs
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Models:
-    """What the steps are compiled for: static and hashable, without parameters.
+    """What the steps are compiled for: static, without parameters.
 
-    Equal models share compiled programs. The hash is kept, because every launch asks for it.
+    Compared by identity, since every launch compares them. The engine makes equal ones the same
+    object, so that engines share compiled programs.
     """
 
     target: Target
@@ -28,20 +27,6 @@ class Models:
     synthetic: bool = False
     """For benchmarks: the number of accepted drafts is drawn, at the rates in params["synthetic"],
     and drafts are not compared. The engine sets it."""
-
-    @cached_property
-    def _key(self) -> tuple[Any, ...]:
-        return self.target, self.proposers, self.page_size, self.synthetic
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Models) and self._key == other._key)
 
 
 @dataclasses.dataclass(frozen=True)

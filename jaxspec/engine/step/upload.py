@@ -62,13 +62,10 @@ def admission_of(request: Request, pages: Sequence[int], max_pages: int) -> Admi
 
 
 def logprobs_of(
-    request: Request, logprobs: TopLogprobs | None, index: int, tokens: Sequence[int]
+    wanted: int, logprobs: TopLogprobs | None, index: int, tokens: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """For each emitted token its own log probability and the top ones that were asked for; empty if
-    none were. `index` is the request's place in the batch."""
-    wanted = request.params.logprobs
-    if wanted is None:
-        return []
+    """For each emitted token its own log probability and the `wanted` largest ones. `index` is the
+    request's place in the batch."""
     assert logprobs is not None, "the step ran a program without log probabilities"
     return [_token_logprobs(logprobs, index, at, token, wanted) for at, token in enumerate(tokens)]
 
