@@ -16,18 +16,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: argparse.Namespace) -> None:
     from jaxspec.checkpoint.hub import local_folder
+    from jaxspec.training.new_drafter import DrafterShape
     from jaxspec.training.recipe import Cadence, Optimization, Recipe
-    from jaxspec.training.run import Run, Source, run
-    from jaxspec.training.shape import DrafterShape
+    from jaxspec.training.train_drafter import TrainingInputs, TrainingRun, train_drafter
 
     folder = local_folder(arguments.target, arguments.revision)
     hub_id = None if folder == Path(arguments.target).expanduser() else arguments.target
     given = vars(arguments) | {"target": folder}
-    records = (Source, DrafterShape, Recipe, Optimization, Cadence)
     epochs = arguments.epochs if arguments.steps is None else None
-    plan = Run(*(cli.filled(record, given) for record in records), epochs=epochs, hub_id=hub_id)
+    plan = TrainingRun(
+        cli.filled(TrainingInputs, given),
+        cli.filled(DrafterShape, given),
+        cli.filled(Recipe, given),
+        cli.filled(Optimization, given),
+        cli.filled(Cadence, given),
+        epochs=epochs,
+        hub_id=hub_id,
+    )
     try:
-        trained = run(plan, arguments.out)
+        trained = train_drafter(plan, arguments.out)
     except KeyboardInterrupt:
         cli.say(f"stopped; the same command goes on from what {arguments.out} holds")
         raise

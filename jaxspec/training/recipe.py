@@ -1,18 +1,13 @@
-"""Everything that decides what a training run computes, as frozen records."""
+"""The options of training as frozen records: what is learned, how, and how often it is kept."""
 
 import dataclasses
-import json
-from pathlib import Path
-from typing import Any, Literal
-
-from jaxspec.errors import LoadError, UsageError
+from typing import Literal
 
 Weighting = Literal["decay", "dpace"]
 Labels = Literal["argmax", "data", "distill"]
 
 PUBLISHED_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
-KEPT = ("states/*[0-9]", "on_policy.npz", "features/labels.npy")
-"""Patterns of what a run made and a later one would build on."""
+"""Gamma of the decay weighting by block size, as published for DFlash."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,17 +15,18 @@ class Recipe:
     """What a drafter learns from a batch of sequences."""
 
     anchors: int = 512
-    """Blocks per sequence, at places drawn anew in every step."""
+    """Blocks per sequence, at positions drawn anew in every step."""
     weighting: Weighting = "dpace"
-    """How much each place of a block counts: fixed decay, or by the chance of getting there."""
+    """How much each draft of a block counts: by a fixed decay, or by D-PACE, which follows the
+    chance that the drafts before it are accepted."""
     decay: float | None = None
-    """Gamma of exp(-(k - 1) / gamma); None takes the published value for the block size."""
+    """Gamma of exp(-(k - 1) / gamma); None is the published value for the block size."""
     dpace_floor: float = 0.5
-    """Alpha: the chance that D-PACE grants every place, however wrong."""
+    """Alpha: the least chance of acceptance that D-PACE assumes for a draft."""
     labels: Labels = "argmax"
-    """The target's own choice at every place, the data's tokens, or the target's distribution."""
+    """The target's likeliest token at every position, the data's, or the target's distribution."""
     feature_noise: float = 0.0
-    """Gaussian noise on the features, as a fraction of each row's root mean square."""
+    """Gaussian noise on the features, as a fraction of their root mean square per position."""
     head_chunk: int = 64
     """Blocks per sequence whose logits exist at one time."""
 
@@ -44,64 +40,33 @@ class Optimization:
 
     steps: int = 1000
     seconds: float | None = None
-    """Instead of steps: as many as fit into this time, compiling included. What is learned then
-    hangs on the machine, and nothing is kept to resume from."""
+    """If given, a run has as many steps as fit into this time, compilation included. What is
+    learned then depends on the machine, and the run cannot be resumed."""
     batch_size: int = 8
     """Sequences per step, over all devices and accumulated parts."""
     accumulation: int = 1
-    """Parts that a step's batch is computed in, one after the other."""
+    """Number of parts that a step's batch is divided into, computed one after the other."""
     method: Literal["adamw", "muon"] = "adamw"
-    """Muon makes all directions of a matrix's step equally long; vectors follow Adam."""
+    """Muon orthogonalizes the update of each matrix; it leaves vectors to Adam."""
     learning_rate: float = 6e-4
-    """At the top, after the warm-up; a cosine takes it to zero at the end."""
+    """The highest rate, reached after the warm-up; from there a cosine leads to zero."""
     warmup: float = 0.04
-    """Fraction of the run."""
+    """Fraction of the run in which the learning rate rises."""
     clip: float = 1.0
-    """Largest norm of the whole gradient."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it."""
     weight_decay: float = 0.0
-    """On matrices; norms are left alone."""
+    """Applied to matrices only, not to the scales of norms."""
     second_moment: float = 0.999
     """Adam's beta2."""
     compute: Literal["bfloat16", "float32"] = "bfloat16"
-    """What forward and backward run in; masters and optimizer state are float32."""
+    """Dtype of the forward and backward pass; parameters and optimizer state are float32."""
     seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """What a run leaves behind, and how often. Does not change what is learned."""
+    """How often a run writes its log and its state. Does not change what is learned."""
 
     log_every: int = 10
     """Steps between lines of log.jsonl."""
     checkpoint_minutes: float = 10.0
-
-
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Lines like `batch_size: 8 -> 16`, for every entry in which two configs differ."""
-    return [
-        f"{name}: {one.get(name, 'absent')} -> {other.get(name, 'absent')}"
-        for name in sorted({*one, *other})
-        if one.get(name, "absent") != other.get(name, "absent")
-    ]
-
-
-def echo_config(folder: Path, config: dict[str, Any]) -> None:
-    """Writes the config into a new run's folder; for an old run it must be the same.
-
-    A run that ended before it kept anything, by a mistake in its flags for one, counts as new.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "train_config.json"
-    if not path.exists() or not any(any(folder.glob(pattern)) for pattern in KEPT):
-        path.write_text(json.dumps(config, indent=2) + "\n")
-        return
-    try:
-        before = json.loads(path.read_text())
-    except ValueError as error:
-        raise LoadError(f"{path} is damaged ({error}); give another --out") from error
-    changed = differences(before, config)
-    if changed:
-        raise UsageError(
-            f"{folder} holds a run with another config ({'; '.join(changed)}); "
-            "give the same flags to resume it, or another --out"
-        )
