@@ -1,4 +1,4 @@
-"""The options of training as frozen records: what is learned, how, and how often it is kept."""
+"""The options of training as frozen records: what is learned, how, and how often a run writes."""
 
 import dataclasses
 from typing import Literal
