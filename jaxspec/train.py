@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxspec import cli
 from jaxspec.console.flags import add_flags, filled
-from jaxspec.training.recipe import Cadence, DrafterShape, Optimization, Recipe, Source
+from jaxspec.training.recipe import Cadence, DrafterShape, Optimization, Recipe, TrainingInputs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,21 +17,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: argparse.Namespace) -> None:
     from jaxspec.checkpoint.hub import local_folder
-    from jaxspec.training.run import Run, run
+    from jaxspec.training.train_drafter import TrainingRun, train_drafter
 
     folder = local_folder(arguments.target, arguments.revision)
     flags = vars(arguments) | {"target": folder}
-    plan = Run(
-        source=filled(Source, flags),
-        shape=filled(DrafterShape, flags),
-        recipe=filled(Recipe, flags),
-        optimization=filled(Optimization, flags),
-        cadence=filled(Cadence, flags),
+    plan = TrainingRun(
+        filled(TrainingInputs, flags),
+        filled(DrafterShape, flags),
+        filled(Recipe, flags),
+        filled(Optimization, flags),
+        filled(Cadence, flags),
         epochs=arguments.epochs if arguments.steps is None else None,
         hub_id=None if folder == Path(arguments.target).expanduser() else arguments.target,
     )
     try:
-        trained = run(plan, arguments.out)
+        trained = train_drafter(plan, arguments.out)
     except KeyboardInterrupt:
         cli.say(f"stopped; run the same command again to resume from what {arguments.out} holds")
         raise
@@ -58,22 +58,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_files(group: argparse._ArgumentGroup) -> None:
     hub_id_too = "Folder or hub id of a Qwen3 model"
-    add_flags(group, Source, "target", type=str, metavar="MODEL", help=hub_id_too)
+    add_flags(group, TrainingInputs, "target", type=str, metavar="MODEL", help=hub_id_too)
     group.add_argument("--revision", help="Branch, tag or commit of the target's hub id")
-    add_flags(group, Source, "data")
+    add_flags(group, TrainingInputs, "data")
     group.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="Folder to write, or to resume from"
     )
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
-    add_flags(group, Source, "length", "on_policy", "shortest_prompt", "slots", "keep_features")
+    names = ("length", "on_policy", "shortest_prompt", "slots", "keep_features")
+    add_flags(group, TrainingInputs, *names)
 
 
 def _add_drafter(group: argparse._ArgumentGroup) -> None:
     add_flags(group, DrafterShape, "block_size", "layers", "features", "layer_ids")
     add_flags(group, DrafterShape, "intermediate_size", "draft_vocab_size", "from_target")
-    add_flags(group, Source, "mask_token_id")
+    add_flags(group, TrainingInputs, "mask_token_id")
 
 
 def _add_recipe(group: argparse._ArgumentGroup) -> None:

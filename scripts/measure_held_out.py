@@ -1,14 +1,16 @@
-"""Measures a pair on held-out files: accepted lengths, equality with plain decoding, speedup.
+"""Measures a pair on held-out files: acceptance, equality with plain decoding, speedup.
 
     python scripts/measure_held_out.py --text FOLDER                             # the demo pair
     python scripts/measure_held_out.py --text FOLDER --target DIR --draft DIR
 
-Prompts are `--prompt-tokens` tokens from the start of a line a third into every file of
-demo_held_out.txt that the folder has; `--tokens` tokens, greedy unless `--temperature` says
-otherwise. Every program is compiled and run before the clock starts; of `--passes` the fastest
-counts. In float32, with products in full float32, greedy tokens must be equal to plain decoding; in
-bfloat16 other shapes round differently, and streams that part are counted. Sampled streams are not
-compared: drafts are drawn, and the same seed says something else.
+Every file of demo_held_out.txt that the folder has gives one prompt: `--prompt-tokens` tokens
+from the start of the first line after a third of the file. Each is continued by `--tokens` tokens,
+greedily or at `--temperature`. Every program is compiled and run before the clock starts, and the
+fastest of `--passes` counts.
+
+In float32, with matrix products in full float32, greedy tokens must equal those of plain decoding.
+In bfloat16 other shapes round differently; the report counts the equal streams. Sampled streams are
+not compared, because drafts are drawn too, so that the same seed gives other tokens.
 """
 
 import argparse
@@ -41,13 +43,14 @@ HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
 
 def main() -> None:
     options = parse()
-    # XLA would take float32 products in TF32, whose rounding parts streams at near ties.
+    # XLA would multiply float32 in TF32, whose rounding makes greedy streams differ at near ties.
     jax.config.update(
         "jax_default_matmul_precision", "highest" if options.dtype == "float32" else None
     )
     opened = open_models(
         options.target, options.draft, "auto", choose_dtype(options.dtype), None, None
     )
+    assert opened.tokenizer is not None, "models from a folder come with a tokenizer"
     works = works_of(options, opened.tokenizer)
     engines = [engine_of(options, opened, method) for method in ("none", options.method)]
     compile_all(engines, draws=options.temperature > 0)
@@ -68,7 +71,7 @@ def main() -> None:
 
 
 def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engine:
-    """With programs for these batches alone."""
+    """An engine with programs for the measured batch sizes only."""
     length = options.prompt_tokens + options.tokens
     block = opened.models.proposers[0].num_drafts + 1
     pages = -(-(length + block) // options.page_size)
@@ -86,15 +89,11 @@ def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engin
 
 
 def fastest(engines: list[Engine], works: list[Work], batch: int, passes: int) -> list[Run]:
-    """Each engine's best of several passes over the same requests, taken in turn."""
+    """The fastest of several passes of each engine; the engines take turns."""
     for engine in engines:
         run_load(engine, works[: 2 * batch], Load(batch))
     runs = [[run_load(engine, works, Load(batch)) for engine in engines] for _ in range(passes)]
-    return [min(of_one, key=seconds_of) for of_one in zip(*runs)]
-
-
-def seconds_of(run: Run) -> float:
-    return run.seconds
+    return [min(runs_of_one, key=lambda run: run.seconds) for runs_of_one in zip(*runs)]
 
 
 def compared(plain: Run, drafted: Run, greedy: bool) -> dict[str, Any]:
@@ -113,11 +112,12 @@ def compared(plain: Run, drafted: Run, greedy: bool) -> dict[str, Any]:
 
 
 def median_ms(run: Run) -> float | None:
-    """Of steps in which every slot was decoding."""
+    """Median over the steps in which every slot was decoding."""
     return round(1e3 * statistics.median(run.step_s), 3) if run.step_s else None
 
 
 def works_of(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Work]:
+    """One request for every held-out file that the folder has."""
     params = SamplingParams(
         max_tokens=options.tokens, ignore_eos=True, temperature=options.temperature
     )
@@ -137,20 +137,22 @@ def works_of(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Work]:
 
 
 def acceptance(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Over requests of their means, and over all steps that had drafts; both count the bonus.
-    `tokens_per_step` is over all steps, after the budget."""
+    """Mean acceptance length over the requests' means and over all steps with drafts.
+
+    `tokens_per_step` is over all steps, and counts no tokens beyond a request's budget.
+    """
     lengths = [length for one in outputs for length in one.stats.acceptance_lengths]
     means = [one.stats.mean_acceptance_length for one in outputs]
     decoded = sum(len(one.token_ids) - 1 for one in outputs)
     plain_steps = max(decoded - sum(lengths), 0)
-    places = np.sum([one.stats.accepted_per_position for one in outputs], axis=0)
+    positions = np.sum([one.stats.accepted_per_position for one in outputs], axis=0)
     return {
         "prompts": len(outputs),
         "acceptance_length": round(statistics.mean(means), 3),
         "acceptance_length_quartiles": [round(x, 3) for x in statistics.quantiles(means)],
         "acceptance_length_over_steps": round(statistics.mean(lengths), 3),
         "tokens_per_step": round(decoded / (len(lengths) + plain_steps), 3),
-        "accepted_per_place": [round(float(count) / len(lengths), 3) for count in places],
+        "accepted_per_place": [round(float(count) / len(lengths), 3) for count in positions],
     }
 
 
@@ -168,7 +170,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, default=target, metavar="DIR")
     parser.add_argument("--draft", type=Path, default=draft, metavar="DIR")
     parser.add_argument("--text", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--method", default="dflash", help="or ngram: what looking up would give")
+    parser.add_argument("--method", default="dflash", help="or ngram, for prompt lookup")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=64)

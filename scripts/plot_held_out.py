@@ -1,4 +1,4 @@
-"""Draws how often each place of the block is accepted, from what measure_held_out.py wrote.
+"""Draws how often each draft of a block is accepted, from the JSON files of measure_held_out.py.
 
     python scripts/plot_held_out.py docs/results/demo-cpu.json docs/results/demo-cpu-sampled.json \\
         docs/results/demo-h100.json --out docs/demo-acceptance.png
@@ -24,7 +24,7 @@ def main() -> None:
     for file in options.files:
         draw(axes, file.stem, read_json(file))
     axes.set(
-        xlabel="place of the draft in the block",
+        xlabel="number of the draft in the block",
         ylabel="share of steps that accept it",
         title="64 held-out files, 128 tokens each, one request at a time",
         ylim=(0, 1),
@@ -37,8 +37,8 @@ def main() -> None:
 def draw(axes: Any, name: str, report: dict[str, Any]) -> None:
     result = report["batch 1"]
     shares = result["accepted_per_place"]
-    heat = report.get("temperature")
-    mode = f"temperature {heat:g}" if heat else "greedy"
+    temperature = report.get("temperature")
+    mode = f"temperature {temperature:g}" if temperature else "greedy"
     label = (
         f"{name}: {report['environment']['device']}, {report['dtype']}, {mode}, "
         f"{result['acceptance_length_over_steps']:.2f} tokens per step"

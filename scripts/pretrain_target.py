@@ -1,8 +1,8 @@
-"""Pre-trains a small Qwen3 target, and its tokenizer, from folders of text.
+"""Pre-trains a small Qwen3 target and its tokenizer from folders of text.
 
     python scripts/pretrain_target.py --text FOLDER [FOLDER ...] --pattern '*.py' --out DIR
 
-DIR/target is a Hugging Face folder; DIR/work holds states, log and plot. Run again to resume.
+DIR/target is a Hugging Face folder; DIR/work has states, log and plot. The same command resumes.
 """
 
 import argparse
@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 from jaxspec import cli
-from jaxspec.training.pretraining.bpe import END, train_tokenizer
-from jaxspec.training.pretraining.corpus import Selection, collect, rows_of_corpus
+from jaxspec.training.pretraining.bpe import END, special_id, train_tokenizer
+from jaxspec.training.pretraining.corpus import Selection, collect, sequences_of_corpus
 from jaxspec.training.pretraining.pretrain import TargetShape, pretrain
-from jaxspec.training.recipe import Cadence, Optimization, echo_config
+from jaxspec.training.recipe import Cadence, Optimization
+from jaxspec.training.saved_config import save_config
 
 
 def main() -> None:
@@ -38,14 +39,14 @@ def main() -> None:
         compute=options.compute,
     )
     documents = collect(options.text, Selection(pattern=options.pattern))
-    decided = {**dataclasses.asdict(shape), **dataclasses.asdict(optimization)}
-    echo_config(options.out / "work", {**decided, "documents": len(documents)})
+    config = {**dataclasses.asdict(shape), **dataclasses.asdict(optimization)}
+    save_config(options.out / "work", {**config, "documents": len(documents)})
     tokenizer = train_tokenizer((text for _, text in documents), shape.vocab_size)
-    end = tokenizer.token_to_id(END)
-    rows = rows_of_corpus(documents, tokenizer, end, options.length + 1, seed=0)
-    print(f"{len(documents)} documents, {rows.tokens.size} tokens")
+    end = special_id(tokenizer, END)
+    sequences = sequences_of_corpus(documents, tokenizer, end, options.length + 1, seed=0)
+    print(f"{len(documents)} documents, {sequences.tokens.size} tokens")
     work, target = options.out / "work", options.out / "target"
-    pretrain(shape, tokenizer, rows, optimization, Cadence(), work, target)
+    pretrain(shape, tokenizer, sequences, optimization, Cadence(), work, target)
     print(target)
 
 
@@ -65,7 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1600)
-    parser.add_argument("--seconds", type=float, help="instead of steps")
+    parser.add_argument("--seconds", type=float, help="training time, instead of steps")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--compute", choices=("bfloat16", "float32"), default="bfloat16")

@@ -1,1 +1,1 @@
-"""Training of drafters, and of small targets, on the same modules and parameters that decode."""
+"""Trains drafters, and small targets, with the modules and parameter trees that also decode."""

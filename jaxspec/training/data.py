@@ -1,4 +1,4 @@
-"""Text files to rows of tokens, and the order in which a run sees them."""
+"""Text files to sequences of tokens, and the order in which a run sees them."""
 
 import dataclasses
 import functools
@@ -9,71 +9,74 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxspec.errors import LoadError
-from jaxspec.training.objective import Batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """Sequences of one length."""
+class Sequences:
+    """Sequences of one length, in host memory."""
 
-    tokens: Int[np.ndarray, "rows length"]
-    first: Int[np.ndarray, " rows"]
-    """Where the part to learn from begins in each."""
-    features: Float[np.ndarray, "rows length features"] | None = None
-    """What the target made of them, where that is kept."""
-    labels: Int[np.ndarray, "rows length"] | None = None
-    """What should be drafted at every position; goes with `features`."""
+    tokens: Int[np.ndarray, "sequences length"]
+    first: Int[np.ndarray, " sequences"]
+    """Position from which on each sequence is learned; what comes before is only context."""
+    features: Float[np.ndarray, "sequences length features"] | None = None
+    """The target's features of the tokens, if they are kept on disk."""
+    labels: Int[np.ndarray, "sequences length"] | None = None
+    """The token that should be drafted at every position; goes with `features`."""
 
-    def batch_of_step(self, step: int, batch_size: int, seed: int) -> Batch:
-        """A function of the step alone: resuming needs no state. Every epoch has its own order."""
-        places = np.arange(step * batch_size, (step + 1) * batch_size)
-        epochs, within = np.divmod(places, len(self.tokens))
+    def batch_of_step(self, step: int, batch_size: int, seed: int) -> "Sequences":
+        """A function of the step alone, so resuming needs no state.
+
+        Every epoch has its own random order; a batch may reach from one epoch into the next.
+        """
         count = len(self.tokens)
+        numbers = np.arange(step * batch_size, (step + 1) * batch_size)
+        epochs, within = np.divmod(numbers, count)
         order = {epoch: order_of_epoch(count, seed, int(epoch)) for epoch in np.unique(epochs)}
-        picked = np.array([order[epoch][place] for epoch, place in zip(epochs, within)])
-        return self.batch(picked)
+        return self.take(np.array([order[epoch][i] for epoch, i in zip(epochs, within)]))
 
-    def batch(self, picked: Int[np.ndarray, " batch"]) -> Batch:
-        tokens, first = self.tokens[picked].astype(np.int32), self.first[picked].astype(np.int32)
-        if self.features is None:
-            return Batch(tokens, first)
-        return Batch(tokens, first, self.features[picked], self.labels[picked])
+    def take(self, indices: Int[np.ndarray, " batch"]) -> "Sequences":
+        return Sequences(
+            self.tokens[indices].astype(np.int32),
+            self.first[indices].astype(np.int32),
+            None if self.features is None else self.features[indices],
+            None if self.labels is None else self.labels[indices],
+        )
 
     def save(self, path: Path) -> None:
         np.savez(path, tokens=self.tokens, first=self.first)
 
 
-@functools.lru_cache(maxsize=2)  # a step asks for one epoch, at times for the next one too
+@functools.lru_cache(maxsize=2)  # a batch may be of one epoch and the next
 def order_of_epoch(count: int, seed: int, epoch: int) -> Int[np.ndarray, " {count}"]:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def joined(*parts: Rows) -> Rows:
-    """Of one length each, without features."""
+def joined(*parts: Sequences) -> Sequences:
+    """All sequences of several parts, which have one length and no features."""
     tokens = np.concatenate([part.tokens for part in parts])
-    return Rows(tokens, np.concatenate([part.first for part in parts]))
+    return Sequences(tokens, np.concatenate([part.first for part in parts]))
 
 
-def load_rows(path: Path) -> Rows:
+def load_sequences(path: Path) -> Sequences:
     with np.load(path) as saved:
-        return Rows(saved["tokens"], saved["first"])
+        return Sequences(saved["tokens"], saved["first"])
 
 
-def text_files(places: Iterable[Path], pattern: str = "*") -> list[Path]:
-    """Files as given, and every matching file below the folders given, in a fixed order."""
-    found: list[Path] = []
-    for place in places:
-        if not place.exists():
-            raise LoadError(f"no file or folder {place}; expected text to train on")
-        below = [p for p in place.rglob(pattern) if p.is_file()] if place.is_dir() else [place]
+def text_files(paths: Iterable[Path], pattern: str = "*") -> list[Path]:
+    """The files among the paths, and every matching file below the folders, in a fixed order."""
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise LoadError(f"no file or folder {path}; expected text to train on")
+        below = [p for p in path.rglob(pattern) if p.is_file()] if path.is_dir() else [path]
         if not below:
-            raise LoadError(f"nothing named {pattern} below {place}; expected text to train on")
-        found += sorted(below)
-    return found
+            raise LoadError(f"nothing named {pattern} below {path}; expected text to train on")
+        files += sorted(below)
+    return files
 
 
 def read_document(path: Path) -> str:
-    """One text file; anything that cannot be trained on is a LoadError that names it."""
+    """The text of one file; a LoadError that names the file if it cannot be trained on."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -88,14 +91,14 @@ def read_document(path: Path) -> str:
     return text
 
 
-def rows_of_documents(
+def sequences_of_documents(
     documents: Sequence[tuple[Path, str]],
     encode: Callable[[str], list[int]],
     end_token: int | None,
     length: int,
     block_size: int,
-) -> Rows:
-    """All documents one after the other, cut into rows; what is left over at the end is dropped."""
+) -> Sequences:
+    """All documents one after the other, cut into sequences; the remainder is dropped."""
     stream: list[int] = []
     for path, text in documents:
         ids = encode(text)
@@ -105,14 +108,14 @@ def rows_of_documents(
                 "join it with another file or leave it out"
             )
         stream += ids if end_token is None else [*ids, end_token]
-    return rows_of_stream(np.array(stream, np.int32), length)
+    return sequences_of_stream(np.array(stream, np.int32), length)
 
 
-def rows_of_stream(stream: Int[np.ndarray, " tokens"], length: int) -> Rows:
+def sequences_of_stream(stream: Int[np.ndarray, " tokens"], length: int) -> Sequences:
     if len(stream) < length:
         raise LoadError(
             f"the data has {len(stream)} tokens, expected at least one sequence of {length}; "
             "give more text or a smaller --length"
         )
-    rows = stream[: len(stream) // length * length].reshape(-1, length)
-    return Rows(rows, np.zeros(len(rows), np.int32))
+    tokens = stream[: len(stream) // length * length].reshape(-1, length)
+    return Sequences(tokens, np.zeros(len(tokens), np.int32))

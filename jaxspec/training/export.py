@@ -1,4 +1,4 @@
-"""Trained models as the folders that others publish: Hugging Face, z-lab, speculators."""
+"""Writes trained models as folders in the published layouts of Hugging Face, z-lab, speculators."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from jaxspec.checkpoint.names import Source, drafter_sources, target_sources
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.parameters import Params
-from jaxspec.training.shape import target_head
+from jaxspec.training.new_drafter import target_head
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -23,8 +23,8 @@ WEIGHTS_FILE = "model.safetensors"
 def export_target(
     folder: Path, config: Qwen3Config, params: Params, dtype: DTypeLike = jnp.bfloat16
 ) -> None:
-    """A Qwen3ForCausalLM folder; its tokenizer is written by whoever has it."""
-    tensors = stored_tensors(target_sources(config), params, dtype)
+    """A Qwen3ForCausalLM folder; the caller adds the tokenizer."""
+    tensors = tensors_to_store(target_sources(config), params, dtype)
     named = {
         name if name == "lm_head.weight" else f"model.{name}": x for name, x in tensors.items()
     }
@@ -49,8 +49,8 @@ def export_target(
 def export_zlab(
     folder: Path, config: DFlashConfig, params: Params, dtype: DTypeLike = jnp.bfloat16
 ) -> None:
-    """Embedding and head are the target's and left out, and with them a reduced vocabulary."""
-    tensors = stored_tensors(drafter_sources(config), params, dtype)
+    """Leaves out embedding and head, which are the target's, and with them a reduced vocabulary."""
+    tensors = tensors_to_store(drafter_sources(config), params, dtype)
     own = {"embed_tokens.weight", "lm_head.weight", "d2t"}
     write_folder(
         folder,
@@ -80,33 +80,33 @@ def export_speculators(
     target_path: str,
     dtype: DTypeLike = jnp.bfloat16,
 ) -> None:
-    """Carries the target's embedding, and its head for the tokens that can be drafted."""
-    tensors = stored_tensors(drafter_sources(config), params, dtype)
+    """Includes the target's embedding, and its head for the tokens that can be drafted."""
+    tensors = tensors_to_store(drafter_sources(config), params, dtype)
     tensors["embed_tokens.weight"] = jnp.asarray(target_params["embedding"]["embedding"], dtype)
     if config.draft_vocab_size is None:
         tensors["lm_head.weight"] = jnp.asarray(target_head(target, target_params).T, dtype)
     else:
         tensors |= vocabulary_tensors(np.asarray(params["target_ids"]), config.vocab_size)
-    write_folder(
-        folder,
-        tensors,
-        {
-            "architectures": ["DFlashDraftModel"],
-            "speculators_model_type": "dflash",
-            "block_size": config.block_size,
-            "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
-            "mask_token_id": config.mask_token_id,
-            "aux_hidden_state_layer_ids": [id + 1 for id in config.target_layer_ids],
-            "sample_from_anchor": False,
-            "tie_word_embeddings": False,
-            "transformer_layer_config": {
-                **decoder_entries(config.decoder, dtype),
-                **mask_entries(config.block_masks),
-                "vocab_size": config.vocab_size,
-            },
-            "speculators_config": proposal_entries(config, target_path),
+    write_folder(folder, tensors, speculators_entries(config, target_path, dtype))
+
+
+def speculators_entries(config: DFlashConfig, target_path: str, dtype: DTypeLike) -> dict[str, Any]:
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "block_size": config.block_size,
+        "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
+        "mask_token_id": config.mask_token_id,
+        "aux_hidden_state_layer_ids": [id + 1 for id in config.target_layer_ids],
+        "sample_from_anchor": False,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {
+            **decoder_entries(config.decoder, dtype),
+            **mask_entries(config.block_masks),
+            "vocab_size": config.vocab_size,
         },
-    )
+        "speculators_config": proposal_entries(config, target_path),
+    }
 
 
 def proposal_entries(config: DFlashConfig, target_path: str) -> dict[str, Any]:
@@ -126,17 +126,18 @@ def proposal_entries(config: DFlashConfig, target_path: str) -> dict[str, Any]:
 
 
 def vocabulary_tensors(target_ids: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
-    """d2t holds offsets from draft to target ids, t2d which target ids are kept."""
+    """d2t holds the offsets from draft to target ids, t2d whether each target id is kept."""
     kept = np.zeros(vocab_size, bool)
     kept[target_ids] = True
     return {"d2t": target_ids.astype(np.int64) - np.arange(len(target_ids)), "t2d": kept}
 
 
-def stored_tensors(
+def tensors_to_store(
     sources: dict[str, Source], params: Params, dtype: DTypeLike
 ) -> dict[str, Array | np.ndarray]:
-    """The parameters by the names and in the shapes of the other layout."""
-    flat, stored = flatten_dict(params, sep="/"), {}
+    """The parameters under the names and in the shapes in which checkpoints store them."""
+    flat: dict[str, Any] = flatten_dict(params, sep="/")
+    stored: dict[str, Array | np.ndarray] = {}
     for path, source in sources.items():
         whole = jnp.asarray(flat[path])
         whole = whole.T if source.transposed else whole
@@ -178,7 +179,7 @@ def decoder_entries(decoder: Decoder, dtype: DTypeLike) -> dict[str, Any]:
 
 
 def mask_entries(masks: tuple[BlockMask, ...]) -> dict[str, Any]:
-    """Readers take a sliding layer for causal and a full one for bidirectional."""
+    """The layer types; readers of this layout take sliding layers as causal, full ones as not."""
     windows = {mask.window for mask in masks} - {None}
     assert all(mask.causal == (mask.window is not None) for mask in masks) and len(windows) < 2
     kinds = ["full_attention" if mask.window is None else "sliding_attention" for mask in masks]

@@ -1,4 +1,4 @@
-"""Target features computed once and kept on disk, for runs of many epochs."""
+"""Target features that are computed once and kept on disk, for runs of many epochs."""
 
 import dataclasses
 import os
@@ -11,14 +11,18 @@ from tqdm import tqdm
 
 from jaxspec.errors import UsageError
 from jaxspec.models.parameters import Params
-from jaxspec.training.data import Rows
-from jaxspec.training.objective import DrafterObjective, in_dtype
+from jaxspec.training.data import Sequences
+from jaxspec.training.objective import DrafterObjective, in_dtype, to_device
 
 
 def with_kept_features(
-    objective: DrafterObjective, target_params: Params, rows: Rows, batch_size: int, folder: Path
-) -> Rows:
-    """The rows with features and labels read from `folder`, made first if they are not there."""
+    objective: DrafterObjective,
+    target_params: Params,
+    sequences: Sequences,
+    batch_size: int,
+    folder: Path,
+) -> Sequences:
+    """The sequences with features and labels from `folder`, computed first if they are missing."""
     if objective.recipe.labels == "distill":
         raise UsageError(
             "distillation needs the target's logits, which are too large to keep; leave out "
@@ -26,42 +30,58 @@ def with_kept_features(
         )
     if not (folder / "labels.npy").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        compute(objective, target_params, rows, batch_size, folder)
+        compute_features(objective, target_params, sequences, batch_size, folder)
     features = np.load(folder / "features.npy", mmap_mode="r").view(jnp.dtype(objective.compute))
-    return dataclasses.replace(rows, features=features, labels=np.load(folder / "labels.npy"))
+    labels = np.load(folder / "labels.npy")
+    return dataclasses.replace(sequences, features=features, labels=labels)
 
 
-def compute(
-    objective: DrafterObjective, target_params: Params, rows: Rows, batch_size: int, folder: Path
+def compute_features(
+    objective: DrafterObjective,
+    target_params: Params,
+    sequences: Sequences,
+    batch_size: int,
+    folder: Path,
 ) -> None:
+    """Writes features.npy and labels.npy."""
     target_params = in_dtype(target_params, objective.compute)
-    heard = jax.jit(lambda params, batch: objective.heard(params, batch)[:2])
-    count, length = rows.tokens.shape
-    width = (
-        len(objective.drafter.config.target_layer_ids)
-        * objective.drafter.config.decoder.hidden_size
-    )
-    # numpy's format does not know bfloat16: the bits are stored as integers of the same size.
-    bits = np.dtype(f"uint{8 * jnp.dtype(objective.compute).itemsize}")
-    features = np.lib.format.open_memmap(
-        folder / "features.npy", mode="w+", dtype=bits, shape=(count, length, width)
-    )
-    reserve(folder / "features.npy")
+    outputs = jax.jit(lambda params, batch: objective.target_outputs(params, batch)[:2])
+    count, length = sequences.tokens.shape
+    features = features_file(folder / "features.npy", objective, count, length)
     labels = np.zeros((count, length), np.int32)
     for start in tqdm(range(0, count, batch_size), desc="features", unit="batch", disable=None):
-        places = np.arange(start, start + batch_size) % count
-        batch = jax.tree.map(jnp.asarray, rows.batch(places))
-        some, wanted = jax.tree.map(np.asarray, heard(target_params, batch))
-        kept = min(batch_size, count - start)
-        features[places[:kept]] = some[:kept].view(bits)
-        labels[places[:kept]] = wanted[:kept]
+        # The last batch is filled up with sequences from the start, so that all have one shape.
+        indices = np.arange(start, start + batch_size) % count
+        batch = to_device(sequences.take(indices))
+        batch_features, batch_labels = jax.tree.map(np.asarray, outputs(target_params, batch))
+        part = slice(start, min(start + batch_size, count))
+        kept = part.stop - part.start
+        features[part] = batch_features[:kept].view(features.dtype)
+        labels[part] = batch_labels[:kept]
     features.flush()
-    # Last, since its being there says that both are whole.
+    # Written last: if this file exists, both are complete.
     np.save(folder / "labels.npy", labels)
 
 
+def features_file(path: Path, objective: DrafterObjective, count: int, length: int) -> np.memmap:
+    """A file for the features of `count` sequences, mapped into memory.
+
+    numpy's format does not know bfloat16, so the bits are stored as integers of the same size.
+    """
+    config = objective.drafter.config
+    width = len(config.target_layer_ids) * config.decoder.hidden_size
+    bits = np.dtype(f"uint{8 * jnp.dtype(objective.compute).itemsize}")
+    shape = (count, length, width)
+    features = np.lib.format.open_memmap(path, mode="w+", dtype=bits, shape=shape)
+    reserve(path)
+    return features
+
+
 def reserve(path: Path) -> None:
-    """All bytes of a file at once: a full disk under a memory map ends the process by a signal."""
+    """Allocates all bytes of a file now.
+
+    If the disk were full later, writing through the memory map would end the process by a signal.
+    """
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

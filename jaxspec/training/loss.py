@@ -1,4 +1,4 @@
-"""Weighted cross entropy over the drafted places of blocks."""
+"""Weighted cross entropy over the drafts of blocks."""
 
 import jax
 import jax.numpy as jnp
@@ -7,18 +7,18 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.training.recipe import Recipe
 
 
-def decay_weights(num_drafts: int, decay: float) -> Float[Array, " {num_drafts}"]:
-    """Later places count less: exp(-(k - 1) / decay) for k = 1, 2, ..."""
-    return jnp.exp(-jnp.arange(num_drafts) / decay)
+def decay_weights(drafts: int, decay: float) -> Float[Array, " {drafts}"]:
+    """Later drafts count less: exp(-(k - 1) / decay) for k = 1, 2, ..."""
+    return jnp.exp(-jnp.arange(drafts) / decay)
 
 
 def dpace_weights(
     probabilities: Float[Array, "*blocks drafts"], floor: float
 ) -> Float[Array, "*blocks drafts"]:
-    """How much the expected accepted length hangs on each place.
+    """How much the expected acceptance length depends on each draft.
 
-    The smoothed chance of accepting places 1..j is prod (1 - floor) p_i + floor; place k is part
-    of every such prefix with j >= k.
+    The smoothed chance that drafts 1..j are all accepted is the product of (1 - floor) p_i + floor;
+    draft k is part of every such prefix with j >= k.
     """
     smoothed = (1 - floor) * probabilities + floor
     reached = jnp.cumprod(smoothed, axis=-1)
@@ -32,7 +32,7 @@ def block_loss(
     probabilities: Float[Array, "batch blocks drafts"],
     known: Bool[Array, "batch blocks drafts"],
 ) -> Float[Array, ""]:
-    """Mean over blocks; places without a label in the drafter's vocabulary do not count."""
+    """Mean over blocks; drafts whose label is not in the drafter's vocabulary do not count."""
     if recipe.weighting == "dpace":
         weights = dpace_weights(jax.lax.stop_gradient(probabilities), recipe.dpace_floor)
         return jnp.sum(weights * known * cross_entropy) / (known.shape[0] * known.shape[1])
@@ -41,19 +41,21 @@ def block_loss(
 
 
 def hard_cross_entropy(
-    logits: Float[Array, "*rows vocab"], labels: Int[Array, "*rows"]
-) -> Float[Array, "*rows"]:
+    logits: Float[Array, "*tokens vocab"], labels: Int[Array, "*tokens"]
+) -> Float[Array, "*tokens"]:
+    """Against one label per token."""
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def soft_cross_entropy(
-    logits: Float[Array, "*rows vocab"], target_logits: Float[Array, "*rows vocab"]
-) -> Float[Array, "*rows"]:
+    logits: Float[Array, "*tokens vocab"], target_logits: Float[Array, "*tokens vocab"]
+) -> Float[Array, "*tokens"]:
+    """Against the target's distribution."""
     weights = jax.nn.softmax(target_logits, axis=-1)
     return -jnp.sum(weights * jax.nn.log_softmax(logits, axis=-1), axis=-1)
 
 
 def acceptance_lengths(correct: Bool[Array, "*blocks drafts"]) -> Float[Array, "*blocks"]:
-    """Drafts before the first wrong one, and the token that the target adds."""
+    """Drafts before the first wrong one, plus the token that the target adds."""
     return 1.0 + jnp.sum(jnp.cumprod(correct.astype(jnp.float32), axis=-1), axis=-1)

@@ -1,4 +1,4 @@
-"""What one batch costs: a pure function of parameters, tokens and a key.
+"""The loss of one batch: a pure function of parameters, sequences and a random key.
 
 tokens --target, frozen--> features, labels
 anchors + masks --embedding, frozen--> blocks --drafter--> hidden --head, frozen--> logits
@@ -6,17 +6,20 @@ anchors + masks --embedding, frozen--> blocks --drafter--> hidden --head, frozen
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.anchors import block_inputs, block_rows, draw_anchors, with_noise
+from jaxspec.training.anchors import block_inputs, draw_anchors, tokens_of_blocks
+from jaxspec.training.data import Sequences
 from jaxspec.training.forward import block_hidden, causal_hidden
 from jaxspec.training.loss import (
     acceptance_lengths,
@@ -28,38 +31,56 @@ from jaxspec.training.recipe import Recipe
 
 Metrics = dict[str, Float[Array, ""]]
 FROZEN = ("embedding", "head", "target_ids")
-"""Parts of a drafter that are the target's, whoever carries them."""
-ROWS_AT_ONCE = 256
+"""Parts of a drafter that are copies of the target's and are not trained."""
+LOGITS_AT_ONCE = 256
 """Positions per sequence whose target logits exist at one time."""
 
 
 class Batch(NamedTuple):
-    """Whole sequences of one length."""
+    """Whole sequences of one length, on the device."""
 
     tokens: Int[Array, "batch length"]
     first: Int[Array, " batch"]
-    """Where the part to learn from begins; what comes before is only context."""
+    """Position from which on each sequence is learned; what comes before is only context."""
     features: Float[Array, "batch length features"] | None = None
-    """What the target made of the tokens, where that was kept; None computes it."""
+    """The target's features of the tokens if they were kept on disk; None computes them."""
     labels: Int[Array, "batch length"] | None = None
-    """What should be drafted at every position; goes with `features`."""
+    """The token that should be drafted at every position; goes with `features`."""
 
 
-class Heard(NamedTuple):
-    """What the target made of whole sequences."""
+def to_device(sequences: Sequences, sharding: Sharding | None = None) -> Batch:
+    """All the sequences as one batch; without a sharding on the default device."""
+    arrays = (sequences.tokens, sequences.first, sequences.features, sequences.labels)
+    return Batch(*jax.device_put(arrays, sharding))
+
+
+class TargetOutputs(NamedTuple):
+    """What the target computes from whole sequences."""
 
     features: Float[Array, "batch length features"]
     labels: Int[Array, "batch length"]
-    """At every position, what should be drafted there: its likeliest token, or the data's."""
+    """The token that should be drafted at every position: the target's likeliest, or the data's."""
     hidden: Float[Array, "batch length hidden"]
+
+
+class Scores(NamedTuple):
+    """How well every draft of some blocks predicts its label."""
+
+    cross_entropy: Float[Array, "batch blocks drafts"]
+    probability: Float[Array, "batch blocks drafts"]
+    """The drafter's probability of the label."""
+    correct: Bool[Array, "batch blocks drafts"]
+    """Whether the label is the drafter's likeliest token."""
+    known: Bool[Array, "batch blocks drafts"]
+    """Whether the label counts: it may be missing in the drafter's vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterObjective:
-    """Draft what the target would say."""
+    """Draft the tokens that the target would generate."""
 
     target: Qwen3
-    """With the drafter's features captured."""
+    """Captures the features that the drafter reads."""
     drafter: DFlash
     recipe: Recipe
     compute: DTypeLike
@@ -67,118 +88,100 @@ class DrafterObjective:
     def __call__(
         self, trainable: Params, frozen: dict[str, Params], batch: Batch, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Metrics]:
-        place, noise = jax.random.split(key)
-        size, length = self.drafter.config.block_size, batch.tokens.shape[1]
+        anchor_key, noise_key = jax.random.split(key)
+        width, length = self.drafter.config.block_size, batch.tokens.shape[1]
         params = {"target": frozen["target"], "drafter": {**frozen["drafter"], **trainable}}
         params = in_dtype(params, self.compute)
 
-        features, labels, hidden = self.heard(params["target"], batch)
-        anchors = draw_anchors(place, batch.first, length, size, self.recipe.anchors)
-        drafted = self.drafted(
-            params, batch.tokens, with_noise(noise, features, self.recipe.feature_noise), anchors
-        )
-        before = rows_at(hidden, anchors[..., None] + jnp.arange(size - 1))
+        features, labels, hidden = self.target_outputs(params["target"], batch)
+        anchors = draw_anchors(anchor_key, batch.first, length, width, self.recipe.anchors)
+        noisy = with_noise(noise_key, features, self.recipe.feature_noise)
+        drafted = self.drafted_hidden(params, batch.tokens, noisy, anchors)
         cross_entropy, probabilities, correct, known = in_chunks(
-            lambda *rows: self.judge(params, *rows),
+            partial(self.score_drafts, params),
             self.recipe.head_chunk,
             drafted[:, :, 1:],
-            block_rows(labels, anchors, size)[:, :, 1:],
-            before,
+            tokens_of_blocks(labels, anchors, width)[:, :, 1:],
+            hidden_at(hidden, anchors[..., None] + jnp.arange(width - 1)),
         )
-        loss = block_loss(self.recipe, size, cross_entropy, probabilities, known)
+        loss = block_loss(self.recipe, width, cross_entropy, probabilities, known)
         return loss, {
             "loss": loss,
             "acceptance_length": jnp.mean(acceptance_lengths(correct)),
             "first_draft": jnp.mean(correct[..., 0]),
         }
 
-    def apply(self, which: str, params: dict[str, Params], *inputs: Array, method: Any) -> Any:
-        model = self.target if which == "target" else self.drafter
-        return model.apply({"params": params[which]}, *inputs, method=method)
+    def target_outputs(self, target_params: Params, batch: Batch) -> TargetOutputs:
+        """Features and labels of whole sequences, either kept ones or computed here."""
+        if batch.features is not None and batch.labels is not None:
+            # Only distillation reads the hidden states, and it refuses kept features.
+            return TargetOutputs(batch.features, batch.labels, batch.features[..., :1])
+        tokens = batch.tokens
+        hidden, features = causal_hidden(bound(self.target, target_params), tokens)
+        if self.recipe.labels == "data":
+            return TargetOutputs(features, tokens, hidden)
 
-    def drafted(
+        def likeliest(hidden: Float[Array, "batch length hidden"]) -> tuple[Array]:
+            return (jnp.argmax(bound(self.target, target_params).logits(hidden), axis=-1),)
+
+        (chosen,) = in_chunks(likeliest, LOGITS_AT_ONCE, hidden)
+        labels = jnp.concatenate([tokens[:, :1], chosen[:, :-1].astype(tokens.dtype)], axis=1)
+        return TargetOutputs(features, labels, hidden)
+
+    def drafted_hidden(
         self,
         params: dict[str, Params],
         tokens: Int[Array, "batch length"],
         features: Float[Array, "batch length features"],
         anchors: Int[Array, "batch blocks"],
     ) -> Float[Array, "batch blocks width hidden"]:
-        config = self.drafter.config
+        """The drafter's final hidden states of every block."""
+        config, drafter = self.drafter.config, bound(self.drafter, params["drafter"])
         inputs = block_inputs(tokens, anchors, config.block_size, config.mask_token_id)
-        owner = "drafter" if config.owns_embedding else "target"
-        embedded = self.apply(owner, params, inputs.reshape(len(tokens), -1), method="embed")
-        hidden = self.apply("drafter", params, embedded, features, anchors, method=block_hidden)
+        owner = drafter if config.owns_embedding else bound(self.target, params["target"])
+        embedded = owner.embed(inputs.reshape(len(tokens), -1))
+        hidden = block_hidden(drafter, embedded, features, anchors)
         return hidden.reshape(*inputs.shape, -1)
 
-    def heard(self, target_params: Params, batch: Batch) -> Heard:
-        """Features and labels of whole sequences, kept or computed."""
-        if batch.features is not None:
-            # Only distillation needs the hidden states, and nothing is kept for it.
-            return Heard(batch.features, batch.labels, batch.features[..., :1])
-        variables, tokens = {"params": target_params}, batch.tokens
-        hidden, features = self.target.apply(variables, tokens, method=causal_hidden)
-        if self.recipe.labels == "data":
-            return Heard(features, tokens, hidden)
-
-        def likeliest(rows: Array) -> tuple[Array]:
-            return (jnp.argmax(self.target.apply(variables, rows, method="logits"), axis=-1),)
-
-        (chosen,) = in_chunks(likeliest, ROWS_AT_ONCE, hidden)
-        labels = jnp.concatenate([tokens[:, :1], chosen[:, :-1].astype(tokens.dtype)], axis=1)
-        return Heard(features, labels, hidden)
-
-    def judge(
+    def score_drafts(
         self,
         params: dict[str, Params],
         drafted: Float[Array, "batch blocks drafts hidden"],
         labels: Int[Array, "batch blocks drafts"],
-        before: Float[Array, "batch blocks drafts target_hidden"],
-    ) -> tuple[
-        Float[Array, "batch blocks drafts"],
-        Float[Array, "batch blocks drafts"],
-        Bool[Array, "batch blocks drafts"],
-        Bool[Array, "batch blocks drafts"],
-    ]:
-        """Cross entropy, chance of the label, whether it was hit, whether it can be."""
-        owner = "drafter" if self.drafter.config.owns_head else "target"
-        logits = self.logits(owner, params, drafted)
-        own, known = self.own_ids(params["drafter"], labels)
-        hard = hard_cross_entropy(logits, own)
-        correct = known & (jnp.argmax(logits, axis=-1) == own)
-        chance = jnp.where(known, jnp.exp(-hard), 0.0)
+        target_hidden: Float[Array, "batch blocks drafts target_hidden"],
+    ) -> Scores:
+        """`target_hidden` is of the position before each draft, where the target predicts it."""
+        target = bound(self.target, params["target"])
+        drafter = bound(self.drafter, params["drafter"])
+        logits = block_logits(drafter if self.drafter.config.owns_head else target, drafted)
+        draft_ids, known = self.draft_ids(params["drafter"], labels)
+        hard = hard_cross_entropy(logits, draft_ids)
+        correct = known & (jnp.argmax(logits, axis=-1) == draft_ids)
+        probability = jnp.where(known, jnp.exp(-hard), 0.0)
         if self.recipe.labels != "distill":
-            return hard, chance, correct, known
-        wanted = self.logits("target", params, before)
+            return Scores(hard, probability, correct, known)
+        target_logits = block_logits(target, target_hidden)
         if self.drafter.config.draft_vocab_size is not None:
-            wanted = jnp.take(wanted, params["drafter"]["target_ids"], axis=-1)
-        return soft_cross_entropy(logits, wanted), chance, correct, jnp.ones_like(known)
+            target_logits = jnp.take(target_logits, params["drafter"]["target_ids"], axis=-1)
+        soft = soft_cross_entropy(logits, target_logits)
+        return Scores(soft, probability, correct, jnp.ones_like(known))
 
-    def logits(
-        self,
-        owner: str,
-        params: dict[str, Params],
-        rows: Float[Array, "batch blocks drafts hidden"],
-    ) -> Float[Array, "batch blocks drafts vocab"]:
-        flat = rows.reshape(rows.shape[0], -1, rows.shape[-1])
-        logits = self.apply(owner, params, flat, method="logits").astype(jnp.float32)
-        return logits.reshape(*rows.shape[:-1], -1)
-
-    def own_ids(
+    def draft_ids(
         self, drafter_params: Params, labels: Int[Array, "batch blocks drafts"]
     ) -> tuple[Int[Array, "batch blocks drafts"], Bool[Array, "batch blocks drafts"]]:
-        """Labels as ids of the drafter's head, and which of them it has."""
+        """Labels as ids of the drafter's vocabulary, and whether each is in it."""
         config = self.drafter.config
         if config.draft_vocab_size is None:
             return labels, jnp.ones_like(labels, bool)
         ids = jnp.arange(config.draft_vocab_size)
         absent = jnp.full(config.vocab_size, -1)
-        own = absent.at[drafter_params["target_ids"]].set(ids)[labels]
-        return jnp.maximum(own, 0), own >= 0
+        draft_ids = absent.at[drafter_params["target_ids"]].set(ids)[labels]
+        return jnp.maximum(draft_ids, 0), draft_ids >= 0
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetObjective:
-    """Say the next token: ordinary pre-training."""
+    """Predict the next token: ordinary pre-training."""
 
     target: Qwen3
     compute: DTypeLike
@@ -186,46 +189,82 @@ class TargetObjective:
     def __call__(
         self, trainable: Params, frozen: dict[str, Params], batch: Batch, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Metrics]:
-        variables = {"params": in_dtype(trainable, self.compute)}
-        hidden, _ = self.target.apply(variables, batch.tokens[:, :-1], method=causal_hidden)
+        params = in_dtype(trainable, self.compute)
+        hidden, _ = causal_hidden(bound(self.target, params), batch.tokens[:, :-1])
 
-        def judge(rows: Array, labels: Array) -> tuple[Array, Array]:
-            logits = self.target.apply(variables, rows, method="logits").astype(jnp.float32)
+        def score(
+            hidden: Float[Array, "batch length hidden"], labels: Int[Array, "batch length"]
+        ) -> tuple[Array, Array]:
+            logits = bound(self.target, params).logits(hidden).astype(jnp.float32)
             return hard_cross_entropy(logits, labels), jnp.argmax(logits, axis=-1) == labels
 
-        cross_entropy, correct = in_chunks(judge, ROWS_AT_ONCE, hidden, batch.tokens[:, 1:])
+        cross_entropy, correct = in_chunks(score, LOGITS_AT_ONCE, hidden, batch.tokens[:, 1:])
         loss = jnp.mean(cross_entropy)
         return loss, {"loss": loss, "accuracy": jnp.mean(correct)}
 
 
+def bound[Model: (Qwen3, DFlash)](model: Model, params: Params) -> Model:
+    """The module with its parameters, whose methods can be called.
+
+    Must be used in the jax transformation that it was made in.
+    """
+    return model.bind({"params": params})
+
+
 def split_frozen(drafter_params: Params) -> tuple[Params, Params]:
-    """The parts that learn, and those that stay the target's."""
-    learns = {name: part for name, part in drafter_params.items() if name not in FROZEN}
-    return learns, {name: part for name, part in drafter_params.items() if name in FROZEN}
+    """The parts of a drafter that are trained, and those that stay as they are."""
+    trainable = {name: part for name, part in drafter_params.items() if name not in FROZEN}
+    return trainable, {name: part for name, part in drafter_params.items() if name in FROZEN}
 
 
 def in_dtype(params: Any, dtype: DTypeLike) -> Any:
+    """Floating point leaves cast to `dtype`; integers stay as they are."""
+
     def cast(x: Array) -> Array:
         return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return jax.tree.map(cast, params)
 
 
-def rows_at(
-    rows: Float[Array, "batch length hidden"], places: Int[Array, "batch blocks drafts"]
+def with_noise(
+    key: Key[Array, ""], features: Float[Array, "batch length features"], fraction: float
+) -> Float[Array, "batch length features"]:
+    """Adds Gaussian noise, as a fraction of the root mean square of each position's features."""
+    if fraction == 0.0:
+        return features
+    wide = features.astype(jnp.float32)
+    size = jnp.sqrt(jnp.mean(wide * wide, axis=-1, keepdims=True))
+    noise = jax.random.normal(key, features.shape) * size * fraction
+    return (wide + noise).astype(features.dtype)
+
+
+def hidden_at(
+    hidden: Float[Array, "batch length hidden"], positions: Int[Array, "batch blocks drafts"]
 ) -> Float[Array, "batch blocks drafts hidden"]:
-    flat = places.reshape(len(places), -1, 1)
-    return jnp.take_along_axis(rows, flat, axis=1).reshape(*places.shape, -1)
+    flat = positions.reshape(len(positions), -1, 1)
+    return jnp.take_along_axis(hidden, flat, axis=1).reshape(*positions.shape, -1)
+
+
+def block_logits(
+    model: Qwen3 | DFlash, hidden: Float[Array, "batch blocks drafts hidden"]
+) -> Float[Array, "batch blocks drafts vocab"]:
+    """Float32 logits, from the head of a bound model."""
+    flat = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
+    logits = model.logits(flat).astype(jnp.float32)
+    return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def in_chunks(
-    function: Callable[..., tuple[Array, ...]], size: int, *rows: Array
+    function: Callable[..., tuple[Array, ...]], size: int, *arrays: Array
 ) -> tuple[Array, ...]:
-    """Runs over slices of axis 1, one after the other, and recomputes them going backwards."""
-    total = rows[0].shape[1]
+    """Runs over slices of axis 1, one after the other, and recomputes them in the backward pass.
+
+    The slices have the largest size up to `size` that divides the axis.
+    """
+    total = arrays[0].shape[1]
     size = next(size for size in range(min(size, total), 0, -1) if total % size == 0)
     if size == total:
-        return function(*rows)
+        return function(*arrays)
 
     def sliced(x: Array) -> Array:
         return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
@@ -234,5 +273,5 @@ def in_chunks(
         x = jnp.moveaxis(x, 0, 1)
         return x.reshape(x.shape[0], -1, *x.shape[3:])
 
-    parts = jax.lax.map(lambda part: jax.checkpoint(function)(*part), tuple(map(sliced, rows)))
+    parts = jax.lax.map(lambda part: jax.checkpoint(function)(*part), tuple(map(sliced, arrays)))
     return tuple(map(joined, parts))

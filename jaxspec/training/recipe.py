@@ -1,22 +1,18 @@
-"""Everything that decides what a training run computes, as frozen records."""
+"""The options of training as frozen records: what is learned, how, and how often a run writes."""
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any, Literal
-
-from jaxspec.errors import LoadError, UsageError
+from typing import Literal
 
 Weighting = Literal["decay", "dpace"]
 Labels = Literal["argmax", "data", "distill"]
 
 PUBLISHED_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
-KEPT = ("states/*[0-9]", "on_policy.npz", "features/labels.npy")
-"""Patterns of what a run made and a later one would build on."""
+"""Gamma of the decay weighting by block size, as published for DFlash."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TrainingInputs:
     """What a run reads, and how it is made into training data."""
 
     target: Path
@@ -96,7 +92,7 @@ class Optimization:
     batch_size: int = 8
     """Sequences per step, over all devices and accumulated parts."""
     accumulation: int = 1
-    """Parts that a step's batch is computed in, one after the other."""
+    """Number of parts that a step's batch is divided into, computed one after the other."""
     method: Literal["adamw", "muon"] = "adamw"
     """Optimizer. muon: every direction of a matrix's update has the same length, and vectors
     follow Adam."""
@@ -105,7 +101,7 @@ class Optimization:
     warmup: float = 0.04
     """Share of the run in which the learning rate rises."""
     clip: float = 1.0
-    """Largest norm of the whole gradient."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it."""
     weight_decay: float = 0.0
     """Weight decay of matrices; norms have none."""
     second_moment: float = 0.999
@@ -118,40 +114,9 @@ class Optimization:
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """What a run leaves behind, and how often. Does not change what is learned."""
+    """How often a run writes its log and its state. Does not change what is learned."""
 
     log_every: int = 10
     """Steps between two lines of log.jsonl."""
     checkpoint_minutes: float = 10.0
     """Minutes between two checkpoints."""
-
-
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Lines like `batch_size: 8 -> 16`, for every entry in which two configs differ."""
-    return [
-        f"{name}: {one.get(name, 'absent')} -> {other.get(name, 'absent')}"
-        for name in sorted({*one, *other})
-        if one.get(name, "absent") != other.get(name, "absent")
-    ]
-
-
-def echo_config(folder: Path, config: dict[str, Any]) -> None:
-    """Writes the config into a new run's folder; for an old run it must be the same.
-
-    A run that ended before it kept anything, by a mistake in its flags for one, counts as new.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "train_config.json"
-    if not path.exists() or not any(any(folder.glob(pattern)) for pattern in KEPT):
-        path.write_text(json.dumps(config, indent=2) + "\n")
-        return
-    try:
-        before = json.loads(path.read_text())
-    except ValueError as error:
-        raise LoadError(f"{path} is damaged ({error}); give another --out") from error
-    changed = differences(before, config)
-    if changed:
-        raise UsageError(
-            f"{folder} holds a run with another config ({'; '.join(changed)}); "
-            "give the same flags to resume it, or another --out"
-        )

@@ -1,7 +1,7 @@
-"""On-policy data: the target goes on greedily from the beginnings of rows of text.
+"""On-policy data: the target continues the beginnings of sequences of text greedily.
 
-A drafter is asked to guess what the target says after what the target said; rows of other
-people's text soon leave that path.
+A drafter has to guess what the target generates after text that the target generated itself. Text
+by other authors soon leaves that path.
 """
 
 import math
@@ -18,42 +18,45 @@ from jaxspec.cache.block import block_after
 from jaxspec.cache.cache import Cache
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.data import Rows
+from jaxspec.training.data import Sequences
 
 PAGE_SIZE = 16
 
 
-def continued_rows(
+def continue_sequences(
     target: Qwen3,
     params: Params,
-    rows: Rows,
+    text: Sequences,
     shortest: int,
     longest: int,
-    slots: int,
+    batch_size: int,
     seed: int,
     seconds: float = math.inf,
-) -> Rows:
-    """Keeps a beginning of `shortest` to `longest` tokens of every row, and replaces the rest.
+) -> Sequences:
+    """Keeps a beginning of `shortest` to `longest` tokens of every sequence, and replaces the rest.
 
-    When the time is up, the rows that were not reached are left out.
+    When the time is up, the sequences that were not reached are left out.
     """
     end = time.monotonic() + seconds
-    rng = np.random.default_rng([seed, len(rows.tokens)])
-    first = rng.integers(shortest, longest + 1, len(rows.tokens)).astype(np.int32)
-    spoken = np.array(rows.tokens, np.int32)
-    starts = range(0, len(spoken), slots)
+    count = len(text.tokens)
+    first = np.random.default_rng([seed, count]).integers(shortest, longest + 1, count)
+    first, tokens = first.astype(np.int32), np.array(text.tokens, np.int32)
+    starts = range(0, count, batch_size)
     for start in tqdm(starts, desc="on-policy data", unit="batch", disable=None):
-        part = slice(start, start + slots)
-        missing = slots - len(spoken[part])
-        tokens = np.pad(spoken[part], ((0, missing), (0, 0)))
-        said = continue_greedily(
-            target, shortest, params, tokens, np.pad(first[part], (0, missing))
+        part = slice(start, start + batch_size)
+        padding = batch_size - len(tokens[part])
+        continued = continue_greedily(
+            target,
+            shortest,
+            params,
+            np.pad(tokens[part], ((0, padding), (0, 0))),
+            np.pad(first[part], (0, padding)),
         )
-        spoken[part] = said[: slots - missing]
+        tokens[part] = continued[: batch_size - padding]
         if time.monotonic() > end:
-            spoken, first = spoken[: part.stop], first[: part.stop]
+            tokens, first = tokens[: part.stop], first[: part.stop]
             break
-    return Rows(spoken.astype(rows.tokens.dtype), first)
+    return Sequences(tokens.astype(text.tokens.dtype), first)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -61,36 +64,49 @@ def continue_greedily(
     target: Qwen3,
     shortest: int,
     params: Params,
-    tokens: Int[Array, "slots length"],
-    first: Int[Array, " slots"],
-) -> Int[Array, "slots length"]:
-    """Replaces everything from `first` on, which is at least `shortest`.
+    tokens: Int[Array, "batch length"],
+    first: Int[Array, " batch"],
+) -> Int[Array, "batch length"]:
+    """Replaces every token from position `first` on, which is at least `shortest`.
 
-    Runs in two halves, so that the first does not look at pages that only the second fills.
+    Runs in two halves, so that the first half does not attend to the pages that only the second
+    half fills.
     """
-    slots, length = tokens.shape
-    pages = -(-length // PAGE_SIZE)
-    table = 1 + jnp.arange(slots * pages, dtype=jnp.int32).reshape(slots, pages)
-    cache = target.new_cache(slots, slots * pages + 1, PAGE_SIZE)
-    zero, each = jnp.zeros(slots, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
-
-    def choose(
-        width: int, table: Array, start: Array, carry: tuple[Array, Cache]
-    ) -> tuple[Array, Cache]:
-        """The tokens with the one after `width` rows from `start` put in its place."""
-        tokens, cache = carry
-        block = block_after(each, zero + start, zero + width, table, width, PAGE_SIZE)
-        heard = jax.lax.dynamic_slice_in_dim(tokens, start, width, axis=1)
-        hidden, _, cache = target.apply({"params": params}, heard, block, cache)
-        logits = target.apply({"params": params}, hidden[:, -1:], method="logits")[:, 0]
-        place = start + width
-        given = jax.lax.dynamic_index_in_dim(tokens, place, axis=1, keepdims=False)
-        said = jnp.argmax(logits, axis=-1).astype(tokens.dtype)
-        return tokens.at[:, place].set(jnp.where(place < first, given, said)), cache.commit(block)
-
-    carry = choose(shortest, table, jnp.int32(0), (tokens, cache))
+    batch, length = tokens.shape
+    max_pages = -(-length // PAGE_SIZE)
+    page_table = 1 + jnp.arange(batch * max_pages, dtype=jnp.int32).reshape(batch, max_pages)
+    cache = target.new_cache(batch, batch * max_pages + 1, PAGE_SIZE)
+    replace = partial(replace_next, target, params, first)
+    carry = replace(shortest, page_table, jnp.int32(0), (tokens, cache))
     middle = max(shortest, length // 2)
     for start, end in (shortest, middle), (middle, length - 1):
-        seen = table[:, : -(-(end + 1) // PAGE_SIZE)]
-        carry = jax.lax.fori_loop(start, end, partial(choose, 1, seen), carry)
+        filled = page_table[:, : -(-(end + 1) // PAGE_SIZE)]
+        carry = jax.lax.fori_loop(start, end, partial(replace, 1, filled), carry)
     return carry[0]
+
+
+def replace_next(
+    target: Qwen3,
+    params: Params,
+    first: Int[Array, " batch"],
+    width: int,
+    page_table: Int[Array, "batch max_pages"],
+    start: Int[Array, ""],
+    carry: tuple[Int[Array, "batch length"], Cache],
+) -> tuple[Int[Array, "batch length"], Cache]:
+    """Reads `width` tokens from position `start`, and writes the target's choice after them.
+
+    A position before `first` keeps its token.
+    """
+    tokens, cache = carry
+    zero, slots = jnp.zeros(len(tokens), jnp.int32), jnp.arange(len(tokens), dtype=jnp.int32)
+    block = block_after(slots, zero + start, zero + width, page_table, width, PAGE_SIZE)
+    inputs = jax.lax.dynamic_slice_in_dim(tokens, start, width, axis=1)
+    model = target.bind({"params": params})
+    hidden, _, cache = model(inputs, block, cache)
+    logits = model.logits(hidden[:, -1:])[:, 0]
+    position = start + width
+    original = jax.lax.dynamic_index_in_dim(tokens, position, axis=1, keepdims=False)
+    chosen = jnp.argmax(logits, axis=-1).astype(tokens.dtype)
+    tokens = tokens.at[:, position].set(jnp.where(position < first, original, chosen))
+    return tokens, cache.commit(block)

@@ -1,8 +1,9 @@
-"""Training states on disk: whole or not at all, the last good one always kept."""
+"""Training states on disk. Each is written whole or not at all, and the last good one is kept."""
 
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxspec.errors import LoadError, one_line
-from jaxspec.training.optimization import TrainState
+from jaxspec.training.train_step import TrainState
 
 
 class NoSnapshots:
-    """For runs that nobody can resume."""
+    """For runs that cannot be resumed: keeps nothing."""
 
-    latest: int | None = None
+    def latest_or(self, first: TrainState) -> TrainState:
+        return first
 
     def save(self, state: TrainState) -> None:
+        """Keeps nothing."""
+
+    def save_if_due(self, state: TrainState) -> None:
         """Keeps nothing."""
 
     def close(self) -> None:
@@ -27,24 +32,34 @@ class NoSnapshots:
 
 
 class Snapshots:
-    """The two newest states of a run, in `folder`."""
+    """The two newest states of a run, in `folder`, with `minutes` from one to the next."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, minutes: float = 0.0) -> None:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
             enable_async_checkpointing=False,
-            cleanup_tmp_directories=True,  # what a kill or a full disk left takes room
+            cleanup_tmp_directories=True,  # a kill or a full disk leaves files that take room
         )
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
         self.folder = folder
+        self._seconds, self._saved = 60 * minutes, time.monotonic()
 
     @property
     def latest(self) -> int | None:
         """Steps done in the newest whole state."""
         return self._manager.latest_step()
 
+    def save_if_due(self, state: TrainState) -> None:
+        if time.monotonic() - self._saved >= self._seconds:
+            self.save(state)
+            self._saved = time.monotonic()
+
     def save(self, state: TrainState) -> None:
-        """Orbax writes aside and renames: a full disk or a kill leaves the older state alone."""
+        """Writes the state, unless it is kept already.
+
+        Orbax writes beside the older states and renames at the end, so that neither a full disk
+        nor a kill can damage them.
+        """
         step = int(state.step)
         if self.latest == step:
             return
@@ -58,10 +73,12 @@ class Snapshots:
                 f"({one_line(error)[:200]}); {kept} kept: free some space and run this again"
             ) from error
 
-    def restore(self, like: TrainState) -> TrainState:
-        """The newest state, laid out as `like` is."""
+    def latest_or(self, first: TrainState) -> TrainState:
+        """The newest state, with the shapes and shardings of `first`; `first` if none is kept."""
+        if self.latest is None:
+            return first
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _tree(like)
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _tree(first)
         )
         tree = self._manager.restore(self.latest, args=ocp.args.StandardRestore(abstract))
         return TrainState(**tree)
@@ -72,7 +89,7 @@ class Snapshots:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[None]:
-    """Orbax logs three tracebacks for a full disk, and then raises what we say in one line."""
+    """Silences Orbax, which logs three tracebacks for a full disk before it raises."""
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.acceptance.synthetic import draw_accepted, from_length, from_rates
 from jaxspec.engine.plan.options import EngineOptions
-from jaxspec.engine.plan.plan import choose_driver, synthetic_of
+from jaxspec.engine.plan.planning import choose_driver, synthetic_of
 from jaxspec.errors import UsageError
 
 BATCH = 20000

@@ -1,4 +1,4 @@
-"""`python -m jaxspec.train` from a target folder and text to folders that load."""
+"""`python -m jaxspec.train` makes drafter folders that can be opened from a target and text."""
 
 import json
 import os
@@ -99,8 +99,8 @@ def test_a_target_of_the_hub_keeps_its_name(folder, tmp_path, monkeypatch):
     [
         ({"data": "lost.txt"}, "no file or folder"),
         ({"features": "3"}, "target has 5 layers, expected at least 6 for 3 features"),
-        ({"layer_ids": "4"}, "expected rising ones from 0 to 3"),
-        ({"mask_token_id": "300"}, "mask token 300 is no row"),
+        ({"layer_ids": "4"}, "expected increasing ones from 0 to 3"),
+        ({"mask_token_id": "300"}, "mask token 300 is outside"),
         ({"batch_size": "3", "accumulation": "2"}, "batch size 3 does not divide into 2 parts"),
         ({"length": "4"}, "length 4, expected more than a block"),
         ({"draft_vocab_size": "300"}, "draft vocabulary of 300, expected 1 to 299"),

@@ -1,3 +1,5 @@
+"""Text files become sequences, and a run sees them in a fixed order."""
+
 from pathlib import Path
 
 import numpy as np
@@ -5,41 +7,41 @@ import pytest
 
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.text.tokenizer import open_tokenizer
-from jaxspec.training.data import Rows, read_document, rows_of_documents, text_files
+from jaxspec.training.data import Sequences, read_document, sequences_of_documents, text_files
+from jaxspec.training.new_drafter import spread_layer_ids
 from jaxspec.training.pretraining.bpe import END, MASK, save_tokenizer, train_tokenizer
 from jaxspec.training.pretraining.corpus import (
     Selection,
     collect,
     divide,
-    rows_of_corpus,
+    sequences_of_corpus,
     set_aside,
     windows_of_corpus,
 )
-from jaxspec.training.recipe import differences
-from jaxspec.training.shape import spread_layer_ids
+from jaxspec.training.saved_config import differences
 
 
 def characters(text: str) -> list[int]:
     return [ord(c) for c in text]
 
 
-def test_every_epoch_sees_every_row_once_in_its_own_order():
-    rows = Rows(np.arange(10)[:, None], np.arange(10))
+def test_every_epoch_sees_every_sequence_once_in_its_own_order():
+    sequences = Sequences(np.arange(10)[:, None], np.arange(10))
     epochs = [
-        np.concatenate([rows.batch_of_step(s, 5, 0).first for s in (2 * e, 2 * e + 1)])
+        np.concatenate([sequences.batch_of_step(s, 5, 0).first for s in (2 * e, 2 * e + 1)])
         for e in range(2)
     ]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert list(epochs[0]) != list(epochs[1])
-    np.testing.assert_array_equal(rows.batch_of_step(1, 5, 0).first, epochs[0][5:])
-    straddling = rows.batch_of_step(1, 7, 0).first
+    np.testing.assert_array_equal(sequences.batch_of_step(1, 5, 0).first, epochs[0][5:])
+    straddling = sequences.batch_of_step(1, 7, 0).first
     assert list(straddling) == [*epochs[0][7:], *epochs[1][:4]]
 
 
-def test_documents_become_rows(tmp_path):
+def test_documents_become_sequences(tmp_path):
     documents = [(tmp_path / "a", "abcd"), (tmp_path / "b", "efgh")]
-    rows = rows_of_documents(documents, characters, 0, length=5, block_size=2)
-    assert rows.tokens.tolist() == [[97, 98, 99, 100, 0], [101, 102, 103, 104, 0]]
+    sequences = sequences_of_documents(documents, characters, 0, length=5, block_size=2)
+    assert sequences.tokens.tolist() == [[97, 98, 99, 100, 0], [101, 102, 103, 104, 0]]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +62,13 @@ def test_bad_files_are_named(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(LoadError, match=message) as caught:
         documents = [(path, read_document(path)) for path in text_files([path])]
-        rows_of_documents(documents, characters, None, length=5, block_size=2)
+        sequences_of_documents(documents, characters, None, length=5, block_size=2)
     assert "\n" not in str(caught.value)
 
 
 def test_corpus_leaves_out_what_repeats_held_out_files(tmp_path):
     other = [f"this_is_a_line_of_another_file = {i}" for i in range(9)]
-    lines = [f"def a_function_with_a_telling_name_{i}(argument):" for i in range(20)]
+    lines = [f"def a_function_with_a_distinctive_name_{i}(argument):" for i in range(20)]
     for folder, name, text in [
         ("new", "kept.py", "\n".join(lines[10:])),
         ("new", "held.py", "\n".join(lines[:10])),
@@ -108,17 +110,17 @@ def test_tokenizer_round_trip(tmp_path):
     for sample in (text, "\tx = 'Grüße 你好'\r\n\n    pass  # 12345"):
         ids = read.encode(sample, add_special_tokens=False)
         assert read.decode(ids) == sample and len(ids) < len(sample.encode())
-    rows = rows_of_corpus([(Path("x"), text)], made, 0, 16, seed=0)
-    assert read.decode(rows.tokens.ravel().tolist()) in text
+    sequences = sequences_of_corpus([(Path("x"), text)], made, 0, 16, seed=0)
+    assert read.decode(sequences.tokens.ravel().tolist()) in text
 
 
 def test_windows_are_pieces_of_the_text_from_many_places():
     text = Path(__file__).read_text()
     made = train_tokenizer([text], 400)
-    stream = rows_of_corpus([(Path("x"), text)], made, 0, 1, seed=0).tokens.ravel().tolist()
-    rows = windows_of_corpus([(Path("x"), text)], made, 0, 16, 200, seed=0)
-    starts = {starts_of(stream, window) for window in rows.tokens.tolist()}
-    assert rows.tokens.shape == (200, 16) and len(starts) > 100
+    stream = sequences_of_corpus([(Path("x"), text)], made, 0, 1, seed=0).tokens.ravel().tolist()
+    sequences = windows_of_corpus([(Path("x"), text)], made, 0, 16, 200, seed=0)
+    starts = {starts_of(stream, window) for window in sequences.tokens.tolist()}
+    assert sequences.tokens.shape == (200, 16) and len(starts) > 100
 
 
 def starts_of(stream, window):

@@ -1,4 +1,4 @@
-"""What is exported is read back by the readers of everybody's checkpoints."""
+"""Exported models are read back by the readers of published checkpoints."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.training.export import export_speculators, export_target, export_zlab
-from jaxspec.training.shape import first_drafter_params, frequent_tokens, target_head
+from jaxspec.training.new_drafter import first_drafter_params, frequent_tokens, target_head
 
 KEPT = np.array([0, 3, 4, 11])
 
@@ -30,7 +30,7 @@ def target_model(tied: bool) -> Qwen3:
 
 
 def drafter_model(draft_vocab: int | None = None) -> DFlash:
-    """With a full and a sliding layer, and YaRN."""
+    """A drafter with a full and a sliding layer, and YaRN."""
     config = toy_drafter(draft_vocab).config
     decoder = dataclasses.replace(config.decoder, rope=Rope(1e4, Yarn(4.0, 128, 16.0, 2.0)))
     masks = (BlockMask(False), BlockMask(True, 7))

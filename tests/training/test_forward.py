@@ -1,4 +1,4 @@
-"""The packed training forward is the decoding path, block by block."""
+"""The packed training forward computes what decoding computes, block by block."""
 
 from functools import partial
 
@@ -31,16 +31,16 @@ def models(masks: tuple[BlockMask, ...]) -> tuple[Qwen3, DFlash]:
 
 
 def lively(params, seed):
-    """Norm scales away from one, so that a norm left out would show."""
+    """Norm scales away from one, so that a missing norm is noticed."""
     key = jax.random.key(seed)
     return jax.tree.map(
         lambda x: x * jax.random.uniform(key, x.shape, minval=0.5, maxval=1.5), params
     )
 
 
-def page_table(rows: int) -> jax.Array:
+def page_table(batch: int) -> jax.Array:
     pages = -(-(LENGTH + WIDTH) // PAGE)
-    return 1 + jnp.arange(rows * pages, dtype=jnp.int32).reshape(rows, pages)
+    return 1 + jnp.arange(batch * pages, dtype=jnp.int32).reshape(batch, pages)
 
 
 def causal(target):
@@ -48,14 +48,14 @@ def causal(target):
 
 
 def decode_block(target, drafter, target_params, params, tokens, features, anchors):
-    """What the engine's draft step computes for one block per sequence."""
-    rows = len(tokens)
-    table = page_table(rows)
-    cache = drafter.new_cache(rows, table.size + 1, PAGE)
-    zero, slots = jnp.zeros(rows, jnp.int32), jnp.arange(rows)
+    """One block per sequence, computed as the engine does when it drafts."""
+    batch = len(tokens)
+    table = page_table(batch)
+    cache = drafter.new_cache(batch, table.size + 1, PAGE)
+    zero, slots = jnp.zeros(batch, jnp.int32), jnp.arange(batch)
     before = block_after(slots, zero, anchors, table, width=LENGTH, page_size=PAGE)
     cache = drafter.apply({"params": params}, features, before, cache, method="write_context")
-    inputs = jnp.full((rows, WIDTH), MASK_TOKEN).at[:, 0].set(tokens[jnp.arange(rows), anchors])
+    inputs = jnp.full((batch, WIDTH), MASK_TOKEN).at[:, 0].set(tokens[jnp.arange(batch), anchors])
     embedded = target.apply({"params": target_params}, inputs, method="embed")
     block = block_after(slots, anchors, zero + WIDTH, table, width=WIDTH, page_size=PAGE)
     hidden, _ = drafter.apply({"params": params}, embedded, block, cache)
@@ -83,7 +83,7 @@ def test_blocks_equal_decoding(masks):
     embedded = target.apply({"params": target_params}, inputs.reshape(2, -1), method="embed")
     blocks = jax.jit(lambda *inputs: drafter.apply(*inputs, method=block_hidden))
     hidden = blocks({"params": params}, embedded, features, ANCHORS)
-    packed = target.apply({"params": target_params}, hidden, method="logits")
+    packed = target.bind({"params": target_params}).logits(hidden)
     packed = packed.reshape(2, ANCHORS.shape[1], WIDTH, -1)
 
     decode = jax.jit(partial(decode_block, target, drafter))

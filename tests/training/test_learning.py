@@ -1,4 +1,4 @@
-"""What is learned, what is left alone, and that learning works."""
+"""Training works, and changes only the parameters that it should."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from training_toys import (
     VOCAB,
-    counting_rows,
+    counting_sequences,
     toy_drafter,
     toy_objective,
     toy_params,
@@ -22,43 +22,44 @@ from jaxspec.errors import UsageError
 from jaxspec.models.dflash import DFlash
 from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.training.kept_features import with_kept_features
-from jaxspec.training.objective import Batch, TargetObjective
-from jaxspec.training.optimization import first_state, make_step
+from jaxspec.training.new_drafter import first_drafter_params
+from jaxspec.training.objective import Batch, Metrics, TargetObjective, to_device
 from jaxspec.training.recipe import Optimization, Recipe
-from jaxspec.training.shape import first_drafter_params
+from jaxspec.training.train_step import first_state, make_step
 
 OPTIONS = Optimization(steps=250, batch_size=8, learning_rate=1e-2, warmup=0.1, compute="float32")
 
 
-def run(objective, params, frozen, options, rows):
+def run(objective, params, frozen, options, sequences):
     step, state = make_step(objective, options), first_state(params, options)
+    metrics: Metrics = {}
     for done in range(options.steps):
-        batch = rows.batch_of_step(done, options.batch_size, options.seed)
-        state, metrics = step(state, frozen, jax.tree.map(jnp.asarray, batch))
+        batch = sequences.batch_of_step(done, options.batch_size, options.seed)
+        state, metrics = step(state, frozen, to_device(batch))
     return state.params, metrics
 
 
 def first_batch() -> Batch:
-    return jax.tree.map(jnp.asarray, counting_rows().batch_of_step(0, 4, 0))
+    return to_device(counting_sequences().batch_of_step(0, 4, 0))
 
 
 def test_toy_overfits_to_full_acceptance():
-    rows = counting_rows()
+    sequences = counting_sequences()
     target = TargetObjective(toy_target(), jnp.float32)
     _, random = toy_params(toy_objective(Recipe()))
-    taught, metrics = run(target, random["target"], {}, OPTIONS, rows)
+    taught, metrics = run(target, random["target"], {}, OPTIONS, sequences)
     assert metrics["accuracy"] > 0.9
 
     objective = toy_objective(Recipe(anchors=6, labels="argmax"))
     params, frozen = toy_params(objective)
     frozen = {**frozen, "target": taught}
-    learned, metrics = run(objective, params, frozen, OPTIONS, rows)
+    learned, metrics = run(objective, params, frozen, OPTIONS, sequences)
     assert metrics["acceptance_length"] == objective.drafter.config.block_size
 
     params = {"target": taught, "drafter": {**frozen["drafter"], **learned}}
     models = Models(objective.target, (DFlashProposer(objective.drafter),))
     engine = Engine.from_models(models, params, max_batch=2, max_model_len=24, page_size=8)
-    prompts = rows.tokens[:2, :6].tolist()
+    prompts = sequences.tokens[:2, :6].tolist()
     for output in engine.generate(prompts, SamplingParams(max_tokens=13)):
         assert set(output.stats.acceptance_lengths) == {objective.drafter.config.block_size}
 
@@ -66,13 +67,13 @@ def test_toy_overfits_to_full_acceptance():
 def test_muon_learns_too():
     objective = toy_objective(Recipe(anchors=6, labels="data", weighting="decay"))
     options = replace(OPTIONS, steps=120, method="muon")
-    _, metrics = run(objective, *toy_params(objective), options, counting_rows())
+    _, metrics = run(objective, *toy_params(objective), options, counting_sequences())
     assert metrics["acceptance_length"] > 2.0
 
 
 @pytest.mark.parametrize("labels", ["argmax", "data", "distill"])
 def test_gradients_reach_only_the_drafter(labels):
-    """Even where the loss is differentiated by everything it is given."""
+    """The others stay as they are, although the loss depends on them."""
     objective = toy_objective(Recipe(anchors=3, labels=labels), toy_drafter(draft_vocab=9))
     params, frozen = toy_params(objective)
     frozen["drafter"]["target_ids"] = jnp.arange(9) * 2
@@ -92,7 +93,7 @@ def test_gradients_reach_only_the_drafter(labels):
 
 
 def test_accumulated_parts_are_the_mean_of_the_whole():
-    """With labels known everywhere and every anchor taken, parts and whole see the same blocks."""
+    """Every label is known and every anchor taken, so parts and whole see the same blocks."""
     recipe = Recipe(anchors=20, labels="data", weighting="decay")
     objective = toy_objective(recipe)
     params, frozen = toy_params(objective)
@@ -128,13 +129,13 @@ def test_a_token_outside_the_reduced_vocabulary_is_never_right():
 def test_kept_features_change_nothing(tmp_path):
     objective = toy_objective(Recipe(anchors=6))
     params, frozen = toy_params(objective)
-    rows = counting_rows(count=5)
+    sequences = counting_sequences(count=5)
     losses = []
-    for some in rows, with_kept_features(objective, frozen["target"], rows, 2, tmp_path):
-        batch = jax.tree.map(jnp.asarray, some.batch(np.arange(5)))
+    for some in sequences, with_kept_features(objective, frozen["target"], sequences, 2, tmp_path):
+        batch = to_device(some.take(np.arange(5)))
         losses.append(float(jax.jit(objective)(params, frozen, batch, jax.random.key(0))[0]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    again = with_kept_features(objective, {}, rows, 2, tmp_path)
+    again = with_kept_features(objective, {}, sequences, 2, tmp_path)
     assert isinstance(again.features, np.memmap)
 
 

@@ -1,9 +1,12 @@
+"""Anchors and blocks, the weights of drafts, and the loss."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.training.anchors import block_inputs, block_rows, draw_anchors, with_noise
+from jaxspec.training.anchors import block_inputs, draw_anchors, tokens_of_blocks
 from jaxspec.training.loss import acceptance_lengths, block_loss, decay_weights, dpace_weights
+from jaxspec.training.objective import with_noise
 from jaxspec.training.recipe import Recipe
 
 
@@ -37,14 +40,14 @@ def test_anchors_are_different_and_their_blocks_fit():
     assert len(set(anchors[0])) == 8 and anchors[0].min() >= 1 and anchors[0].max() <= 16
 
 
-def test_too_few_places_repeat():
+def test_too_few_positions_repeat():
     anchors = draw_anchors(jax.random.key(0), jnp.array([15]), 20, 4, 5)
     assert set(np.array(anchors[0])) == {15, 16}
 
 
-def test_rows_of_blocks():
+def test_tokens_of_blocks():
     tokens, anchors = jnp.arange(10)[None], jnp.array([[2, 5]])
-    np.testing.assert_array_equal(block_rows(tokens, anchors, 3)[0], [[2, 3, 4], [5, 6, 7]])
+    np.testing.assert_array_equal(tokens_of_blocks(tokens, anchors, 3)[0], [[2, 3, 4], [5, 6, 7]])
     inputs = block_inputs(tokens, anchors, 3, mask_token_id=99)
     np.testing.assert_array_equal(inputs[0], [[2, 99, 99], [5, 99, 99]])
 

@@ -1,4 +1,4 @@
-"""A run that is killed goes on as if nothing had happened."""
+"""A run that is killed and resumed is the same run as one without a break."""
 
 import json
 import os
@@ -12,16 +12,17 @@ import jax
 import numpy as np
 import pytest
 from safetensors import SafetensorError
-from training_toys import counting_rows, toy_objective, toy_params
+from training_toys import counting_sequences, toy_objective, toy_params
 
 from jaxspec.errors import LoadError, UsageError
-from jaxspec.training.disk import writing_to
-from jaxspec.training.journal import Journal
 from jaxspec.training.kept_features import reserve
 from jaxspec.training.loop import train
-from jaxspec.training.optimization import first_state
-from jaxspec.training.recipe import Cadence, Optimization, Recipe, echo_config
+from jaxspec.training.recipe import Cadence, Optimization, Recipe
+from jaxspec.training.saved_config import save_config
 from jaxspec.training.snapshots import Snapshots
+from jaxspec.training.train_step import first_state
+from jaxspec.training.training_log import TrainingLog
+from jaxspec.training.write_errors import writing_to
 
 STEPS = 12
 OPTIONS = Optimization(steps=STEPS, batch_size=4, learning_rate=1e-2, compute="float32")
@@ -31,7 +32,7 @@ EVERY_STEP = Cadence(log_every=1, checkpoint_minutes=0.0)
 def run_toy(folder: Path, cadence: Cadence = EVERY_STEP) -> None:
     objective = toy_objective(Recipe(anchors=4, feature_noise=0.1))
     params, frozen = toy_params(objective)
-    train(objective, params, frozen, counting_rows(), OPTIONS, cadence, folder)
+    train(objective, params, frozen, counting_sequences(), OPTIONS, cadence, folder)
 
 
 def losses(folder: Path) -> list[tuple[int, float, float]]:
@@ -41,7 +42,7 @@ def losses(folder: Path) -> list[tuple[int, float, float]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Losses of a run that nothing disturbs."""
+    """Losses of a run without a break."""
     folder = tmp_path_factory.mktemp("whole")
     run_toy(folder)
     assert len(losses(folder)) == STEPS
@@ -51,20 +52,21 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_killed_and_resumed_is_the_same_run(whole, tmp_path):
     kill_in_the_middle(tmp_path)
-    assert 0 < Snapshots(tmp_path / "states").latest < STEPS
+    latest = Snapshots(tmp_path / "states").latest
+    assert latest is not None and 0 < latest < STEPS
     run_toy(tmp_path)
     assert losses(tmp_path) == whole
 
 
 def test_asked_to_stop_it_keeps_the_step_it_was_in(whole, tmp_path, monkeypatch):
-    written = Journal.write
+    written = TrainingLog.write
 
-    def stop_at_five(journal, step, *rest):
-        written(journal, step, *rest)
+    def stop_at_five(log, step, metrics):
+        written(log, step, metrics)
         if step == 5:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(Journal, "write", stop_at_five)
+    monkeypatch.setattr(TrainingLog, "write", stop_at_five)
     with pytest.raises(KeyboardInterrupt):
         run_toy(tmp_path, Cadence(log_every=1, checkpoint_minutes=60.0))
     assert Snapshots(tmp_path / "states").latest == 5
@@ -74,7 +76,7 @@ def test_asked_to_stop_it_keeps_the_step_it_was_in(whole, tmp_path, monkeypatch)
 
 
 def kill_in_the_middle(folder: Path) -> None:
-    """Runs the same in a process of its own and sends SIGKILL once some steps were logged."""
+    """Makes the same run in its own process, and kills that once some steps are logged."""
     here = Path(__file__)
     command = f"import pathlib, test_resume as t; t.run_toy(pathlib.Path({str(folder)!r}))"
     path = os.pathsep.join([str(here.parent), str(here.parents[2])])
@@ -114,7 +116,7 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
         kept.save(second)
     again = Snapshots(tmp_path / "states")
     assert again.latest == 0
-    jax.tree.map(np.testing.assert_array_equal, again.restore(first).params, params)
+    jax.tree.map(np.testing.assert_array_equal, again.latest_or(second).params, params)
 
 
 def test_what_a_kill_or_a_full_disk_left_half_written_is_removed(tmp_path):
@@ -143,16 +145,16 @@ def test_kept_features_have_their_room_before_they_are_written(tmp_path):
     assert 512 * before.st_blocks < before.st_size
 
 
-def test_a_run_that_kept_nothing_may_be_begun_again_with_another_config(tmp_path):
-    echo_config(tmp_path, {"batch_size": 1_000_000})
-    echo_config(tmp_path, {"batch_size": 8})
+def test_a_run_that_kept_nothing_may_start_again_with_another_config(tmp_path):
+    save_config(tmp_path, {"batch_size": 1_000_000})
+    save_config(tmp_path, {"batch_size": 8})
     assert json.loads((tmp_path / "train_config.json").read_text()) == {"batch_size": 8}
 
 
 @pytest.mark.parametrize("kept", ["states/12", "on_policy.npz", "features/labels.npy"])
 def test_another_config_is_refused_and_the_difference_shown(tmp_path, kept):
     (tmp_path / kept).mkdir(parents=True)
-    echo_config(tmp_path, {"batch_size": 8, "seed": 0})
-    echo_config(tmp_path, {"batch_size": 8, "seed": 0})
+    save_config(tmp_path, {"batch_size": 8, "seed": 0})
+    save_config(tmp_path, {"batch_size": 8, "seed": 0})
     with pytest.raises(UsageError, match="batch_size: 8 -> 16.*another --out"):
-        echo_config(tmp_path, {"batch_size": 16, "seed": 0})
+        save_config(tmp_path, {"batch_size": 16, "seed": 0})

@@ -9,7 +9,7 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.data import Rows
+from jaxspec.training.data import Sequences
 from jaxspec.training.objective import DrafterObjective, split_frozen
 from jaxspec.training.recipe import Recipe
 
@@ -44,8 +44,8 @@ def toy_params(objective: DrafterObjective):
     return learns, {"target": target, "drafter": stays}
 
 
-def counting_rows(count: int = 16, length: int = 24) -> Rows:
+def counting_sequences(count: int = 16, length: int = 24) -> Sequences:
     """Sequences that count up by one or by two, around the vocabulary."""
     starts, strides = np.arange(count)[:, None], 1 + np.arange(count)[:, None] % 2
     tokens = (starts + strides * np.arange(length)) % (VOCAB - 1)
-    return Rows(tokens.astype(np.int32), np.zeros(count, np.int32))
+    return Sequences(tokens.astype(np.int32), np.zeros(count, np.int32))

@@ -2,27 +2,19 @@
 
 import dataclasses
 
-from jaxspec.engine.requests.request import Increment, Request, Tally, TokenLogprobs
+from jaxspec.engine.requests.request import Increment, NewTokens, Request, Tally, TokenLogprobs
 from jaxspec.text.stream import feed_text, feed_tokens, finish_text, finish_tokens
 from jaxspec.text.tokenizer import Tokenizer
 
 
 def emit(
-    request: Request,
-    tokens: list[int],
-    num_drafts: int,
-    logprobs: list[TokenLogprobs],
-    tokenizer: Tokenizer | None,
-    now: float,
+    request: Request, new: NewTokens, tokenizer: Tokenizer | None
 ) -> tuple[Request, Increment]:
     """The request with a step's tokens added up to where it ends, and what was added."""
-    before = request
-    request = dataclasses.replace(
-        request,
-        tally=_count_step(request.tally, len(tokens), num_drafts),
-        arrivals=(*request.arrivals, now),
-    )
-    for token, logprob in zip(tokens, logprobs or [None] * len(tokens)):
+    before, count = request, len(new.tokens)
+    tally = _count_step(request.tally, count, new.num_drafts)
+    request = dataclasses.replace(request, tally=tally, arrivals=(*request.arrivals, new.read_at))
+    for token, logprob in zip(new.tokens, new.logprobs or [None] * count):
         request = _add_token(request, token, logprob, tokenizer)
         if request.finish_reason is not None:
             break
@@ -82,9 +74,5 @@ def _add_held_text(request: Request) -> Request:
 
 
 def _difference(before: Request, after: Request) -> Increment:
-    return Increment(
-        request=after.id,
-        token_ids=after.token_ids[len(before.token_ids) :],
-        text=after.text[len(before.text) :],
-        finish_reason=after.finish_reason,
-    )
+    token_ids, text = after.token_ids[len(before.token_ids) :], after.text[len(before.text) :]
+    return Increment(after.id, token_ids, text, after.finish_reason)

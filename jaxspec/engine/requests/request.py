@@ -73,6 +73,18 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
+class NewTokens:
+    """What a step gave to a request."""
+
+    tokens: list[int]
+    num_drafts: int
+    """Drafts that were verified."""
+    logprobs: list[TokenLogprobs]
+    """Per token; empty unless the request asks for them."""
+    read_at: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Increment:
     """What a step added to a request."""
 

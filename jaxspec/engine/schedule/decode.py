@@ -61,10 +61,17 @@ class Drafters:
             self.adaptive.release(request)
 
 
-def choose_decode(
-    plan: Plan, drafters: Drafters, requests: Sequence[Request]
-) -> tuple[DecodePrograms, list[Sequence[int]]]:
-    """The programs for these requests, and the drafts that the host proposes for each of them."""
+@dataclasses.dataclass(frozen=True)
+class DecodeChoice:
+    """What was decided about one decode step."""
+
+    programs: DecodePrograms
+    of_host: Sequence[Sequence[int]]
+    """The drafts that the host proposes, by request; empty if it proposes none."""
+
+
+def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -> DecodeChoice:
+    """The programs for these requests, and the drafts of the host."""
     batch = plan.shapes.batch_for(len(requests))
     draws = any(request.draws for request in requests)
     of_host: list[Sequence[int]] = []
@@ -73,7 +80,7 @@ def choose_decode(
     width = _device_width(plan, drafters, requests, batch, wanted=any(of_host))
     if not plan.host_drafts:  # the host only decided whether the device drafts
         of_host = []
-    return plan.decode_programs(batch, width, any(of_host), draws), of_host
+    return DecodeChoice(plan.decode_programs(batch, width, any(of_host), draws), of_host)
 
 
 def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequence[int]:
@@ -96,25 +103,19 @@ def _device_width(
 
 
 def decode_inputs(
-    device: Device,
-    plan: Plan,
-    programs: DecodePrograms,
-    requests: Sequence[Request],
-    of_host: Sequence[Sequence[int]],
+    device: Device, plan: Plan, choice: DecodeChoice, requests: Sequence[Request]
 ) -> DecodeInputs:
     """As the programs take them, padded to the batch size."""
-    batch, most = (programs.batch,), programs.drafting.width - 1 if programs.drafting else 0
+    programs, batch = choice.programs, (choice.programs.batch,)
+    most = programs.drafting.width - 1 if programs.drafting else 0
+    slots = device.integers(tuple(request.slot for request in requests), batch, plan.num_slots)
     wanted = tuple(most if request.params.speculate else 0 for request in requests)
-    return DecodeInputs(
-        slots=device.integers(tuple(request.slot for request in requests), batch, plan.num_slots),
-        num_drafts=device.integers(wanted, batch, 0),
-        of_host=_drafts_of_host(device, programs, of_host) if programs.apart else None,
-    )
+    of_host = _drafts_of_host(device, choice) if programs.apart else None
+    return DecodeInputs(slots, device.integers(wanted, batch, 0), of_host)
 
 
-def _drafts_of_host(
-    device: Device, programs: DecodePrograms, of_host: Sequence[Sequence[int]]
-) -> Drafts | None:
+def _drafts_of_host(device: Device, choice: DecodeChoice) -> Drafts | None:
+    programs, of_host = choice.programs, choice.of_host
     shape = (programs.batch, programs.width - 1)
     if programs.host_drafts:
         lengths = device.integers(tuple(map(len, of_host)), (programs.batch,), 0)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.advance import emit, end
-from jaxspec.engine.requests.request import Increment, Request
+from jaxspec.engine.requests.request import Increment, NewTokens, Request
 from jaxspec.engine.schedule import pages
 from jaxspec.engine.schedule.decode import (
     Drafters,
@@ -182,9 +182,9 @@ class Loop:
     def _decode(self, requests: list[Request]) -> None:
         """Launches a decode step of these requests."""
         self.stepping = tuple(request.id for request in requests)
-        programs, of_host = choose_decode(self.plan, self.drafters, requests)
-        inputs = decode_inputs(self.device, self.plan, programs, requests, of_host)
-        result = launch_decode(self.device, programs, inputs)
+        choice = choose_decode(self.plan, self.drafters, requests)
+        inputs = decode_inputs(self.device, self.plan, choice, requests)
+        result = launch_decode(self.device, choice.programs, inputs)
         self._note_launched(Launched(self.stepping, result))
 
     def _ready_to_decode(self) -> list[Request]:
@@ -234,8 +234,9 @@ class Loop:
         if (wanted := request.params.logprobs) is not None:
             logprobs = logprobs_of(wanted, result.logprobs, index, tokens)
         drafts = int(result.num_drafts[index])
+        new = NewTokens(tokens, drafts, logprobs, now)
         try:
-            request, increment = emit(request, tokens, drafts, logprobs, self.tokenizer, now)
+            request, increment = emit(request, new, self.tokenizer)
         except Exception as error:  # in its own text or stop strings: no other request's fault
             request, increment = end(request, "error", _reason(error))
         if request.params.speculate:

@@ -1,1 +1,1 @@
-"""Training a small target and its tokenizer from nothing, for the demo pair."""
+"""Trains a small target and its tokenizer from scratch, for the demo pair."""

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer from text, in Qwen3's manner, as the files of a model folder."""
+"""Trains a byte-level BPE tokenizer like Qwen3's, and writes it into a model folder."""
 
 import json
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from jaxspec.errors import LoadError
 from jaxspec.text.tokenizer_files import CONFIG_FILE, VOCABULARY_FILE
 
 END, MASK = "<|endoftext|>", "<|mask|>"
@@ -14,7 +15,7 @@ PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Where text may be cut before bytes are merged; the pattern of Qwen's vocabulary."""
+"""Text is cut into these pieces before bytes are merged; the pattern is Qwen's."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -52,3 +53,11 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, longest: int) 
         },
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def special_id(tokenizer: tokenizers.Tokenizer, token: str) -> int:
+    """The id of `END` or `MASK`."""
+    id = tokenizer.token_to_id(token)
+    if id is None:
+        raise LoadError(f"the tokenizer has no token {token}; use one that was trained here")
+    return id

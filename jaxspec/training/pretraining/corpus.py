@@ -1,7 +1,7 @@
 """Folders of source text as documents: found, filtered, made unique, divided."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -9,12 +9,15 @@ import tokenizers
 from jaxtyping import Int
 
 from jaxspec.errors import LoadError
-from jaxspec.training.data import Rows, rows_of_stream, text_files
+from jaxspec.training.data import Sequences, sequences_of_stream, text_files
 
 MOST_SHARED = 0.2
-"""Of a document's telling lines, those that may also stand in held-out documents."""
+"""Largest share of a document's distinctive lines that may also be in held-out documents."""
+DISTINCTIVE = 30
+"""Characters of a line from which on two equal lines are hardly written by chance."""
 
-Documents = list[tuple[PurePath, str]]
+Document = tuple[PurePath, str]
+"""A path inside the folder it came from, and the text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,51 +26,59 @@ class Selection:
 
     pattern: str = "*.py"
     without: tuple[str, ...] = ("site-packages", "encodings", "pydoc_data", "data", "__pycache__")
-    """Names of folders that are left out, at any depth: tables and other people's code."""
+    """Names of folders that are left out at any depth: tables, and code of other projects."""
     smallest: int = 200
     """Bytes."""
     largest: int = 150_000
-    """Bytes; longer files are tables."""
+    """Bytes; longer files are mostly tables."""
     most_repeated: float = 0.5
-    """Of a document's telling lines, those that may stand in documents before it."""
+    """Largest share of a document's distinctive lines that may be in documents before it."""
 
 
-def collect(folders: Iterable[Path], selection: Selection) -> Documents:
-    """Documents by their path inside the folder they came from.
+def collect(folders: Iterable[Path], selection: Selection) -> list[Document]:
+    """The documents of all folders.
 
-    One that mostly repeats those before it, an older version for one, is left out.
+    A document that mostly repeats those before it, for example an older version, is left out.
     """
-    documents: Documents = []
+    documents: list[Document] = []
     seen: set[str] = set()
     for folder in folders:
         for path in text_files([folder], selection.pattern):
-            inside, content = path.relative_to(folder), path.read_bytes()
-            if not selection.smallest <= len(content) <= selection.largest:
-                continue
-            text = None if set(inside.parts) & set(selection.without) else decoded(content)
+            inside = path.relative_to(folder)
+            text = selected_text(path, inside, selection)
             if text is not None and not repeats(text, seen, selection.most_repeated):
-                seen |= telling_lines(text)
+                seen |= distinctive_lines(text)
                 documents.append((inside, text))
     if not documents:
         raise LoadError("no text left in the folders given; expected files of UTF-8 text")
     return documents
 
 
-def decoded(content: bytes) -> str | None:
-    """None for another encoding: some libraries test those with files that are not UTF-8."""
+def selected_text(path: Path, inside: PurePath, selection: Selection) -> str | None:
+    """The text of a file that is selected, else None.
+
+    Files in other encodings are left out: some libraries have them for their tests.
+    """
+    content = path.read_bytes()
+    fits = selection.smallest <= len(content) <= selection.largest
+    if not fits or set(inside.parts) & set(selection.without):
+        return None
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         return None
 
 
-def divide(documents: Documents, held_out: set[str]) -> tuple[Documents, Documents]:
+def divide(
+    documents: Sequence[Document], held_out: set[str]
+) -> tuple[list[Document], list[Document]]:
     """Documents to train on, and those whose path inside their folder is held out.
 
-    A document that repeats held-out ones, an older version under another name for one, is neither.
+    A document that repeats held-out ones, for example an older version under another name, is in
+    neither part.
     """
     unseen = [d for d in documents if d[0].as_posix() in held_out]
-    hidden = {line for _, text in unseen for line in telling_lines(text)}
+    hidden = {line for _, text in unseen for line in distinctive_lines(text)}
     kept = [
         (path, text)
         for path, text in documents
@@ -76,8 +87,10 @@ def divide(documents: Documents, held_out: set[str]) -> tuple[Documents, Documen
     return kept, unseen
 
 
-def set_aside(documents: Documents, share: float, seed: int) -> tuple[Documents, Documents]:
-    """The documents but a random share of them, and that share."""
+def set_aside(
+    documents: Sequence[Document], share: float, seed: int
+) -> tuple[list[Document], list[Document]]:
+    """The documents divided into most of them and a random share."""
     chosen = np.random.default_rng(seed).permutation(len(documents))
     aside = set(chosen[: round(share * len(documents))].tolist())
     kept = [document for i, document in enumerate(documents) if i not in aside]
@@ -85,43 +98,43 @@ def set_aside(documents: Documents, share: float, seed: int) -> tuple[Documents,
 
 
 def repeats(text: str, others: set[str], most: float) -> bool:
-    lines = telling_lines(text)
+    """Whether more than a share of `most` of the text's distinctive lines are among others."""
+    lines = distinctive_lines(text)
     return len(lines & others) > most * max(len(lines), 1)
 
 
-def telling_lines(text: str) -> set[str]:
-    """Lines long enough not to be written twice by chance."""
-    return {line.strip() for line in text.splitlines() if len(line.strip()) >= 30}
+def distinctive_lines(text: str) -> set[str]:
+    return {line.strip() for line in text.splitlines() if len(line.strip()) >= DISTINCTIVE}
 
 
-def rows_of_corpus(
-    documents: Documents,
+def sequences_of_corpus(
+    documents: Sequence[Document],
     tokenizer: tokenizers.Tokenizer,
     end_token: int,
     length: int,
     seed: int,
-) -> Rows:
-    """Documents in a random order, each ended, cut into rows wherever the length is reached."""
-    return rows_of_stream(stream_of_corpus(documents, tokenizer, end_token, seed), length)
+) -> Sequences:
+    """Documents in a random order, each with an end token, cut into sequences at any point."""
+    return sequences_of_stream(stream_of_corpus(documents, tokenizer, end_token, seed), length)
 
 
 def windows_of_corpus(
-    documents: Documents,
+    documents: Sequence[Document],
     tokenizer: tokenizers.Tokenizer,
     end_token: int,
     length: int,
     count: int,
     seed: int,
-) -> Rows:
-    """Rows from random places, of which there may be more than the text has without overlap."""
+) -> Sequences:
+    """`count` sequences from random positions, which may overlap."""
     stream = stream_of_corpus(documents, tokenizer, end_token, seed)
-    places = len(rows_of_stream(stream, length).tokens) * length - length + 1
-    starts = np.random.default_rng(seed).integers(0, places, count)
-    return Rows(stream[starts[:, None] + np.arange(length)], np.zeros(count, np.int32))
+    last = len(sequences_of_stream(stream, length).tokens) * length - length
+    starts = np.random.default_rng(seed).integers(0, last + 1, count)
+    return Sequences(stream[starts[:, None] + np.arange(length)], np.zeros(count, np.int32))
 
 
 def stream_of_corpus(
-    documents: Documents, tokenizer: tokenizers.Tokenizer, end_token: int, seed: int
+    documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, end_token: int, seed: int
 ) -> Int[np.ndarray, " tokens"]:
     order = np.random.default_rng(seed).permutation(len(documents))
     texts = [documents[i][1] for i in order]

@@ -1,4 +1,4 @@
-"""A small Qwen3 target from plain text."""
+"""Trains a small Qwen3 target from plain text."""
 
 import dataclasses
 from pathlib import Path
@@ -11,17 +11,17 @@ from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.parameters import Params, random_params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.data import Rows
+from jaxspec.training.data import Sequences
 from jaxspec.training.export import export_target
 from jaxspec.training.loop import train
 from jaxspec.training.objective import TargetObjective
-from jaxspec.training.pretraining.bpe import END, save_tokenizer
+from jaxspec.training.pretraining.bpe import END, save_tokenizer, special_id
 from jaxspec.training.recipe import Cadence, Optimization
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetShape:
-    """A small Qwen3; embedding and head are one matrix."""
+    """The sizes of a small Qwen3 whose embedding and head are one matrix."""
 
     vocab_size: int = 1024
     hidden_size: int = 256
@@ -52,18 +52,18 @@ def target_config(shape: TargetShape, end_token: int) -> Qwen3Config:
 def pretrain(
     shape: TargetShape,
     tokenizer: tokenizers.Tokenizer,
-    rows: Rows,
+    sequences: Sequences,
     options: Optimization,
     cadence: Cadence,
     work: Path,
     folder: Path,
 ) -> tuple[Qwen3Config, Params]:
-    """Trains in `work`, and leaves the finished target in `folder`."""
-    config = target_config(shape, tokenizer.token_to_id(END))
+    """Trains in `work`, and writes the finished target to `folder`."""
+    config = target_config(shape, special_id(tokenizer, END))
     model = Qwen3(config)
     params = random_params(model, jax.random.key(options.seed))
     objective = TargetObjective(model, options.compute)
-    params = train(objective, params, {}, rows, options, cadence, work)
+    params = train(objective, params, {}, sequences, options, cadence, work)
     export_target(folder, config, params)
     save_tokenizer(tokenizer, folder, shape.max_positions)
     return config, params

@@ -1,9 +1,12 @@
-"""What a training run can be asked for: numbers, found wrong before anything is read."""
+"""Checks the numbers among the options of a training run, before anything is read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from jaxspec.errors import UsageError
+from jaxspec.training.recipe import Optimization
 
 ONE_OR_MORE = (lambda x: x >= 1, "at least 1")
 ZERO_OR_MORE = (lambda x: x >= 0, "0 or more")
@@ -38,8 +41,18 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_limits(entries: Mapping[str, Any]) -> None:
-    """Entries that are None keep their default, which is no mistake."""
+    """A UsageError that names the first entry out of its limits; None stands for the default."""
     for name, (holds, expected) in LIMITS.items():
-        found = entries.get(name)
-        if found is not None and not holds(found):
-            raise UsageError(f"{name} is {found}, expected {expected}")
+        value = entries.get(name)
+        if value is not None and not holds(value):
+            raise UsageError(f"{name} is {value}, expected {expected}")
+
+
+def check_batch_divides(options: Optimization) -> None:
+    """A UsageError unless a batch divides evenly into accumulated parts on all local devices."""
+    parts = options.accumulation * jax.local_device_count()
+    if options.batch_size % parts:
+        raise UsageError(
+            f"batch size {options.batch_size} does not divide into {options.accumulation} parts "
+            f"on {jax.local_device_count()} devices; expected a multiple of {parts}"
+        )

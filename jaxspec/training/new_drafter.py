@@ -1,10 +1,10 @@
-"""The drafter that is to be trained: its config from the target's, its parameters at the start."""
+"""A new drafter for a target: its config, and its parameters before training."""
 
 import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.errors import UsageError
 from jaxspec.layers.decoder import BlockMask
@@ -14,13 +14,13 @@ from jaxspec.models.parameters import Params, random_params
 from jaxspec.training.recipe import DrafterShape
 
 OTHER_FEATURES = 0.1
-"""How loud the random projection is beside the copied feature, where layers are copied."""
+"""Scale of the random feature projection beside the copied feature, if layers are copied."""
 FEWEST_LAYERS_AROUND = 3
-"""Target layers that the published rule leaves out: the first, and the last two."""
+"""Number of target layers that the published rule leaves out: the first and the last two."""
 
 
 def spread_layer_ids(num_layers: int, features: int) -> tuple[int, ...]:
-    """The published rule: evenly from layer 1 to the third last; one feature is in the middle."""
+    """The published rule: evenly from layer 1 to the third last; a single one in the middle."""
     if num_layers < features + FEWEST_LAYERS_AROUND:
         raise UsageError(
             f"the target has {num_layers} layers, expected at least "
@@ -37,7 +37,7 @@ def drafter_config(target: Qwen3Config, shape: DrafterShape, mask_token_id: int)
     _check_layer_ids(ids, target.decoder.num_layers)
     if not 0 <= mask_token_id < target.vocab_size:
         raise UsageError(
-            f"mask token {mask_token_id} is no row of the target's embedding, expected less than "
+            f"mask token {mask_token_id} is outside the target's embedding, expected less than "
             f"{target.vocab_size}; name an unused one with --mask-token-id"
         )
     decoder = dataclasses.replace(
@@ -59,12 +59,12 @@ def drafter_config(target: Qwen3Config, shape: DrafterShape, mask_token_id: int)
 
 
 def _check_layer_ids(ids: tuple[int, ...], num_layers: int) -> None:
-    """The last layer is left out: its feature could be meant before or after the final norm."""
-    rising = all(one < other for one, other in zip(ids, ids[1:]))
-    if not rising or ids[0] < 0 or ids[-1] > num_layers - 2:
+    """The last layer cannot be used: its feature is ambiguous, before or after the final norm."""
+    increasing = all(one < other for one, other in zip(ids, ids[1:]))
+    if not increasing or ids[0] < 0 or ids[-1] > num_layers - 2:
         raise UsageError(
-            f"layer ids {list(ids)}: expected rising ones from 0 to {num_layers - 2} for a target "
-            f"of {num_layers} layers"
+            f"layer ids {list(ids)}: expected increasing ones from 0 to {num_layers - 2} for a "
+            f"target of {num_layers} layers"
         )
 
 
@@ -76,7 +76,10 @@ def first_drafter_params(
     key: Key[Array, ""],
     from_target: bool = False,
 ) -> Params:
-    """Layers random or copied; the head of a reduced vocabulary is the target's, kept columns."""
+    """Random parameters, or layers copied from the target.
+
+    The head of a reduced vocabulary consists of the target's columns of the `kept` ids.
+    """
     params = random_params(drafter, key)
     if from_target:
         params = copied_layers(params, drafter.config, target, target_params)
@@ -91,7 +94,8 @@ def copied_layers(
 ) -> Params:
     """Drafter parameters whose layers are the target's last ones.
 
-    The context starts as what the first of them read in the target, or as near as a feature is.
+    The context starts as the input that the first of these layers has in the target, or as the
+    feature of the nearest layer.
     """
     first = target.decoder.num_layers - drafter.decoder.num_layers
     if first < 1 or target.decoder.intermediate_size != drafter.decoder.intermediate_size:
@@ -106,34 +110,39 @@ def copied_layers(
     }
     nearest = int(np.argmin([abs(id - (first - 1)) for id in drafter.target_layer_ids]))
     hidden = drafter.decoder.hidden_size
-    rows = slice(nearest * hidden, (nearest + 1) * hidden)
-    mixed = params["feature_projection"]["kernel"] * OTHER_FEATURES
+    copied = slice(nearest * hidden, (nearest + 1) * hidden)
+    projection = params["feature_projection"]["kernel"] * OTHER_FEATURES
     scales = [layer["attention"]["norm"]["scale"] for layer in copies.values()]
     return {
         **params,
         **copies,
         "norm": target_params["norm"],
-        "feature_projection": {"kernel": mixed.at[rows].add(jnp.eye(hidden, dtype=mixed.dtype))},
+        "feature_projection": {
+            "kernel": projection.at[copied].add(jnp.eye(hidden, dtype=projection.dtype))
+        },
         "feature_norm": {"scale": sum(scales) / len(scales)},
     }
 
 
-def target_head(config: Qwen3Config, params: Params) -> Array:
-    """Hidden to logits, [hidden, vocab]."""
+def target_head(config: Qwen3Config, params: Params) -> Float[Array, "hidden vocab"]:
+    """The matrix from hidden states to logits."""
     if config.tie_word_embeddings:
         return params["embedding"]["embedding"].T
     return params["head"]["kernel"]
 
 
 def frequent_tokens(
-    tokens: Int[np.ndarray, "rows length"], vocab_size: int, count: int, always: tuple[int, ...]
-) -> Int[np.ndarray, " {count}"]:
-    """The `count` most frequent ids and the `always` ones, rising."""
-    if not 0 < count < vocab_size:
+    tokens: Int[np.ndarray, "sequences length"],
+    vocab_size: int,
+    draft_vocab: int,
+    always: tuple[int, ...],
+) -> Int[np.ndarray, " {draft_vocab}"]:
+    """The most frequent ids in increasing order; those in `always` are among them."""
+    if not 0 < draft_vocab < vocab_size:
         raise UsageError(
-            f"draft vocabulary of {count}, expected 1 to {vocab_size - 1} tokens; leave it out "
-            "to draft all of them"
+            f"draft vocabulary of {draft_vocab}, expected 1 to {vocab_size - 1} tokens; leave it "
+            "out to draft all of them"
         )
-    seen = np.bincount(tokens.ravel(), minlength=vocab_size).astype(np.float64)
-    seen[list(always)] = np.inf
-    return np.sort(np.argsort(-seen, kind="stable")[:count])
+    counts = np.bincount(tokens.ravel(), minlength=vocab_size).astype(np.float64)
+    counts[list(always)] = np.inf
+    return np.sort(np.argsort(-counts, kind="stable")[:draft_vocab])

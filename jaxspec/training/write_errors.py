@@ -1,4 +1,4 @@
-"""What the disk refuses, said in one line."""
+"""Failures to write a run's files, as errors of one line."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,11 +11,14 @@ from jaxspec.errors import LoadError, one_line
 
 @contextlib.contextmanager
 def writing_to(out: Path) -> Iterator[None]:
-    """Around everything that a run writes below `out`; what it reads tells of its own mistakes."""
+    """Turns a failure to write below `out` into a LoadError.
+
+    What a run reads has its own errors, which pass through unchanged.
+    """
     try:
         yield
     except BrokenPipeError:
-        raise  # of the terminal
+        raise  # the terminal went away: no fault of the disk
     except (OSError, SafetensorError) as error:
         raise LoadError(
             f"cannot write to {out} ({one_line(error)[:200]}); its last good state is kept: free "
