@@ -46,6 +46,6 @@ def test_what_cannot_be_drawn_is_refused(acceptance):
 
 
 def test_it_is_drawn_on_the_device():
-    assert choose_driver("auto", synthetic=True) == "overlapped"
+    assert choose_driver(EngineOptions(synthetic_acceptance=3)) == "overlapped"
     with pytest.raises(UsageError, match="lockstep accepts on the host"):
         EngineOptions(synthetic_acceptance=3, driver="lockstep")
