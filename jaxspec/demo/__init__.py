@@ -1,4 +1,4 @@
-"""The pair in the package: what runs where no model is named, with nothing to download."""
+"""The pair in the package: it runs if no model is named, with nothing to download."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def demo_pair() -> tuple[Path, Path]:
 
 
 def demo_dtype() -> str:
-    """Floats that suit it: on a CPU full ones, which say what plain decoding says."""
+    """The dtype that suits it: on a CPU float32, which gives exactly the tokens of plain decoding."""
     import jax
 
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"

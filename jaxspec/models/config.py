@@ -31,7 +31,7 @@ class DFlashConfig:
     target_layer_ids: tuple[int, ...]
     """Target layers (0-based) after which the residual stream is captured as a feature."""
     vocab_size: int
-    """Of the target: what the drafts are drawn from."""
+    """Size of the target's vocabulary."""
     block_masks: tuple[BlockMask, ...]
     """One per drafter layer."""
     draft_vocab_size: int | None = None
@@ -43,7 +43,7 @@ class DFlashConfig:
     target_path: str | None = None
     """The target that the checkpoint itself names (speculators' verifier)."""
     num_target_layers: int | None = None
-    """Layers of the target it was trained on, where the config says so."""
+    """Layers of the target it was trained on; None if the config does not say."""
 
     @property
     def num_drafts(self) -> int:

@@ -105,7 +105,7 @@ class DeviceProposer(Protocol):
     ) -> tuple[Any, Drafts]:
         """Its next state, and `width - 1` drafts for every request.
 
-        If `drawn`, the drafts of requests that sample are drawn, and `logits` says from what.
+        If `drawn`, the drafts of requests that sample are drawn from the returned `logits`.
         """
         ...
 

@@ -47,7 +47,7 @@ class Drafters:
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
     ) -> None:
-        """Tells them which tokens a request has, and what became of its drafts."""
+        """Adds tokens to what they know of a request, and reports what became of its drafts."""
         if self.proposer is not None:
             self.proposer.commit(request, tokens, num_drafts, accepted)
         if self.adaptive is not None:

@@ -6,11 +6,11 @@ from jaxspec.engine.step.device import Step
 
 
 class StepObserver:
-    """Is told what the loop does. Subclasses override what they want to know; they change
-    nothing."""
+    """Watches an engine's loop. Subclasses override the methods that they need; they must not change
+    anything."""
 
     def step_begins(self, running: int) -> None:
-        """A step begins, with so many requests running."""
+        """A step begins; `running` requests have a slot."""
 
     def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
         """A program is about to run on these inputs."""

@@ -69,7 +69,7 @@ def _check_tokenizers(tokenizer: Tokenizer, draft: Path) -> None:
 
 
 def named_target(draft: str | Path | None) -> str:
-    """The target to use where none is given: the one that the drafter was made for."""
+    """The target to use if none is given: the one that the drafter was made for."""
     if draft is None:
         raise UsageError("no target; name a Qwen3 folder or hub id with --model")
     target = open_drafter(local_folder(draft)).config.target_path

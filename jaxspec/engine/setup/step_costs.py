@@ -14,8 +14,8 @@ CALLS, ROUNDS = 5, 3
 
 
 def measure_costs(device: Device, plan: Plan) -> Costs:
-    """The least seconds of one-program steps by (batch, width), on the padding slot: weights are
-    read and multiplied as ever, contexts are empty."""
+    """The least seconds of one-program steps by (batch, width), on the padding slot: contexts are
+    empty, but weights are read and multiplied as in any step."""
     return {
         (batch, width): min(
             seconds_per_call(partial(_run, device, plan, batch, width), CALLS, ROUNDS)

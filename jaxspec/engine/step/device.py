@@ -54,7 +54,7 @@ class Program:
 
 @runtime_checkable
 class ProgramObserver(Protocol):
-    """Is told which programs run."""
+    """Watches which programs run."""
 
     def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
         """This step is about to run on these inputs."""
