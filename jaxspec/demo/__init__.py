@@ -20,7 +20,7 @@ def demo_pair() -> tuple[Path, Path]:
 
 
 def demo_dtype() -> str:
-    """The dtype that suits it: on a CPU float32, which gives exactly the tokens of plain decoding."""
+    """The dtype that suits it: float32 on a CPU, which gives the tokens of plain decoding."""
     import jax
 
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"

@@ -6,8 +6,7 @@ from jaxspec.engine.step.device import Step
 
 
 class StepObserver:
-    """Watches an engine's loop. Subclasses override the methods that they need; they must not change
-    anything."""
+    """Watches an engine's loop, and changes nothing. Subclasses override the methods they need."""
 
     def step_begins(self, running: int) -> None:
         """A step begins; `running` requests have a slot."""
