@@ -31,11 +31,11 @@ class DFlashConfig:
     target_layer_ids: tuple[int, ...]
     """Target layers (0-based) after which the residual stream is captured as a feature."""
     vocab_size: int
-    """Of the target: what the drafts are drawn from."""
+    """Size of the target's vocabulary, from which drafts are drawn."""
     block_masks: tuple[BlockMask, ...]
     """One per drafter layer."""
     draft_vocab_size: int | None = None
-    """Rows of a reduced head of its own; None when the whole vocabulary is drafted."""
+    """Tokens that its own, reduced head knows; None if the whole vocabulary is drafted."""
     owns_embedding: bool = False
     """Whether the checkpoint carries the embedding; else the target's is shared."""
     owns_head: bool = False
@@ -43,7 +43,7 @@ class DFlashConfig:
     target_path: str | None = None
     """The target that the checkpoint itself names (speculators' verifier)."""
     num_target_layers: int | None = None
-    """Layers of the target it was trained on, where the config says so."""
+    """Layers of the target that it was trained on, if the config has that number."""
 
     @property
     def num_drafts(self) -> int:

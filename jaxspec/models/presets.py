@@ -22,7 +22,7 @@ NAMES = tuple(_QWEN3)
 
 
 def qwen3(name: str) -> Qwen3Config:
-    """A published Qwen3 by name, `qwen3-8b` for one."""
+    """A published Qwen3 by name, for example `qwen3-8b`."""
     if name not in _QWEN3:
         raise UsageError(f"no model shape {name!r}; expected one of {', '.join(NAMES)}")
     layers, hidden, intermediate, heads, kv_heads, tied = _QWEN3[name]
