@@ -75,8 +75,7 @@ MOST_IN_LARGE_CLUSTERS = 64
 the chip the last clusters would wait for the first."""
 
 MULTIPROCESSORS = 132
-"""An H100 and an H200 have as many. `scripts/bench_kernels.py --sweep` prints what the choice of sizes
-rests on."""
+"""Of an H100 or H200. `scripts/bench_kernels.py --sweep` prints what the choice rests on."""
 
 
 def choose_sizes(shape: Shape) -> BlockSizes:
