@@ -6,8 +6,8 @@ from typing import Any, Literal
 import jax
 
 Implementation = Literal["auto", "xla", "mosaic", "portable"]
-"""mosaic: for Hopper; portable: for every GPU since Ampere, timed on none yet, so only where it is
-named; auto: mosaic on a Hopper GPU, else xla."""
+"""mosaic: for Hopper. portable: for every GPU since Ampere; not timed on any yet, so it runs only
+if it is named. auto: mosaic on a Hopper GPU, xla elsewhere."""
 
 
 def choose(
@@ -50,7 +50,7 @@ OLDEST = {"mosaic": (9, 0), "portable": (8, 0)}
 
 
 def refuse_other_gpus(implementation: str, device: Any) -> None:
-    """Where there is no GPU at all, somebody compiles for one from afar."""
+    """A machine without any GPU is not refused: it can compile for one."""
     if device.platform != "gpu":
         return
     if implementation == "mosaic" and not hopper(device):
@@ -69,6 +69,6 @@ def hopper(device: Any) -> bool:
 
 
 def capability(device: Any) -> tuple[int, int]:
-    """(0, 0) where it has none: another vendor's."""
+    """(0, 0) for a device without one, for example of another vendor."""
     major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
     return (int(major), int(minor or 0)) if major.isdigit() else (0, 0)

@@ -1,8 +1,8 @@
 """Numbers that warpgroups of a cluster leave in each other's shared memory.
 
 A note is what one warpgroup holds in registers; the reader's threads get what the same threads of
-the writer held, so nothing is laid out in between. The barrier of a box counts bytes: nobody waits
-but the reader. `plgpu.async_store_smem` does the same after every thread of the writer has waited
+the writer held, so nothing is laid out in between. The barrier of a box counts bytes: only the
+reader waits. `plgpu.async_store_smem` does the same after every thread of the writer has waited
 for all of its stores to be seen by the whole GPU, microseconds while the memory is busy.
 """
 
@@ -31,18 +31,18 @@ class Mailbox:
     boxes: int
     """Each is read by one warpgroup, all of its notes together."""
     notes: int
-    """Of a box, each from one writer."""
+    """Notes in a box, each from one writer."""
     floats: int
-    """Of a note, per thread."""
+    """Floats of a note that each thread holds."""
 
     @property
     def size(self) -> int:
-        """Of one note."""
+        """Floats of one note."""
         return self.floats * THREADS
 
     @property
     def bytes(self) -> int:
-        """Of everything a reader waits for."""
+        """Size of a whole box, which its reader waits for."""
         return self.notes * self.size * 4
 
     def scratch(self) -> dict:
@@ -87,10 +87,10 @@ class Mailbox:
         """Into a box of a block of the cluster."""
 
         @inline_mgpu(arg_types=(tuple(layouts), plgpu.RefType(), plgpu.RefType()))
-        def send(_, arrays, slots, bars) -> None:
+        def send(_, arrays, note, bars) -> None:
             rank = utils.c(block, ir.IntegerType.get_signless(32))
             there = lambda ref: utils.get_cluster_ptr(utils.memref_ptr(ref), rank, generic=False)
-            target, bar = there(slots), there(bars)
+            target, bar = there(note), there(bars)
             floats = [x for array in arrays for x in floats_of(array)]
             assert len(floats) == self.floats, f"{len(floats)} floats for {self.floats}"
             for i in range(0, self.floats, TOGETHER):
@@ -110,13 +110,15 @@ class Mailbox:
 
     def read(self, scratch, box, turn: int, shapes: Sequence, layouts) -> list[tuple]:
         """All notes of a box, in order; `turn` counts how often it has been read."""
-        given = tuple(
+        note_types = tuple(
             plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=layout)
             for shape, layout in zip(shapes, layouts)
         )
 
-        @inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()), return_type=given * self.notes)
-        def receive(_, slots, bars):
+        @inline_mgpu(
+            arg_types=(plgpu.RefType(), plgpu.RefType()), return_type=note_types * self.notes
+        )
+        def receive(_, notes, bars):
             bar = barrier(utils.memref_ptr(bars))
             bar.wait_parity(utils.c(turn % 2, ir.IntegerType.get_signless(1)))
             self.expect(bar, utils.single_thread_predicate(utils.ThreadSubset.WARPGROUP))
@@ -124,13 +126,14 @@ class Mailbox:
                 array
                 for i in range(self.notes)
                 for array in self.note(
-                    utils.memref_ptr(utils.memref_slice(slots, i)), shapes, layouts
+                    utils.memref_ptr(utils.memref_slice(notes, i)), shapes, layouts
                 )
             )
 
         notes = scratch["notes"].at[pl.ds(box * self.notes, self.notes)]
         arrays = receive(notes, scratch["note_bars"].at[box])
-        return [arrays[i : i + len(given)] for i in range(0, len(arrays), len(given))]
+        step = len(note_types)
+        return [arrays[i : i + step] for i in range(0, len(arrays), step)]
 
     def note(self, source, shapes, layouts) -> tuple:
         floats = []
@@ -150,7 +153,7 @@ class Mailbox:
 
 
 NO_PHASES: Any = None
-"""Of barriers that are waited for with a parity; jax's types want some."""
+"""jax's types ask for phases, which barriers that are waited for by parity do not have."""
 
 
 def barrier(address) -> utils.BarrierRef:

@@ -15,7 +15,7 @@ MOST_PARTS = 4
 TOKENS_IN_PARTS = range(2, 129)
 """One token XLA multiplies in another way, which parts make slower; many need no parts."""
 MULTIPROCESSORS = 132
-"""Of an H100."""
+"""An H100 has as many."""
 LARGE_BLOCK, SMALL_BLOCK = 128, 64
 """Columns of the output that a thread block of XLA's matrix kernels computes, for many tokens and
 for at most FEW_TOKENS."""

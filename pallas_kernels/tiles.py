@@ -11,11 +11,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 Accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 """Registers that a matrix instruction adds to."""
 THREADS = 128
-"""Of a warpgroup."""
+"""Threads of a warpgroup."""
 SHARED_BYTES = 224 * 1024
 """What a thread block can have on Hopper, less the 3 kB of barriers and rounding."""
 LANES_PER_ROW = 16
-"""Of `rows_in_lanes`."""
+"""Lanes that hold one row in the layout of `rows_in_lanes`."""
 
 
 def swizzled(shape: tuple[int, ...], dtype):

@@ -31,7 +31,7 @@ class Axis:
 
 
 Fused = tuple[Axis, ...]
-"""Sections beside each other along one axis of an array."""
+"""Sections that follow each other along one axis of an array."""
 Axes = tuple[Axis | Fused, ...]
 """Every axis of one parameter."""
 

@@ -34,12 +34,12 @@ class Decoder:
 
     @property
     def inner(self) -> Axis:
-        """Of the MLP."""
+        """The MLP's inner numbers."""
         return Axis("inner", self.intermediate_size)
 
     @property
     def attended(self) -> Axis:
-        """What attention gives: the heads beside each other."""
+        """What attention gives: the numbers of all heads, one head after the other."""
         return Axis("heads", self.num_heads * self.head_dim, self.head_dim)
 
     @property

@@ -22,7 +22,7 @@ class Paged:
 
     block: Block
     rotation: Rotation
-    """Of the block's positions."""
+    """Rotary embedding of the block's positions."""
     implementation: Implementation
     over_pages: Callable[..., Array] = paged_attention
     """The op, or one that leaves its result where the next kernel of a stack wants it."""

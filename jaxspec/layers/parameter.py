@@ -1,4 +1,4 @@
-"""What a module says of a parameter beside its numbers: its logical axes and its first values.
+"""What is known of a parameter besides its numbers: its logical axes and its first values.
 
 The numbers themselves stay plain arrays. Only a tree that `Module.init` makes has the records of
 this file around them; `jaxspec.models.parameters` reads them there.
@@ -25,7 +25,7 @@ Initial = Callable[[Key[Array, ""], tuple[int, ...], DTypeLike], Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Described(meta.AxisMetadata[Any]):
-    """A parameter with what its module says of it."""
+    """A parameter with its logical axes and what draws its first values."""
 
     value: Any
     axes: Axes = dataclasses.field(metadata={"static": True})

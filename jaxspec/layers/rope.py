@@ -1,4 +1,4 @@
-"""Rotary position embedding, plain and YaRN: cos and sin of given positions."""
+"""Rotary position embedding, plain and YaRN: cos and sin of positions."""
 
 import dataclasses
 import math

@@ -35,7 +35,7 @@ class DFlashConfig:
     block_masks: tuple[BlockMask, ...]
     """One per drafter layer."""
     draft_vocab_size: int | None = None
-    """Rows of a reduced head of its own; None when the whole vocabulary is drafted."""
+    """Tokens that its own, reduced head knows; None if the whole vocabulary is drafted."""
     owns_embedding: bool = False
     """Whether the checkpoint carries the embedding; else the target's is shared."""
     owns_head: bool = False

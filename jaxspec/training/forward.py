@@ -35,12 +35,12 @@ class Blocks:
     context: Float[Array, "batch length hidden"]
     """Input of every layer's key and value projection; length 0 for a target."""
     context_rotation: tuple[Float[Array, "batch length half"], Float[Array, "batch length half"]]
-    """Of positions 0 .. length - 1."""
+    """Rotary embedding of positions 0 .. length - 1."""
     anchors: Int[Array, "batch blocks"]
     """Position of each block's first token."""
     width: int
     rotation: tuple[Float[Array, "batch tokens half"], Float[Array, "batch tokens half"]]
-    """Of all tokens of all blocks, blocks one after the other."""
+    """Rotary embedding of all tokens, one block after the other."""
 
     def __call__(
         self, attention: Attention, qkv: Float[Array, "batch tokens fused"], memory: None

@@ -53,7 +53,7 @@ class Chain:
         return jnp.pad(x, ((0, added), (0, 0), (0, 0))) if added else x
 
     def own(self, x: Float[Array, "filled width size"]) -> Float[Array, "batch width size"]:
-        """Of the requests that were there before the batch was filled up."""
+        """What belongs to the requests that were there before the batch was filled up."""
         return x[: self.batch]
 
     def paged_attention(

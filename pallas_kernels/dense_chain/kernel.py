@@ -59,12 +59,12 @@ class Chain:
             fence_async()
 
     def attention_out(self) -> None:
-        given = self.rows.residual(0, "x", "norm")
-        self.tile(0, lambda acc: self.rows.add(0, "attention_", given, acc))
+        residual = self.rows.residual(0, "x", "norm")
+        self.tile(0, lambda acc: self.rows.add(0, "attention_", residual, acc))
 
     def down(self) -> None:
-        given = self.rows.residual(2, "attention_total", "next_norm")
-        self.tile(2, lambda acc: self.rows.add(2, "", given, acc))
+        residual = self.rows.residual(2, "attention_total", "next_norm")
+        self.tile(2, lambda acc: self.rows.add(2, "", residual, acc))
 
     def gate_and_up(self) -> None:
         columns = pl.ds(self.shares.inner_unit(self.warpgroup) * UNIT, UNIT)

@@ -1,5 +1,5 @@
-"""The two warpgroups that load, each as far ahead as memory allows: weights wait for nobody, rows
-until all thread blocks have written them."""
+"""The two warpgroups that load, each as far ahead as memory allows: weights at once, rows when all
+thread blocks have written them."""
 
 from typing import Any
 
@@ -65,10 +65,10 @@ class Shares:
 
 
 def starts(counts: list) -> list:
-    found = [jnp.int32(0)]
+    sums = [jnp.int32(0)]
     for count in counts:
-        found.append(found[-1] + count)
-    return found
+        sums.append(sums[-1] + count)
+    return sums
 
 
 def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) -> None:

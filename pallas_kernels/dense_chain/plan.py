@@ -37,8 +37,8 @@ class Sizes:
     row_stages: int
     """Pieces of rows that it keeps."""
     in_flight: int = 2
-    """Groups that are asked for and not there yet. More would only lengthen the queue in which the
-    blocks' messages to each other wait as well."""
+    """Groups that are requested and have not arrived yet. More would only lengthen the queue in
+    which the blocks' messages to each other wait as well."""
 
     def __post_init__(self):
         assert self.in_flight <= self.weight_stages, "no more in flight than there is room for"
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def groups_each(self) -> int:
-        """Of a warpgroup. If they are an odd number, the middle one is multiplied twice."""
+        """Groups that each warpgroup multiplies. Of an odd number, both multiply the middle one."""
         return -(-self.groups // CONSUMERS)
 
     @property
@@ -152,8 +152,8 @@ def check_device() -> None:
     """Thread blocks wait for each other, so all must run at once. A machine without a GPU can only
     compile for one, which is allowed."""
     device = jax.devices()[0]
-    found = getattr(device, "core_count", 0) if device.platform == "gpu" else PAIR * PAIRS
-    require(found >= PAIR * PAIRS, f"{PAIR * PAIRS} multiprocessors, as H100 SXM and H200 have")
+    present = getattr(device, "core_count", 0) if device.platform == "gpu" else PAIR * PAIRS
+    require(present >= PAIR * PAIRS, f"{PAIR * PAIRS} multiprocessors, as H100 SXM and H200 have")
 
 
 def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
@@ -177,7 +177,7 @@ LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
 """Rows come from the second-level cache, but wait in line behind weights. With 64 rows there is
 room for three pieces, or for two and a group of weights more, which is as fast."""
 SMALL_BYTES = 2 * 1024
-"""What is kept beside weights, rows and sums; every array begins at a kilobyte of its own."""
+"""For everything but weights, rows and sums; every array begins at a kilobyte of its own."""
 
 
 def choose_sizes(rows: int) -> Sizes:

@@ -32,7 +32,7 @@ class Rows:
 
     @property
     def first(self):
-        """Of its groups."""
+        """Index of its first group."""
         return self.warpgroup * (self.plan.groups - self.plan.groups_each)
 
     @property
@@ -53,7 +53,7 @@ class Rows:
         return lax.rem(self.first + i, PAIR)
 
     def residual(self, p: int, x: str, norm: str):
-        """What `add` will need that is there already: asked for now, it costs no time then."""
+        """Inputs of `add` that exist already, loaded early so that `add` does not wait for them."""
         columns, layout = pl.ds(self.shares.columns(p), UNIT), rows_in_lanes(UNIT)
         skipped = lax.rem(self.first + self.shares.half, PAIR)
 
@@ -66,7 +66,7 @@ class Rows:
             self.refs[norm].at[columns], layout.reduce(0)
         )
 
-    def add(self, p: int, names: str, given, acc) -> None:
+    def add(self, p: int, names: str, residual, acc) -> None:
         """Adds up the two sums of a tile and the residual. The norm of a row needs all tiles: its
         scale is applied here, its inverse root where the row has been multiplied."""
         columns = pl.ds(self.shares.columns(p), UNIT)
@@ -74,7 +74,7 @@ class Rows:
         both = exchange(p, acc)
         outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
         for i in range(self.plan.groups_each):
-            finish = partial(self.add_group, i, columns, partial(both, i), given, *outputs)
+            finish = partial(self.add_group, i, columns, partial(both, i), residual, *outputs)
             pl.when(self.owns(i) & (self.finisher(i) == self.shares.half))(finish)
 
     def by_mail(self, p: int, acc):
@@ -112,9 +112,9 @@ class Rows:
             turned = plgpu.layout_cast(part(acc, i), TURNED)
             pl.when(self.owns(i))(partial(store, target.at[self.group(i), columns].T, turned))
 
-    def add_group(self, i: int, columns, both, given, total, scaled, squares) -> None:
+    def add_group(self, i: int, columns, both, residual, total, scaled, squares) -> None:
         dtype, layout, rows = self.plan.dtype, rows_in_lanes(UNIT), self.group(i)
-        residuals, scale = given
+        residuals, scale = residual
         product, x = both(layout).astype(dtype), residuals[i // PAIR]
         added = (x.astype(jnp.float32) + product.astype(jnp.float32)).astype(dtype)
         wide = added.astype(jnp.float32)

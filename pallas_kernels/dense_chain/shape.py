@@ -16,7 +16,7 @@ class ChainShape:
     """What decides whether the kernel can do a call, and how it is shared out."""
 
     tokens: int
-    """Of the whole batch."""
+    """Tokens of the whole batch."""
     attended: int
     """Numbers that attention gives per token."""
     hidden: int

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import jax
-
 TILE_ROWS = 64
 """Rows of one matrix instruction, and so of one warpgroup."""
 
@@ -20,7 +18,7 @@ class BlockSizes:
     stages: int = 2
     """Tiles of keys and values in flight per thread block."""
     splits: int = 1
-    """Thread blocks (one cluster) that share one slot's context; tile t belongs to t % splits."""
+    """Thread blocks (one cluster) that share a request's context; tile t belongs to t % splits."""
     warpgroups: int = 1
     """Row tiles that share the loaded keys and values."""
 
@@ -40,10 +38,6 @@ class Shape:
     @property
     def blocks(self) -> int:
         return self.batch * self.kv_heads
-
-    @property
-    def capacity(self) -> int:
-        return self.page_size * self.max_pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,28 +74,23 @@ MOST_IN_LARGE_CLUSTERS = 64
 """Thread blocks in clusters of more than two. A cluster's have to be neighbours, and with many on
 the chip the last clusters would wait for the first."""
 
-MULTIPROCESSORS = {"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
-"""Measured on the first; scripts/bench_kernels.py --sweep prints what the choice rests on."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200. `scripts/bench_kernels.py --sweep` prints what the choice rests on."""
 
 
-def choose_sizes(shape: Shape, device_kind: str | None = None) -> BlockSizes:
-    """As many splits as find room at once."""
+def choose_sizes(shape: Shape) -> BlockSizes:
+    """As many splits as run at the same time."""
     if shape.width * shape.group > TILE_ROWS:
         return BlockSizes(warpgroups=2)
-    multiprocessors = MULTIPROCESSORS.get(device_kind or default_device_kind(), 132)
 
     def fits(splits: int) -> bool:
-        room = multiprocessors if splits == 2 else MOST_IN_LARGE_CLUSTERS
+        room = MULTIPROCESSORS if splits == 2 else MOST_IN_LARGE_CLUSTERS
         return splits * shape.blocks <= room and output_aligned(shape, splits)
 
     splits = 1
     while 2 * splits <= MOST_SPLITS and fits(2 * splits):
         splits *= 2
     return BlockSizes(splits=splits)
-
-
-def default_device_kind() -> str:
-    return jax.devices()[0].device_kind
 
 
 def output_aligned(shape: Shape, splits: int) -> bool:

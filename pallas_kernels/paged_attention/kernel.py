@@ -22,22 +22,22 @@ def attend(
     plan: Plan, query, keys, values, table, lengths, counts, out, *buffers, **scratch
 ) -> None:
     plan.exchange.open(scratch)
-    slot, head = lax.axis_index("slot"), lax.axis_index("head")
+    request, head = lax.axis_index("request"), lax.axis_index("head")
     row_block, split = lax.axis_index("rows"), lax.axis_index("split")
     warpgroup = lax.axis_index("warpgroup")
     row_tile = row_block * plan.sizes.warpgroups + warpgroup
     # The last tile is moved back to end with the block; rows that it repeats are not stored.
     first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
 
-    loader = Loader(plan, keys, values, table, scratch, slot, head, split, warpgroup)
-    # Page ids are asked for before the length is known, so that the two waits overlap.
+    loader = Loader(plan, keys, values, table, scratch, request, head, split, warpgroup)
+    # Page ids are loaded before the length is known, so that the two waits overlap.
     pages = [loader.pages(jnp.int32(step)) for step in range(plan.sizes.stages)]
-    length = lengths[slot]
-    kept_end = length + counts[slot]
+    length = lengths[request]
+    kept_end = length + counts[request]
     end = jnp.minimum(length + rows_up_to(plan, row_block), kept_end)
     steps = steps_of(plan, end, split)
     loader.first(pages, steps)
-    load_queries(plan, query, scratch, (slot, head, row_tile, first, warpgroup))
+    load_queries(plan, query, scratch, (request, head, row_tile, first, warpgroup))
 
     last = last_seen(plan, length + first, kept_end)
     sums = lax.fori_loop(
@@ -50,10 +50,10 @@ def attend(
             filled((TILE_ROWS, plan.shape.head_dim), 0.0, TILE),
         ),
     )
-    row_buffers = [buffer.at[slot, head, row_tile] for buffer in buffers]
+    row_buffers = [buffer.at[request, head, row_tile] for buffer in buffers]
     attended = plan.exchange.combine(sums, split, warpgroup, scratch, row_buffers)
     o_tile = scratch["q_raw" if plan.output_where_queries_came else "o"].at[warpgroup]
-    store(plan, attended, out.at[slot], o_tile, (row_tile, first, head, split))
+    store(plan, attended, out.at[request], o_tile, (row_tile, first, head, split))
 
 
 def filled(shape, value, layout):
@@ -76,11 +76,11 @@ def steps_of(plan: Plan, end, split):
 
 
 def load_queries(plan: Plan, query, scratch: dict[str, Any], where) -> None:
-    slot, head, row_tile, first, warpgroup = where
+    request, head, row_tile, first, warpgroup = where
     if plan.tiling.even:
-        source = query.at[slot, head, jnp.minimum(row_tile, plan.tiling.row_tiles - 1)]
+        source = query.at[request, head, jnp.minimum(row_tile, plan.tiling.row_tiles - 1)]
     else:
-        source = query.at[slot, head, pl.ds(first * plan.shape.group, plan.rows)]
+        source = query.at[request, head, pl.ds(first * plan.shape.group, plan.rows)]
     name = "q_raw" if plan.staged else "q"
     target = scratch[name].at[warpgroup, pl.ds(0, plan.rows)]
     plgpu.copy_gmem_to_smem(source, target, scratch["q_bar"])
@@ -92,7 +92,7 @@ def load_queries(plan: Plan, query, scratch: dict[str, Any], where) -> None:
 
 
 def last_seen(plan: Plan, first_position, kept_end):
-    """The last position that each row sees, where rows differ."""
+    """The last position that each row sees; None if all rows see the same."""
     if not plan.causal:
         return None
     row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=ROWS)
@@ -148,7 +148,7 @@ def seen(base, shape, last, end):
 
 
 def clear_tail(plan: Plan, v_tile, base, end, loader: Loader) -> None:
-    """Zeroes the rows of the last tile that nobody may see: 0 * NaN would be NaN."""
+    """Zeroes the positions of the last tile that no token may see: 0 * NaN would be NaN."""
 
     @pl.when(base + plan.sizes.kv_tile > end)
     def _():

@@ -20,7 +20,7 @@ class Loader:
     value_pages: Any
     page_table: Any
     scratch: dict[str, Any]
-    slot: Any
+    request: Any
     head: Any
     split: Any
     warpgroup: Any
@@ -41,7 +41,7 @@ class Loader:
             jnp.minimum(lax.div(position, shape.page_size), shape.max_pages - 1)
             for position in self.copies(step)
         ]
-        return [self.page_table[self.slot, entry] for entry in entries]
+        return [self.page_table[self.request, entry] for entry in entries]
 
     def fetch(self, step, pages: list) -> None:
         rows, page_size = self.plan.tiling.copy_rows, self.plan.shape.page_size

@@ -1,17 +1,17 @@
 """Paged attention on Mosaic GPU, for Hopper.
 
-One thread block per (slot, key-value head, block of rows, split). The rows of a tile are the
+One thread block per (request, key-value head, block of rows, split). The rows of a tile are the
 query rows of one key-value head, so that its keys and values are read once for all of them:
 
     tile row   r = i * group + g      i: query row (token), g: head within the group
-    position   lengths[slot] + i
+    position   lengths[request] + i
 
     context    |  tile 0  |  tile 1  |  tile 2  |  tile 3  |  tile 4 ...      (kv_tile positions)
     split 0      xxxxxxxx              xxxxxxxx              xxxxxxxx
     split 1                 xxxxxxxx              xxxxxxxx
 
 A tile always falls to the same split, whatever the length, and the splits' sums are added in one
-order: a row's bits depend on its own position and context only. The splits of a slot form one
+order: a row's bits depend on its own position and context only. The splits of a request form one
 cluster and combine their sums before they end, so there is no second kernel.
 """
 
@@ -57,7 +57,7 @@ def paged_attention(
         named("paged_attention", functools.partial(kernel.attend, plan)),
         out_type=plan.outputs(filled_batch or batch),
         grid=plan.grid,
-        grid_names=("slot", "head", "rows"),
+        grid_names=("request", "head", "rows"),
         cluster=(plan.sizes.splits,),
         cluster_names=("split",),
         num_threads=plan.sizes.warpgroups,

@@ -1,4 +1,4 @@
-"""Everything static about one call of the kernel, and the shared memory it asks for."""
+"""Everything static about one call of the kernel, and the shared memory that it needs."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def scale(self) -> float:
-        """Of the scores, for weights that are powers of two."""
+        """Factor on the scores, for a softmax with powers of two."""
         return self.shape.head_dim**-0.5 * math.log2(math.e)
 
     @property
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a thread block: its tiles and notes."""
+        """Shared memory that a thread block needs for its tiles and notes."""
         return sum(
             math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
             for array in self.scratch().values()

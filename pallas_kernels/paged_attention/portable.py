@@ -1,6 +1,6 @@
 """Paged attention on Mosaic GPU for every GPU since Ampere: mma.sync, no bulk copies.
 
-One thread block per slot, key-value head and 64 rows. Keys and values of the next tile are on
+One thread block per request, key-value head and 64 rows. Keys and values of the next tile are on
 their way to registers while a tile is worked on. It has been compiled for sm_80, 89, 90, 100 and
 120, and run on an H100 only, where it was not timed, so "auto" does not take it.
 """
@@ -74,7 +74,7 @@ def paged_attention(
             (batch, kv_heads, call.tiling.row_tiles, TILE_ROWS, head_dim), query.dtype
         ),
         grid=(batch, kv_heads, call.tiling.row_tiles),
-        grid_names=("slot", "head", "row_tile"),
+        grid_names=("request", "head", "row_tile"),
         num_threads=1,
         thread_name="warpgroup",
         scratch_types={
@@ -112,14 +112,14 @@ def by_token(
 
 
 def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v, p, o) -> None:
-    slot, head = lax.axis_index("slot"), lax.axis_index("head")
+    request, head = lax.axis_index("request"), lax.axis_index("head")
     row_tile = lax.axis_index("row_tile")
     tiling, width = call.tiling, call.shape.width
     acc_layout = call.layout("ACC")
     rows_layout = acc_layout.reduce(1)
 
-    length = lengths[slot]
-    kept_end = length + counts[slot]
+    length = lengths[request]
+    kept_end = length + counts[request]
     seen_rows = jnp.minimum((row_tile + 1) * tiling.span, width) if call.causal else width
     end = jnp.minimum(length + seen_rows, kept_end)
     steps = lax.div(end + (KV_TILE - 1), KV_TILE)
@@ -129,8 +129,8 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
         first = length + row_tile * tiling.span
         last = jnp.minimum(first + lax.div(row, call.shape.group), kept_end - 1)
 
-    q = load(query.at[slot, head, row_tile], call.layout("LHS"))
-    fetch = functools.partial(load_tile, call, keys, values, table, slot, head)
+    q = load(query.at[request, head, row_tile], call.layout("LHS"))
+    fetch = functools.partial(load_tile, call, keys, values, table, request, head)
 
     def one_tile(step, carry):
         (m, l, acc), (key_tile, value_tile) = carry
@@ -159,7 +159,7 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
     attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
     o[...] = attended.astype(call.dtype)
     # By way of shared memory, so that whole sectors of the output are written.
-    out.at[slot, head, row_tile][...] = load(o, rows_in_lanes(call.shape.head_dim))
+    out.at[request, head, row_tile][...] = load(o, rows_in_lanes(call.shape.head_dim))
 
 
 def zeros(call: Call, columns: int):
@@ -174,7 +174,7 @@ def multiply(call: Call, acc, left, right_ref):
     return plgpu.mma(acc, left, right)
 
 
-def load_tile(call: Call, keys, values, table, slot, head, step):
+def load_tile(call: Call, keys, values, table, request, head, step):
     """Keys and values of one tile in registers, read page by page."""
     shape, tiling = call.shape, call.tiling
     pieces = []
@@ -182,7 +182,7 @@ def load_tile(call: Call, keys, values, table, slot, head, step):
         position = step * KV_TILE + j * tiling.copy_rows
         entry = jnp.minimum(lax.div(position, shape.page_size), shape.max_pages - 1)
         offset = lax.rem(position, shape.page_size)
-        place = (table[slot, entry], pl.ds(offset, tiling.copy_rows), head)
+        place = (table[request, entry], pl.ds(offset, tiling.copy_rows), head)
         pieces.append((keys.at[place], values.at[place]))
     layout = rows_in_lanes(shape.head_dim)
     return tuple(
@@ -191,7 +191,7 @@ def load_tile(call: Call, keys, values, table, slot, head, step):
 
 
 def zero_tail(value_tile, step, end):
-    """Zeroes the rows that nobody may see: 0 * NaN would be NaN."""
+    """Zeroes the positions that no token may see: 0 * NaN would be NaN."""
     layout = rows_in_lanes(value_tile.shape[1])
     position = step * KV_TILE + plgpu.broadcasted_iota(
         jnp.int32, value_tile.shape, 0, layout=layout

@@ -58,7 +58,7 @@ def visible_positions(
     causal: bool,
     window: int | None,
 ) -> Bool[Array, "batch {width} {positions}"]:
-    """Which positions each row of each slot may see."""
+    """Which positions each token of each request may see."""
     key = jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
     row = lengths[:, None, None] + jnp.arange(width, dtype=lengths.dtype)[None, :, None]
     last = row if causal else jnp.broadcast_to(row[:, -1:], row.shape)

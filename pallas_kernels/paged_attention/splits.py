@@ -1,4 +1,4 @@
-"""How the splits of one slot add up their sums.
+"""How the splits of one request add up their sums.
 
 Every split holds, for each row, the maximum m, the sum l of its weights and the weighted values
 acc. Split j adds up the j-th piece of the columns of all of them:
@@ -13,9 +13,9 @@ They send them to each other's shared memory (mailbox.py):
                                           m, l and c0 of split 1 -> notes[1] of split 0
                                           m, l and c1 of split 1 -> notes[1] of split 1
 
-A split waits for nothing but its own notes, and nobody fences: to the hardware a fence of the
+A split waits for its own notes only, and no thread fences: to the hardware a fence of the
 cluster is one of the whole GPU, which takes microseconds while memory is busy. (`async_store_smem`
-has every thread fence at every call.) Where the notes do not fit beside the tiles, and in the
+has every thread fence at every call.) If the notes do not fit next to the tiles, and in the
 interpreter, which has no mailbox, the sums go through global memory, two fences and a barrier of
 the cluster. They are always added in the order of the splits.
 """
@@ -38,7 +38,7 @@ ROWS = TILE.reduce(1)
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One slot's splits, and the columns of the result that each of them finishes."""
+    """One request's splits, and the columns of the result that each of them finishes."""
 
     splits: int
     head_dim: int

@@ -1,4 +1,4 @@
-"""Head norms, rotary embedding and the write into the pages, between qkv GEMM and attention."""
+"""Head norms, rotary embedding and the write into the pages, between qkv product and attention."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def qkv_write(
 ]:
     """Splits fused qkv, norms and rotates q and k per head, writes k and v into the pages.
 
-    `qkv` is given as the parts of a matrix product that was split over its inputs, in float32, or
+    `qkv` holds the parts of a matrix product that was split over its inputs, in float32, or
     as one part; they are added, and rounded to the dtype of the pages. Requests beyond those of
     `cells`, which fill the batch up for a kernel before this one, are left alone. It holds the
     query heads, then the key heads, then the value heads; with no query heads (group 0,
@@ -38,7 +38,7 @@ def qkv_write(
     that must not be kept go to page 0, the trash page, whose cells several tokens may share.
 
     Returns the queries packed by key-value head, as `paged_attention` wants them, and the pages,
-    which alias the ones given when those are donated.
+    which share memory with the given ones if those are donated.
     """
     implementations = {
         "mosaic": _mosaic,

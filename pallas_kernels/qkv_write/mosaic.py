@@ -105,7 +105,7 @@ def qkv_write(
         named("qkv_write", functools.partial(write_tile, heads)),
         out_type=(packed,) if heads.group else (),
         grid=(batch, width, -(-heads.all // HEADS_PER_TILE)),
-        grid_names=("slot", "token", "tile"),
+        grid_names=("request", "token", "tile"),
         num_threads=1,
         thread_name="warpgroup",
         scratch_types={"done": heads.scratch(dtype)},
@@ -127,14 +127,14 @@ def qkv_write(
 def write_tile(
     heads: Heads, qkv, query_norm, key_norm, cos, sin, cells, keys, values, *queries, done
 ) -> None:
-    slot, token = lax.axis_index("slot"), lax.axis_index("token")
+    request, token = lax.axis_index("request"), lax.axis_index("token")
     start = lax.axis_index("tile") * HEADS_PER_TILE
     # The last tile may be moved back; the heads that it repeats are not written twice.
     base = jnp.minimum(start, heads.all - HEADS_PER_TILE)
-    here = (slot, token, pl.ds(base, HEADS_PER_TILE))
+    here = (request, token, pl.ds(base, HEADS_PER_TILE))
     numbers = whole([qkv.at[(part, *here)] for part in range(qkv.shape[0])], heads, done.dtype)
     turned = norm_and_rotate(
-        heads, numbers, base, query_norm, key_norm, cos.at[slot, token], sin.at[slot, token]
+        heads, numbers, base, query_norm, key_norm, cos.at[request, token], sin.at[request, token]
     )
     half = heads.dim // 2
     for i, numbers in enumerate(turned):
@@ -142,12 +142,12 @@ def write_tile(
     if heads.bulk:
         plgpu.commit_smem()
 
-    cell = cells[slot, token]
+    cell = cells[request, token]
     page, offset = lax.div(cell, heads.page_size), lax.rem(cell, heads.page_size)
     send = functools.partial(send_heads, heads.bulk, done, base, start)
     for query in queries:
         place = lambda h: query.at[  # noqa: B023
-            slot, lax.div(h, heads.group), token, pl.ds(lax.rem(h, heads.group), heads.query_run)
+            request, lax.div(h, heads.group), token, pl.ds(lax.rem(h, heads.group), heads.query_run)
         ]
         send(heads.query_run, 0, heads.query, place)
     for first, pages in ((heads.query, keys), (heads.query + heads.kv, values)):

@@ -60,7 +60,7 @@ def test_the_last_implementation_may_say_no():
 def test_chosen_sizes_keep_what_the_kernel_asks_for(slots: int, width: int, group: int):
     for head_dim in (64, 128):
         shape = Shape(slots, 8, width, group, head_dim, page_size=16, max_pages=256)
-        sizes = choose_sizes(shape, "NVIDIA H100 80GB HBM3")
+        sizes = choose_sizes(shape)
         assert sizes.splits in (1, 2, 4, 8)
         room = 132 if sizes.splits == 2 else 64
         assert sizes.splits == 1 or sizes.splits * shape.blocks <= room
@@ -71,4 +71,4 @@ def test_chosen_sizes_keep_what_the_kernel_asks_for(slots: int, width: int, grou
 @pytest.mark.parametrize(("slots", "splits"), [(1, 8), (2, 4), (3, 2), (4, 2), (8, 2), (16, 1)])
 def test_pairs_may_fill_the_chip_and_larger_clusters_half_of_it(slots: int, splits: int):
     shape = Shape(slots, 8, width=16, group=4, head_dim=128, page_size=16, max_pages=64)
-    assert choose_sizes(shape, "NVIDIA H100 80GB HBM3").splits == splits
+    assert choose_sizes(shape).splits == splits
