@@ -194,6 +194,13 @@ class Engine:
                 self.loop.forget(event.index)
         return events
 
+    def abort(self, ids: Iterable[int]) -> None:
+        """Ends these submitted requests now; nothing more is reported of them."""
+        ids = set(ids)
+        self.loop.abort(ids)
+        for id in ids:
+            self.loop.forget(id)
+
     def stats(self) -> EngineStats:
         """A snapshot."""
         return EngineStats(
@@ -298,9 +305,7 @@ class Engine:
                 if live:
                     self.loop.step()
         finally:
-            self.loop.abort(live)
-            for id in indices:
-                self.loop.forget(id)
+            self.abort(indices)
 
     def _event(self, index: int, increment: Increment) -> StreamEvent:
         output = None

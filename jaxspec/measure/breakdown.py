@@ -1,38 +1,40 @@
-"""What a speculative step's parts take when each is a program of its own."""
+"""What the parts of a speculative step take when each is a program of its own."""
 
-import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.step.upload import filled
+from jaxspec.engine.step.steps import accept_step, draft_step, verify_step
+from jaxspec.measure.occupied import occupied_device
+from jaxspec.proposers.device import Drafts
 
 CALLS, ROUNDS = 10, 5
 PARTS = ("draft", "verify", "accept")
 """accept: acceptance and commit."""
 
 
-def part_ms(engine: Engine, rows: int, context: int) -> dict[str, float]:
-    """Milliseconds of each part, with so many slots in the middle of a generation."""
-    engine.loop.land_all()  # a step that was launched before the last reply was read
-    device, drafts_per_row = engine.loop.device, engine.loop.plan.width - 1
-    slots = jnp.arange(rows, dtype=jnp.int32)
-    drafts = filled((rows, drafts_per_row), 7)
-    num_drafts = filled((rows,), drafts_per_row)
-    verify = lambda: device.run("verify_step", slots, drafts, num_drafts, draws=False)
-    calls: dict[str, Callable[[], Any]] = {"verify": verify}
-    if engine.loop.plan.drafter:
-        calls["draft"] = lambda: device.run("draft_step", slots)
-    with _seated(engine, rows, context):
+def part_ms(engine: Engine, batch: int, context: int) -> dict[str, float]:
+    """Milliseconds of each part, for `batch` requests with `context` committed positions each."""
+    plan = engine.plan
+    slots = jnp.arange(batch, dtype=jnp.int32)
+    num_drafts = jnp.full(batch, plan.width - 1, jnp.int32)
+    drafts = Drafts(jnp.full((batch, plan.width - 1), 7, jnp.int32), num_drafts)
+    with occupied_device(engine, batch, context) as device:
+        verify = lambda: device.run(verify_step, slots, drafts, draws=False)
         verified = verify()
-        calls["accept"] = lambda: device.run("accept_step", slots, drafts, verified)
+        calls: dict[str, Callable[[], Any]] = {
+            "verify": verify,
+            "accept": lambda: device.run(accept_step, slots, drafts, verified),
+        }
+        if plan.drafter:
+            programs = plan.decode_programs(batch, plan.width, host_drafts=False, draws=False)
+            drafting = programs.drafting
+            calls["draft"] = lambda: device.run(draft_step, slots, num_drafts, drafting=drafting)
         return {part: _milliseconds(calls[part]) for part in PARTS if part in calls}
 
 
@@ -47,30 +49,3 @@ def _milliseconds(call: Callable[[], Any]) -> float:
         jax.block_until_ready(last)
         times.append((time.perf_counter() - begin) / CALLS * 1e3)
     return statistics.median(times)
-
-
-@contextmanager
-def _seated(engine: Engine, rows: int, context: int) -> Iterator[None]:
-    """Slots of an idle engine as if so many positions had been committed; emptied afterwards."""
-    assert engine.loop.idle, "requests are running"
-    state, plan = engine.loop.device.state, engine.loop.plan
-    pages = np.zeros(state.page_table.shape, np.int32)
-    pages[:rows] = 1 + np.arange(rows * plan.max_pages).reshape(rows, -1) % (plan.num_pages - 1)
-    integers = lambda value: jnp.asarray(
-        np.where(np.arange(state.lengths.shape[0]) < rows, value, 0).astype(np.int32)
-    )
-    engine.loop.device.state = dataclasses.replace(
-        state,
-        page_table=jnp.asarray(pages),
-        lengths=integers(context),
-        limits=integers(plan.max_model_len),
-    )
-    try:
-        yield
-    finally:
-        engine.loop.device.state = dataclasses.replace(
-            engine.loop.device.state,
-            page_table=jnp.zeros_like(jnp.asarray(pages)),
-            lengths=integers(0),
-            limits=integers(0),
-        )

@@ -1,0 +1,24 @@
+"""Requests that all decode at once, as steps that are measured need them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxspec.engine.engine import Engine, StreamEvent
+
+
+def random_prompts(engine: Engine, count: int, length: int) -> list[list[int]]:
+    """Always the same ones."""
+    random, vocab_size = np.random.default_rng(0), engine.models.target.vocab_size
+    return random.integers(0, vocab_size, (count, length)).tolist()
+
+
+def step_until_all_decode(engine: Engine, ids: Sequence[int]) -> list[StreamEvent]:
+    """Steps until each of these requests has its first token; returns what they were given."""
+    events = []
+    while engine.num_decoding < len(ids):
+        new = engine.step(ids)
+        ended = [event.output for event in new if event.output is not None]
+        assert not ended, f"a request ended before all decoded: {ended[0]}"
+        events += new
+    return events
