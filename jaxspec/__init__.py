@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec.demo import demo_pair
-    from jaxspec.engine.engine import Engine, StreamEvent
+    from jaxspec.engine.engine import Engine
+    from jaxspec.engine.event_stream import StreamEvent
     from jaxspec.engine.plan.options import EngineOptions
     from jaxspec.engine.requests.output import RequestOutput
     from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -17,7 +18,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Engine": "jaxspec.engine.engine",
-    "StreamEvent": "jaxspec.engine.engine",
+    "StreamEvent": "jaxspec.engine.event_stream",
     "EngineOptions": "jaxspec.engine.plan.options",
     "demo_pair": "jaxspec.demo",
     "SamplingParams": "jaxspec.engine.requests.sampling_params",

@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     if command not in COMMANDS:
-        found = f"error: no command {command!r}, expected one of: {', '.join(COMMANDS)}"
-        print(f"{USAGE}\n{found}", file=sys.stderr)
+        error = f"error: no command {command!r}, expected one of: {', '.join(COMMANDS)}"
+        print(f"{USAGE}\n{error}", file=sys.stderr)
         return 2
     return importlib.import_module(f"jaxspec.{command}").main(arguments)
 

@@ -17,14 +17,16 @@ from jaxspec.trace.options import Profiling
 if TYPE_CHECKING:
     from jaxspec import Engine
     from jaxspec.engine.setup.load_models import Opened
-    from jaxspec.measure.comparison import Schedule
-    from jaxspec.measure.load import Work
+    from jaxspec.measure.load import Schedule, Work
+
+PUBLISHED_BLOCK_SIZE = 16
+"""Block size of the published drafters, which --model-shape imitates."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(given)
-    arguments.given = given
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(argv)
+    arguments.argv = argv
     return cli.run(lambda: _bench(arguments), arguments.debug)
 
 
@@ -100,7 +102,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", metavar="FILE", help="Write all figures, and where they were measured"
+        "--json", metavar="FILE", help="Write all figures, with the machine and the versions"
     )
     group.add_argument("--plot", metavar="PNG", help="Draw them; needs the extra `plot`")
     group.add_argument(
@@ -113,7 +115,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         help="Memory bandwidth for the lower bound of a step's time (default: measured by a copy)",
     )
     group.add_argument(
-        "--anchors", metavar="FILE", help="Other systems' step times, to print beside ours"
+        "--anchors", metavar="FILE", help="Other systems' step times, to compare with"
     )
     cli.add_debug(group)
 
@@ -125,27 +127,26 @@ def _bench(arguments: argparse.Namespace) -> None:
     acceptances = _acceptances(arguments)
     profiling = _prepared_outputs(arguments)
 
-    from jaxspec.measure.benchmark import measured
-    from jaxspec.measure.comparison import contenders_of
+    from jaxspec.measure.bench import benchmark, contenders_of
     from jaxspec.measure.peers import steady_decode
-    from jaxspec.measure.report import in_words
+    from jaxspec.measure.results import report
     from jaxspec.measure.workload import read_samples, work_of
 
     arguments.dataset = arguments.dataset or _default_dataset(arguments)
-    asked = filled(Requests, vars(arguments))
-    samples = read_samples(asked)
+    requests = filled(Requests, vars(arguments))
+    samples = read_samples(requests)
     _name_models(arguments)
     peers = _peers(arguments)
     opened = _open(arguments)
-    schedule = _schedule(arguments, concurrencies, work_of(asked, samples, opened))
+    schedule = _schedule(arguments, concurrencies, work_of(requests, samples, opened))
     engines = _engines(arguments, opened, methods, schedule, acceptances)
     contenders = contenders_of(engines, acceptances)
     bandwidth = arguments.bandwidth and arguments.bandwidth * 1e9
-    figures = measured(contenders, schedule, bandwidth, arguments.breakdown, _bar)
+    figures = benchmark(contenders, schedule, bandwidth, arguments.breakdown, _bar)
     result = _about(arguments, schedule, bool(acceptances)) | figures
     if peers:
         result["steady_decode"] = steady_decode(result["rows"], peers)
-    cli.say(*in_words(result))
+    cli.say(*report(result))
     _write(arguments, result)
     _profile(arguments, profiling, engines[methods[-1]], schedule)
 
@@ -166,8 +167,8 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
         raise UsageError("expected one form of synthetic acceptance: a length, or rates")
     if arguments.profile_concurrency not in (None, *concurrencies):
-        found = arguments.profile_concurrency
-        raise UsageError(f"--profile-concurrency {found}; expected one of {concurrencies}")
+        concurrency = arguments.profile_concurrency
+        raise UsageError(f"--profile-concurrency {concurrency}; expected one of {concurrencies}")
 
 
 def _acceptances(arguments: argparse.Namespace) -> dict[str, Acceptance]:
@@ -181,7 +182,7 @@ def _acceptances(arguments: argparse.Namespace) -> dict[str, Acceptance]:
 
 
 def _prepared_outputs(arguments: argparse.Namespace) -> Profiling:
-    from jaxspec.measure.plots import check_plot
+    from jaxspec.measure.drawing import check_plot
 
     check_writable(arguments.json)
     check_plot(arguments.plot)
@@ -217,11 +218,12 @@ def _peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _open(arguments: argparse.Namespace) -> "Opened":
     from jaxspec.engine.setup.load_models import choose_dtype, open_models
-    from jaxspec.measure.contenders import random_pair
+    from jaxspec.measure.engines import random_pair
 
     dtype = choose_dtype(arguments.dtype)
     if arguments.model_shape:
-        return random_pair(arguments.model_shape, arguments.block_size or 16, dtype, arguments.seed)
+        block_size = arguments.block_size or PUBLISHED_BLOCK_SIZE
+        return random_pair(arguments.model_shape, block_size, dtype, arguments.seed)
     return open_models(
         arguments.model,
         arguments.draft_model,
@@ -235,7 +237,7 @@ def _open(arguments: argparse.Namespace) -> "Opened":
 def _schedule(
     arguments: argparse.Namespace, concurrencies: list[int], work: "list[Work]"
 ) -> "Schedule":
-    from jaxspec.measure.comparison import Schedule
+    from jaxspec.measure.load import Schedule
 
     return filled(Schedule, vars(arguments) | {"work": work, "concurrencies": concurrencies})
 
@@ -247,7 +249,7 @@ def _engines(
     schedule: "Schedule",
     acceptances: dict[str, Acceptance],
 ) -> "dict[str, Engine]":
-    from jaxspec.measure.contenders import engines_for
+    from jaxspec.measure.engines import engines_for
 
     return engines_for(
         opened,
@@ -272,17 +274,17 @@ def _bar(total: int, name: str, unit: str) -> Any:
 
 
 def _about(arguments: argparse.Namespace, schedule: "Schedule", synthetic: bool) -> dict[str, Any]:
-    """What ran, and where."""
+    """What was measured, and on what."""
     from jaxspec.measure.environment import command_line, environment
-    from jaxspec.measure.report import title
+    from jaxspec.measure.results import title
 
     model = _model_in_words(arguments)
     return {
-        "command": command_line("bench", arguments.given),
+        "command": command_line("bench", arguments.argv),
         "environment": environment(),
         "title": title(model, arguments.dataset, arguments.adaptive, schedule),
         "synthetic": synthetic,
-        "arguments": {k: v for k, v in vars(arguments).items() if k != "given"},
+        "arguments": {k: v for k, v in vars(arguments).items() if k != "argv"},
     }
 
 
@@ -294,7 +296,7 @@ def _model_in_words(arguments: argparse.Namespace) -> str:
 
 
 def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    from jaxspec.measure.bench_plot import draw_bench
+    from jaxspec.measure.plots import draw_bench
 
     if arguments.json:
         write_json(arguments.json, result)
@@ -313,7 +315,7 @@ def _profile(
 
     concurrency = arguments.profile_concurrency or max(schedule.concurrencies)
     about = {
-        "command": command_line("bench", arguments.given),
+        "command": command_line("bench", arguments.argv),
         "concurrency": concurrency,
         "prompt_tokens": [len(one.prompt) for one in schedule.work],
     }

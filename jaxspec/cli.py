@@ -107,8 +107,8 @@ def prepared_profiling(arguments: dict[str, Any]) -> Profiling:
 
     profiling = filled(Profiling, arguments)
     for name, least in (("profile_steps", 1), ("profile_skip", 0)):
-        if (found := getattr(profiling, name)) < least:
-            raise UsageError(f"{flag_of(name)} is {found}; expected at least {least}")
+        if (steps := getattr(profiling, name)) < least:
+            raise UsageError(f"{flag_of(name)} is {steps}; expected at least {least}")
     if profiling.profile_readable and not profiling.profile_dir:
         raise UsageError("--profile-readable says how to record; name --profile-dir too")
     for folder in (profiling.profile_dir, profiling.dump_programs):
@@ -117,6 +117,6 @@ def prepared_profiling(arguments: dict[str, Any]) -> Profiling:
     if profiling.profile_readable:
         if "jax" in sys.modules:
             raise UsageError("--profile-readable needs a process in which jax has not started")
-        found = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{found} {WITHOUT_COMMAND_BUFFERS}".strip()
+        before = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{before} {WITHOUT_COMMAND_BUFFERS}".strip()
     return profiling

@@ -11,3 +11,8 @@ class UsageError(JaxspecError, ValueError):
 
 class LoadError(JaxspecError):
     """Something on disk, on the hub or on the device does not fit. Exit code 1."""
+
+
+def one_line(error: BaseException) -> str:
+    """The message of another library's error, on one line so that it fits into one of ours."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(given)
-    arguments.given = given
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(argv)
+    arguments.argv = argv
     return cli.run(lambda: _generate(arguments), arguments.debug)
 
 
@@ -190,16 +190,15 @@ def _outputs(
     profiling: Profiling,
 ) -> "list[RequestOutput]":
     """Compiles, generates and prints the text, then the statistics."""
-    from jaxspec.console.ahead import compile_ahead
     from jaxspec.console.report import summary
     from jaxspec.measure.compile_clock import CompileClock
     from jaxspec.measure.environment import command_line
     from jaxspec.trace.profiling import profiled
 
     begin = time.perf_counter()
-    compile_ahead(engine, ids, params)
+    engine.warm_up(ids, params)
     compile_s = time.perf_counter() - begin
-    about = {"command": command_line("generate", arguments.given)}
+    about = {"command": command_line("generate", arguments.argv)}
     recording = profiled(engine, profiling, about, params.draws, cli.say)
     clock, begin = CompileClock(), time.perf_counter()
     with recording:

@@ -39,10 +39,10 @@ def _parser() -> argparse.ArgumentParser:
 def _profile(arguments: argparse.Namespace) -> None:
     from jaxspec.console.files import check_writable, write_json
     from jaxspec.errors import LoadError, UsageError
-    from jaxspec.measure.plots import check_plot
+    from jaxspec.measure.drawing import check_plot
     from jaxspec.trace.plot import draw_profile
-    from jaxspec.trace.tables import in_words, summarise
-    from jaxspec.trace.trace import read_trace
+    from jaxspec.trace.reading import read_trace
+    from jaxspec.trace.tables import report, summarise
 
     picture = arguments.plot or f"{arguments.folder}/profile.png"
     if arguments.top < 0:
@@ -52,16 +52,17 @@ def _profile(arguments: argparse.Namespace) -> None:
     trace = read_trace(arguments.folder)
     if not trace.kernels:
         raise LoadError(f"the trace in {arguments.folder} has no kernel in it; record more steps")
-    found = summarise(trace)
+    summary = summarise(trace)
     if arguments.timing:
-        found["timing_ms_per_step"] = summarise(read_trace(arguments.timing))["device_ms_per_step"]
-    print(*in_words(found, trace.run, arguments.top), sep="\n")
+        timing = summarise(read_trace(arguments.timing))
+        summary["timing_ms_per_step"] = timing["device_ms_per_step"]
+    print(*report(summary, trace.run, arguments.top), sep="\n")
     if arguments.json:
-        write_json(arguments.json, found | {"run": trace.run})
+        write_json(arguments.json, summary | {"run": trace.run})
     if picture == "-":
         return
     try:
-        draw_profile(trace, found, picture)
+        draw_profile(trace, summary, picture)
         cli.say(f"picture: {picture}")
     except LoadError as error:
         if arguments.plot:

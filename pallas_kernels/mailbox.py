@@ -9,6 +9,7 @@ for all of its stores to be seen by the whole GPU, microseconds while the memory
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import arith, vector
 
-from pallas_kernels.tiles import THREADS
+from pallas_kernels.tiles import THREADS, inline_mgpu
 
 TOGETHER = 4
 """Floats that a thread sends at once."""
@@ -54,7 +55,7 @@ class Mailbox:
     def open(self, scratch) -> None:
         """Before anything else, by all threads of all blocks."""
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+        @inline_mgpu(arg_types=(plgpu.RefType(),))
         def initialize(_, bars) -> None:
             first = utils.single_thread_predicate(utils.ThreadSubset.BLOCK)
             for box in range(self.boxes):
@@ -73,7 +74,7 @@ class Mailbox:
         """Until all blocks have opened theirs; once, by all threads: by writers before they write,
         by the others whenever it suits them."""
 
-        @plgpu.inline_mgpu()
+        @inline_mgpu()
         def until_all(_) -> None:
             utils.inline_ptx("barrier.cluster.wait.acquire.aligned;", has_side_effects=True)
 
@@ -85,7 +86,7 @@ class Mailbox:
     def write(self, scratch, box, note, block: int, arrays: Sequence, layouts) -> None:
         """Into a box of a block of the cluster."""
 
-        @plgpu.inline_mgpu(arg_types=(tuple(layouts), plgpu.RefType(), plgpu.RefType()))
+        @inline_mgpu(arg_types=(tuple(layouts), plgpu.RefType(), plgpu.RefType()))
         def send(_, arrays, slots, bars) -> None:
             rank = utils.c(block, ir.IntegerType.get_signless(32))
             there = lambda ref: utils.get_cluster_ptr(utils.memref_ptr(ref), rank, generic=False)
@@ -114,9 +115,7 @@ class Mailbox:
             for shape, layout in zip(shapes, layouts)
         )
 
-        @plgpu.inline_mgpu(
-            arg_types=(plgpu.RefType(), plgpu.RefType()), return_type=given * self.notes
-        )
+        @inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()), return_type=given * self.notes)
         def receive(_, slots, bars):
             bar = barrier(utils.memref_ptr(bars))
             bar.wait_parity(utils.c(turn % 2, ir.IntegerType.get_signless(1)))
@@ -150,8 +149,12 @@ class Mailbox:
         return tuple(arrays)
 
 
+NO_PHASES: Any = None
+"""Of barriers that are waited for with a parity; jax's types want some."""
+
+
 def barrier(address) -> utils.BarrierRef:
-    return utils.BarrierRef(address, utils.c(0, ir.IntegerType.get_signless(32)), None, 1)
+    return utils.BarrierRef(address, utils.c(0, ir.IntegerType.get_signless(32)), NO_PHASES, 1)
 
 
 def place(address, i: int):

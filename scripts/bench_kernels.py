@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxspec.measure.environment import environment
 from pallas_kernels import dense_chain, pack_queries, paged_attention, qkv_write
-from pallas_kernels.dense_chain import ChainShape, first_meetings
+from pallas_kernels.dense_chain import ChainShape, first_arrivals
 from pallas_kernels.paged_attention import mosaic
 from pallas_kernels.paged_attention.blocks import BlockSizes
 
@@ -192,15 +192,15 @@ GEOMETRIES = {
 @dataclasses.dataclass(frozen=True)
 class ChainCase:
     model: str
-    rows: int
+    tokens: int
 
     @property
     def name(self) -> str:
-        return f"Qwen3-{self.model}, {self.rows} rows"
+        return f"Qwen3-{self.model}, {self.tokens} tokens"
 
     @property
     def shape(self) -> ChainShape:
-        return ChainShape(self.rows, *GEOMETRIES[self.model])
+        return ChainShape(self.tokens, *GEOMETRIES[self.model])
 
     @property
     def weights(self) -> int:
@@ -210,11 +210,11 @@ class ChainCase:
     @property
     def moved_bytes(self) -> int:
         s = self.shape
-        return 2 * (self.weights + self.rows * (s.attended + 2 * s.hidden + s.qkv))
+        return 2 * (self.weights + self.tokens * (s.attended + 2 * s.hidden + s.qkv))
 
     @property
     def operations(self) -> int:
-        return 2 * self.rows * self.weights
+        return 2 * self.tokens * self.weights
 
 
 def chain_weights(case: ChainCase, layer: int) -> tuple[jax.Array, ...]:
@@ -228,19 +228,19 @@ def chain_weights(case: ChainCase, layer: int) -> tuple[jax.Array, ...]:
 
 def time_chain(case: ChainCase, implementation: str) -> float:
     layers = [chain_weights(case, layer) for layer in range(LAYERS)]
-    attended = normal(jax.random.key(LAYERS), (case.rows, case.shape.attended))
+    attended = normal(jax.random.key(LAYERS), (case.tokens, case.shape.attended))
 
     def chain(carried, attended, layers):
         x, _ = carried
-        meetings, seen = first_meetings(), []
+        arrivals, seen = first_arrivals(), []
         for weights in layers:
-            x, qkv, meetings = dense_chain(
-                attended, x, *weights, meetings, eps=1e-6, implementation=implementation
+            x, qkv, arrivals = dense_chain(
+                attended, x, *weights, arrivals, eps=1e-6, implementation=implementation
             )
             seen.append(qkv[0, :8])
         return x, seen
 
-    x = jnp.zeros((case.rows, case.shape.hidden), jnp.bfloat16)
+    x = jnp.zeros((case.tokens, case.shape.hidden), jnp.bfloat16)
     seen = jax.eval_shape(chain, (x, None), attended, layers)[1]
     carried = (x, [jnp.zeros(part.shape, part.dtype) for part in seen])
     return seconds_per_call(chain, carried, (attended, layers), LAYERS)
@@ -252,7 +252,7 @@ ATTENTION_CASES = [
     for slots, context in CONTEXTS
     for width, causal in ((1, True), (16, True), (16, False))
 ] + [AttentionCase(8, 2048, 512, True)]
-CHAIN_CASES = [ChainCase(model, rows) for model in GEOMETRIES for rows in (8, 16, 32, 64)]
+CHAIN_CASES = [ChainCase(model, tokens) for model in GEOMETRIES for tokens in (8, 16, 32, 64)]
 WRITE_CASES = [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)]
 
 
@@ -294,7 +294,7 @@ def sweep(kv_tiles: tuple[int, ...]) -> list[dict]:
                 continue
             attend = functools.partial(
                 mosaic.paged_attention,
-                spans=jnp.full(slots, case.width, jnp.int32),
+                counts=jnp.full(slots, case.width, jnp.int32),
                 causal=True,
                 window=None,
                 sizes=chosen,

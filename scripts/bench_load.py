@@ -1,9 +1,9 @@
-"""How fast a target loads from disk, beside how fast the disk is, and what it takes of the host.
+"""How fast a target loads from disk, how fast the disk is, and how much host memory loading takes.
 
     python scripts/bench_load.py --folder DIR --size 8b      (16.4 GB are written to DIR)
 
-One line of JSON on stdout. Disk and load are each measured with the files out of the page cache
-("cold", where the system lets go of them) and in it ("warm"). Every load is a fresh process.
+Prints one line of JSON. Disk and load are each measured with the files out of the page cache
+("cold", if the system drops them) and in it ("warm"). Every load is a fresh process.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ GEOMETRIES = {
     ),
 }
 NUM_SHARDS = 5
+STATES = ("cold", "warm")
 BLOCK_BYTES = 64 * 2**20
 READ_BYTES = 16 * 2**20
 SAMPLE_SECONDS = 0.005
@@ -56,7 +58,8 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    description = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--folder", type=Path, required=True, help="where to write, on the disk")
     parser.add_argument("--size", choices=GEOMETRIES, default="8b")
     parser.add_argument(
@@ -68,18 +71,19 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def benchmark(folder: Path, arguments: argparse.Namespace) -> dict:
+def benchmark(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     files, write_seconds = write_checkpoint(folder, GEOMETRIES[arguments.size])
     gigabytes = sum(path.stat().st_size for path in files) / 1e9
     say(f"wrote {gigabytes:.2f} GB in {write_seconds:.1f} s")
     result = {"size": arguments.size, "gigabytes": gigabytes, "write_seconds": write_seconds}
     result["disk_gb_s"] = {
         f"{state}_{readers}_readers": disk_speed(files, readers, state == "cold")
-        for state in ("cold", "warm")
+        for state in STATES
         for readers in (1, 8)
     }
     say(f"disk, GB/s: {result['disk_gb_s']}")
-    result["load"] = {state: load_apart(folder, files, arguments, state) for state in LOADS}
+    load = lambda state: load_in_fresh_process(folder, files, arguments, state)
+    result["load"] = {state: load(state) for state in STATES}
     cold = result["disk_gb_s"]["cold_8_readers"]
     return result | {
         "bar_gb_s": min(2.0, cold),
@@ -88,26 +92,23 @@ def benchmark(folder: Path, arguments: argparse.Namespace) -> dict:
     }
 
 
-LOADS = ("cold", "warm")
-
-
-def write_checkpoint(folder: Path, geometry: dict) -> tuple[list[Path], float]:
+def write_checkpoint(folder: Path, geometry: dict[str, int]) -> tuple[list[Path], float]:
     start = time.perf_counter()
     shapes = tensor_shapes(folder, geometry)
     names = np.array_split(list(shapes), NUM_SHARDS)
     block = random_block()
     files, file_of = [], {}
-    for shard, held in enumerate(names, start=1):
+    for shard, own in enumerate(names, start=1):
         path = folder / f"model-{shard:05d}-of-{NUM_SHARDS:05d}.safetensors"
-        write_shard(path, {str(name): shapes[name] for name in held}, block)
+        write_shard(path, {str(name): shapes[name] for name in own}, block)
         files.append(path)
-        file_of |= {str(name): path.name for name in held}
+        file_of |= {str(name): path.name for name in own}
     index = {"metadata": {}, "weight_map": file_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return files, time.perf_counter() - start
 
 
-def tensor_shapes(folder: Path, geometry: dict) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(folder: Path, geometry: dict[str, int]) -> dict[str, tuple[int, ...]]:
     from jaxspec.checkpoint.names import target_sources
     from jaxspec.checkpoint.target_config import read_target_config
 
@@ -119,7 +120,7 @@ def tensor_shapes(folder: Path, geometry: dict) -> dict[str, tuple[int, ...]]:
 
 def config_of(
     hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int
-) -> dict:
+) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -160,22 +161,22 @@ def write_shard(path: Path, shapes: dict[str, tuple[int, ...]], block: bytes) ->
 
 
 def disk_speed(files: list[Path], readers: int, cold: bool) -> float:
-    """Gigabytes a second when nothing is done with them."""
+    """Gigabytes per second of reading alone."""
     forget(files) if cold else None
-    spans = [
+    pieces = [
         (path, offset) for path in files for offset in range(0, path.stat().st_size, READ_BYTES)
     ]
     start = time.perf_counter()
     with ThreadPoolExecutor(readers) as pool:
-        total = sum(pool.map(read_span, spans))
+        total = sum(pool.map(read_piece, pieces))
     return total / 1e9 / (time.perf_counter() - start)
 
 
 buffers = threading.local()
 
 
-def read_span(span: tuple[Path, int]) -> int:
-    path, offset = span
+def read_piece(piece: tuple[Path, int]) -> int:
+    path, offset = piece
     if not hasattr(buffers, "mine"):
         buffers.mine = bytearray(READ_BYTES)
     file = os.open(path, os.O_RDONLY)
@@ -194,7 +195,9 @@ def forget(files: list[Path]) -> None:
         os.close(file)
 
 
-def load_apart(folder: Path, files: list[Path], arguments: argparse.Namespace, state: str) -> dict:
+def load_in_fresh_process(
+    folder: Path, files: list[Path], arguments: argparse.Namespace, state: str
+) -> dict[str, Any]:
     forget(files) if state == "cold" else None
     command = [sys.executable, __file__, "--measure", "--folder", str(folder)]
     run = subprocess.run(
@@ -205,7 +208,7 @@ def load_apart(folder: Path, files: list[Path], arguments: argparse.Namespace, s
     return result
 
 
-def measure_load(folder: Path, dtype: str) -> dict:
+def measure_load(folder: Path, dtype: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
@@ -240,8 +243,8 @@ def reader_count() -> int:
     return READERS
 
 
-def check(params: dict) -> None:
-    """Every written number is between one and two; anything else was not read from the file."""
+def check(params: dict[str, Any]) -> None:
+    """Checks that every number is between one and two, as all that were written."""
     import jax.numpy as jnp
 
     for name in ("embedding", "head", "norm"):
@@ -250,7 +253,7 @@ def check(params: dict) -> None:
 
 
 class Peak:
-    """The most memory resident in this process while the block runs."""
+    """The most memory resident in this process while its `with` block runs."""
 
     def __enter__(self) -> "Peak":
         self.start = self.highest = resident_gb()

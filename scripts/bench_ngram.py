@@ -28,15 +28,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec.engine.plan.shapes import Shapes
 from measuring import tell, write_json
 
 from jaxspec import cli
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.io import Models
 from jaxspec.measure.compile_clock import CompileClock
-from jaxspec.measure.contenders import compile_all
+from jaxspec.measure.engines import compile_all
 from jaxspec.measure.environment import environment
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import NAMES, qwen3

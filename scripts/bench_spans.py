@@ -21,18 +21,18 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxspec.engine.plan.shapes import Shapes
 from measuring import tell, write_json
 
 from jaxspec import cli
 from jaxspec.acceptance.synthetic import from_length
 from jaxspec.engine.adapt.acceptance_rates import expected_tokens
-from jaxspec.engine.adapt.width import AdaptiveSpans
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.measure.compile_clock import CompileClock
-from jaxspec.measure.contenders import compile_all, random_pair
+from jaxspec.measure.engines import compile_all, random_pair
 from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES
 
@@ -91,7 +91,7 @@ def main() -> None:
     tell(f"costs {report['costs_ms']}", begin)
     tiers = engine.loop.plan.tiers
     policies = {"plain" if w == 1 else f"width {w}": (Fixed(w), options.fixed_steps) for w in tiers}
-    policies["adaptive"] = (AdaptiveSpans(costs), options.steps)
+    policies["adaptive"] = (AdaptiveWidth(costs), options.steps)
     for policy, (spans, steps) in policies.items():
         engine.loop.spans = spans
         for row, found in zip(report["phases"], trace(engine, options.phases, steps), strict=True):
@@ -205,7 +205,7 @@ def ages(random: np.random.Generator, requests: int) -> list[int]:
 
 def of_all_ages(engine: Engine, live: Sequence[int], requests: int) -> list[int]:
     """So many of them, if there are, evenly spread from young to old."""
-    by_age = sorted(live, key=lambda id: engine.loop.running[id].rows)
+    by_age = sorted(live, key=lambda id: engine.loop.running[id].committed)
     every = max(len(live) // requests, 1)
     return by_age[every // 2 :: every][:requests]
 

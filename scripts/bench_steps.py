@@ -18,21 +18,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from measuring import milliseconds_per_call, write_json
-from random_models import RandomPair, random_pair
-from steady import random_prompts, step_until_all_decode
+from steady import occupied_device, random_prompts, step_until_all_decode
 
 from jaxspec import cli
 from jaxspec.acceptance.synthetic import from_rates
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.setup.load_models import Opened
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import PromptChunk
 from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, verify_step
 from jaxspec.measure.compile_clock import CompileClock
+from jaxspec.measure.engines import random_pair, without_drafter
 from jaxspec.measure.environment import environment
-from jaxspec.measure.occupied import occupied_device
 from jaxspec.measure.peers import read_peers
-from jaxspec.models.presets import NAMES, dflash_for, qwen3
+from jaxspec.models.presets import NAMES, qwen3
 from jaxspec.proposers.device import Drafts
 
 FLOPS = 798e12
@@ -44,9 +44,7 @@ SETTLING = 5
 def main() -> None:
     options = parse()
     peers = read_peers(options.anchors, options.model) if options.anchors else []
-    config = qwen3(options.model)
-    layers = 1 if options.model == "tiny" else 5
-    pair = random_pair(config, dflash_for(config, options.block_size, num_layers=layers))
+    pair = random_pair(options.model, options.block_size, jnp.bfloat16)
     report = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(),
@@ -105,7 +103,7 @@ def block_size(draft: str) -> int:
 
 def measure_steps(
     options: argparse.Namespace,
-    pair: RandomPair,
+    pair: Opened,
     report: dict[str, Any],
     peers: list[dict[str, Any]],
 ) -> None:
@@ -126,13 +124,14 @@ def measure_steps(
         write_json(options.json, report)  # what a time limit leaves is still written
 
 
-def build_engine(options: argparse.Namespace, pair: RandomPair, method: str) -> Engine:
+def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engine:
     """Of a method, plain or dflash, or lockstep: dflash whose parts are programs of their own."""
     most = max(options.concurrency)
     plain, lockstep = method == "plain", method == "lockstep"
+    models = without_drafter(pair) if plain else pair
     return Engine.from_models(
-        pair.target_alone if plain else pair.models,
-        pair.target_params if plain else pair.params,
+        models.models,
+        models.params,
         max_batch=most,
         max_model_len=options.max_model_len,
         page_size=options.page_size,
@@ -224,7 +223,7 @@ def calls(engine: Engine, device: Device, concurrency: int) -> dict[str, Callabl
     }
 
 
-def prefill(options: argparse.Namespace, pair: RandomPair) -> dict[str, float]:
+def prefill(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
     """One chunk that is the whole prompt of every slot, read by the target alone."""
     slots, tokens = options.prefill
     sizes = {"concurrency": [slots], "prompt": tokens, "max_model_len": tokens + 64}
@@ -239,7 +238,9 @@ def prefill(options: argparse.Namespace, pair: RandomPair) -> dict[str, float]:
         call = lambda: device.run(prefill_step, chunk, draws=False)
         jax.block_until_ready(call())
         milliseconds = milliseconds_per_call(call, 3)["median"]
-    per_second = operations(pair, slots, tokens) / milliseconds * 1e3
+    matrices = sum(leaf.size for leaf in jax.tree.leaves(pair.params["target"]["layers_0"]))
+    operations = prefill_operations(options.model, matrices, slots, tokens)
+    per_second = operations / milliseconds * 1e3
     return {
         "slots": slots,
         "tokens": tokens,
@@ -249,10 +250,9 @@ def prefill(options: argparse.Namespace, pair: RandomPair) -> dict[str, float]:
     }
 
 
-def operations(pair: RandomPair, slots: int, tokens: int) -> int:
-    """Of the layers' matrices and of attention, over prompts of this length."""
-    decoder = pair.target.config.decoder
-    matrices = sum(leaf.size for leaf in jax.tree.leaves(pair.params["target"]["layers_0"]))
+def prefill_operations(model: str, matrices: int, slots: int, tokens: int) -> int:
+    """Of attention and the layers' matrices, whose sizes add up to `matrices` in each layer."""
+    decoder = qwen3(model).decoder
     seen = tokens * (tokens + 1) // 2
     attention = 4 * decoder.num_heads * decoder.head_dim * seen
     return decoder.num_layers * slots * (2 * matrices * tokens + attention)

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import tokenizers
 
 from jaxspec import cli
-from jaxspec.checkpoint.load import load_drafter, load_target
+from jaxspec.checkpoint.load import open_drafter, open_target
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.text.files import VOCABULARY_FILE
+from jaxspec.text.tokenizer_files import VOCABULARY_FILE
 from jaxspec.training.data import Rows, joined
 from jaxspec.training.export import export_zlab
 from jaxspec.training.loop import train
@@ -176,7 +176,8 @@ def main() -> None:
         )
     else:
         shutil.copytree(options.target, options.out / "target", dirs_exist_ok=True)
-        config, params = load_target(options.target, jnp.float32)
+        checkpoint = open_target(options.target)
+        config, params = checkpoint.config, checkpoint.load(jnp.float32)
     clock.lap("target")
     if unseen:
         fresh = rows_of_corpus(unseen, tokenizer, end, preset.target_length, seed=0)
@@ -204,7 +205,7 @@ def main() -> None:
         drafter, config, params, None, jax.random.key(3), preset.drafter.from_target
     )
     if options.drafter is not None:
-        started |= load_drafter(options.drafter, config, jnp.float32)[1]
+        started |= open_drafter(options.drafter).load(jnp.float32)
     learns, stays = split_frozen(started)
     frozen = {"target": spoken, "drafter": stays}
     objective = DrafterObjective(target, drafter, preset.recipe, compute)

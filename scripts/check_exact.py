@@ -27,15 +27,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec.engine.plan.shapes import Shapes
+from jaxspec.engine.schedule.drivers import DRIVERS
 from measuring import write_json
 
 from jaxspec import cli
 from jaxspec.cache.block import block_after
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.shapes import Shapes
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.schedule.drivers import DRIVERS
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup.warmup import compile_side_by_side, needed_programs
 from jaxspec.engine.step.io import Models

@@ -1,10 +1,10 @@
-"""What rejection sampling accepts above sample-and-match, for requests that sample.
+"""How much more rejection sampling accepts than sample-and-match, for requests that sample.
 
     python scripts/compare_draft_sampling.py --target DIR --draft DIR --json sampling.json
 
 Both are lossless. Rejection sampling draws its drafts as the request asks and keeps them with
-min(1, p / q); sample-and-match takes the likeliest drafts and keeps them where the target draws the
-same. Prompts are the beginnings of this package's own source files; every prompt is continued with
+min(1, p / q); sample-and-match takes the likeliest drafts and keeps those that the target draws
+too. Prompts are the beginnings of this package's own source files; every prompt is continued with
 several seeds. The interval is of the difference of mean acceptance lengths, by resampling prompts.
 """
 
@@ -58,8 +58,9 @@ def main() -> None:
             draft_sampling=draft_sampling,
         )
         prompts = prompts_of(engine, options)
-        asked = [(prompt, one) for prompt in prompts for one in params]
-        outputs = engine.generate(*map(list, zip(*asked)))
+        outputs = engine.generate(
+            [prompt for prompt in prompts for _ in params], params * len(prompts)
+        )
         counts.append(counts_of(outputs, len(params)))
         report["rules"][rule] = summary(outputs)
         print(f"{rule:<20}{report['rules'][rule]}")
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--draft", required=True)
     parser.add_argument("--dtype", default="float32")
@@ -87,19 +88,19 @@ def parse() -> argparse.Namespace:
 
 
 def prompts_of(engine: jaxspec.Engine, options: argparse.Namespace) -> list[list[int]]:
-    """Beginnings of the longest files, which are not in any training text of ours."""
+    """Beginnings of the longest files, which are in none of our training texts."""
+    assert engine.tokenizer is not None, f"{options.target} has no tokenizer"
+    encode = engine.tokenizer.encode
     files = sorted(Path(jaxspec.__file__).parent.rglob("*.py"), key=lambda f: -f.stat().st_size)
     texts = [file.read_text() for file in files[: options.prompts]]
-    return [
-        engine.tokenizer.encode(text, add_special_tokens=True)[: options.prompt] for text in texts
-    ]
+    return [encode(text, add_special_tokens=True)[: options.prompt] for text in texts]
 
 
 def counts_of(outputs: Sequence[RequestOutput], seeds: int) -> np.ndarray:
     """Accepted drafts and steps of every prompt, over its seeds."""
     stats = [output.stats for output in outputs]
-    found = np.array([(s.num_accepted_draft_tokens, s.num_spec_steps) for s in stats])
-    return found.reshape(-1, seeds, 2).sum(axis=1)
+    counts = np.array([(s.num_accepted_draft_tokens, s.num_spec_steps) for s in stats])
+    return counts.reshape(-1, seeds, 2).sum(axis=1)
 
 
 def summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -113,11 +114,11 @@ def summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
-    """Of the mean lengths, with an interval that holds 95 % of those of resampled prompts."""
+    """Difference of the mean lengths, with its 95 % interval over resampled prompts."""
     picks = np.random.default_rng(0).integers(0, len(ours), (RESAMPLED, len(ours)))
     lengths = lambda counts: counts[..., 0].sum(-1) / counts[..., 1].sum(-1)
-    found = lengths(ours[picks]) - lengths(theirs[picks])
-    low, high = np.percentile(found, [2.5, 97.5])
+    resampled = lengths(ours[picks]) - lengths(theirs[picks])
+    low, high = np.percentile(resampled, [2.5, 97.5])
     mean = float(lengths(ours) - lengths(theirs))
     return {"mean": round(mean, 3), "low": round(float(low), 3), "high": round(float(high), 3)}
 

@@ -31,7 +31,7 @@ from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import Opened, choose_dtype, open_models
 from jaxspec.errors import LoadError
-from jaxspec.measure.contenders import compile_all, engine_for
+from jaxspec.measure.engines import compile_all, engine_for
 from jaxspec.measure.environment import environment
 from jaxspec.measure.load import Load, Run, Work, run_load
 from jaxspec.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def main() -> None:
 def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engine:
     """With programs for these batches alone."""
     length = options.prompt_tokens + options.tokens
-    block = opened.models.drafter.config.block_size
+    block = opened.models.proposers[0].num_drafts + 1
     pages = -(-(length + block) // options.page_size)
     return engine_for(
         opened,

@@ -1,4 +1,4 @@
-"""What the measuring scripts share: timers, what they tell meanwhile, JSON out."""
+"""What the measuring scripts share: timers, progress on stderr, JSON files."""
 
 import statistics
 import sys
@@ -7,25 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxspec.console import files
+from jaxspec.engine.setup.timing import seconds_per_call
 
 
 def milliseconds_per_call(call: Callable[[], Any], calls: int, rounds: int = 5) -> dict[str, float]:
     """Time of one of `calls` asynchronous calls in a row, over several rounds."""
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            last = call()
-        jax.block_until_ready(last)
-        times.append((time.perf_counter() - begin) / calls * 1e3)
+    times = [1e3 * seconds for seconds in seconds_per_call(call, calls, rounds)]
     return {"median": statistics.median(times), "least": min(times), "most": max(times)}
 
 
 def tell(stage: str, begin: float) -> None:
-    """What is done, with the seconds since the beginning."""
+    """Reports a finished stage, with the seconds since `begin`."""
     print(f"{time.perf_counter() - begin:6.1f} s  {stage}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Draws once more what `python -m jaxspec.bench --json` wrote.
+"""Draws the picture of a file that `python -m jaxspec.bench --json` wrote.
 
     python scripts/plot_bench.py docs/results/bench-8b-h100.json --bandwidth 2950 \\
         --out docs/bench-8b-h100.png
@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxspec import cli
 from jaxspec.console.files import read_json
 from jaxspec.errors import LoadError
-from jaxspec.measure.bench_plot import draw_bench
+from jaxspec.measure.plots import draw_bench
 
 
 def main() -> None:
@@ -20,9 +20,9 @@ def main() -> None:
     if not isinstance(result, dict) or not {"rows", "title"} <= result.keys():
         raise LoadError(f"{options.file}: expected what `python -m jaxspec.bench --json` wrote")
     if options.bandwidth:
-        share = result["copy_bytes_per_second"] / (options.bandwidth * 1e9)
+        ratio = result["copy_bytes_per_second"] / (options.bandwidth * 1e9)
         for row in result["rows"]:
-            row["floor_ms"] *= share
+            row["floor_ms"] *= ratio
     draw_bench(result, str(options.out))
 
 
@@ -32,7 +32,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("file", type=Path, metavar="JSON")
     parser.add_argument(
-        "--bandwidth", type=float, metavar="GB/S", help="of the floor, instead of the file's"
+        "--bandwidth", type=float, metavar="GB/S", help="for the floor, instead of the file's"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="PNG")
     return parser.parse_args()

@@ -1,17 +1,18 @@
-"""jaxspec as a library inside a loop of your own: own proposer, own acceptance rule, features out.
+"""jaxspec as a library in your own loop: your own proposer and acceptance rule; features returned.
 
     python scripts/research_loop.py --model DIR --draft-model DIR --prompt "def quicksort(" \
         --tolerance 0.5 --features features.npz
 
-Nothing of the engine's host loop is used. The steps are pure functions (models, params, state,
+The engine's host loop is not used. The steps are pure functions (models, params, state,
 inputs) -> (state, result); `Device` compiles them and keeps the one live state. Between draft and
-verify, and between verify and commit, everything is an array that may be looked at or replaced.
+verify, and between verify and commit, everything is an array that can be inspected or replaced.
 """
 
 import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,17 @@ import numpy as np
 
 from jaxspec import cli
 from jaxspec.engine.setup.load_models import Opened, open_models
-from jaxspec.engine.step.io import PromptChunk, Seat, Verified
-from jaxspec.engine.step.programs import Device
+from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.io import Admission, Drafting, PromptChunk, Verified
 from jaxspec.engine.step.state import empty_state
+from jaxspec.engine.step.steps import (
+    admit_step,
+    commit_step,
+    draft_step,
+    prefill_step,
+    verify_step,
+)
+from jaxspec.proposers.device import Drafts
 from jaxspec.sampling import SlotSampling
 
 PAGE_SIZE = 64
@@ -29,23 +38,23 @@ SLOT = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What a run gave."""
+class Generation:
+    """The result of a run."""
 
     tokens: list[int]
     acceptance_lengths: list[int]
     features: np.ndarray
-    """The target's, of every token committed after the prompt: [tokens, features]."""
+    """The target's features of every token committed after the prompt: [tokens, features]."""
 
 
 Proposer = Callable[[list[int], np.ndarray], np.ndarray]
-"""(all tokens so far, the drafter's block of drafts) -> drafts, as many."""
+"""(all tokens so far, the drafter's drafts) -> as many drafts."""
 AcceptanceRule = Callable[[np.ndarray, Verified], int]
-"""(drafts, what the target said) -> how many to keep."""
+"""(drafts, the target's results for them) -> how many to keep."""
 
 
 def look_back_or_drafter(history: list[int], drafted: np.ndarray) -> np.ndarray:
-    """What followed the newest earlier occurrence of the last three tokens, else the drafter's."""
+    """What followed the newest earlier occurrence of the last three tokens, if there is one."""
     last = history[-3:]
     for start in range(len(history) - 4, -1, -1):
         if history[start : start + 3] == last:
@@ -55,13 +64,13 @@ def look_back_or_drafter(history: list[int], drafted: np.ndarray) -> np.ndarray:
 
 
 def within(nats: float) -> AcceptanceRule:
-    """Keeps drafts at most so much less likely than the target's own token; 0 is lossless."""
+    """Keeps drafts at most `nats` less likely than the target's own token; 0 is lossless."""
 
     def keep(drafts: np.ndarray, verified: Verified) -> int:
         tops = jax.tree.map(lambda leaf: np.asarray(leaf[0]), verified.logprobs)
         for place, draft in enumerate(drafts):
-            among = np.flatnonzero(tops.tokens[place] == draft)
-            if not len(among) or tops.values[place, 0] - tops.values[place, among[0]] > nats:
+            ranks = np.flatnonzero(tops.tokens[place] == draft)
+            if not len(ranks) or tops.values[place, 0] - tops.values[place, ranks[0]] > nats:
                 return place
         return len(drafts)
 
@@ -70,51 +79,51 @@ def within(nats: float) -> AcceptanceRule:
 
 def run(
     opened: Opened, prompt: list[int], tokens: int, propose: Proposer, keep: AcceptanceRule
-) -> Found:
-    """Draft, propose, verify, accept, commit, until there are so many tokens."""
+) -> Generation:
+    """Draft, propose, verify, accept, commit, until there are that many tokens."""
     device = seated(opened, len(prompt) + tokens)
     slots = jnp.array([SLOT], jnp.int32)
+    most = opened.models.proposers[0].num_drafts
+    drafting, wanted = Drafting(0, most + 1), jnp.array([most], jnp.int32)
     reply, lengths, features = [read_prompt(device, prompt)], [], []
     while len(reply) < tokens:
-        drafted = np.asarray(device.run("draft_step", slots))[0]
+        drafted = np.asarray(device.run(draft_step, slots, wanted, drafting=drafting).tokens)[0]
         drafts = propose([*prompt, *reply], drafted)
-        num_drafts = jnp.array([len(drafts)], jnp.int32)
-        verified = device.run(
-            "verify_step", slots, jnp.asarray(drafts)[None], num_drafts, draws=True
-        )
+        block = Drafts(jnp.asarray(drafts)[None], jnp.array([len(drafts)], jnp.int32))
+        verified = device.run(verify_step, slots, block, draws=True)
         kept = keep(drafts, verified)
-        device.run("commit_step", slots, verified, jnp.array([kept], jnp.int32))
+        device.run(commit_step, slots, verified, jnp.array([kept], jnp.int32))
         reply += [*drafts[:kept].tolist(), int(verified.tokens[0, kept])]
         lengths.append(kept + 1)
         features.append(np.asarray(verified.features[0, : kept + 1], np.float32))
-    return Found(reply[:tokens], lengths, np.concatenate(features))
+    return Generation(reply[:tokens], lengths, np.concatenate(features))
 
 
 def seated(opened: Opened, length: int) -> Device:
     """A state with one slot, all of whose pages belong to it."""
-    target, drafter = opened.models.target, opened.models.drafter
-    pages = -(-(length + drafter.config.block_size) // PAGE_SIZE)
-    caches = [model.new_cache(2, pages + 1, PAGE_SIZE) for model in (target, drafter)]
-    state = empty_state(*caches, 1, pages, PAGE_SIZE)
-    device = Device(opened.models, opened.params, state)
+    models = replace(opened.models, page_size=PAGE_SIZE)
+    positions = length + models.proposers[0].num_drafts + 1
+    pages = -(-positions // PAGE_SIZE)
+    state = empty_state(models, 1, pages + 1, pages, positions)
+    device = Device(models, opened.params, state)
     zero, whole = jnp.zeros((), jnp.int32), jnp.ones(())
     greedy = SlotSampling(
         temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.uint32(0)
     )
     all_pages = jnp.arange(1, pages + 1, dtype=jnp.int32)
-    device.run("seat_step", Seat(zero, all_pages, jnp.int32(length), greedy))
+    device.run(admit_step, Admission(zero, all_pages, jnp.int32(length), greedy))
     return device
 
 
 def read_prompt(device: Device, prompt: list[int]) -> int:
-    """The token after it."""
+    """Reads the prompt and returns the token after it."""
     one = lambda value: jnp.array([value], jnp.int32)
     chunk = PromptChunk(one(SLOT), jnp.array([prompt], jnp.int32), one(0), one(len(prompt)))
-    return int(device.run("prefill_step", chunk, draws=False).tokens[0, 0])
+    return int(device.run(prefill_step, chunk, draws=False).tokens[0, 0])
 
 
-def main(argv: list[str] | None = None) -> Found:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: list[str] | None = None) -> Generation:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft-model", required=True)
     parser.add_argument("--prompt", default="def quicksort(")
@@ -123,15 +132,17 @@ def main(argv: list[str] | None = None) -> Found:
     parser.add_argument("--features", help="file for the features, .npz")
     options = parser.parse_args(argv)
     opened = open_models(options.model, options.draft_model, "dflash", jnp.float32, None, None)
-    prompt = opened.tokenizer.encode(options.prompt, add_special_tokens=True)
+    tokenizer = opened.tokenizer
+    assert tokenizer is not None, "a checkpoint comes with its tokenizer"
+    prompt = tokenizer.encode(options.prompt, add_special_tokens=True)
     rule = within(options.tolerance)
-    found = run(opened, prompt, options.max_tokens, look_back_or_drafter, rule)
-    print(opened.tokenizer.decode(found.tokens))
-    mean = np.mean(found.acceptance_lengths)
-    print(f"acceptance length {mean:.2f}, features {found.features.shape}")
+    reply = run(opened, prompt, options.max_tokens, look_back_or_drafter, rule)
+    print(tokenizer.decode(reply.tokens))
+    mean = np.mean(reply.acceptance_lengths)
+    print(f"acceptance length {mean:.2f}, features {reply.features.shape}")
     if options.features:
-        np.savez(options.features, features=found.features, tokens=found.tokens)
-    return found
+        np.savez(options.features, features=reply.features, tokens=reply.tokens)
+    return reply
 
 
 if __name__ == "__main__":

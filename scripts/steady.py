@@ -1,10 +1,24 @@
-"""Requests that all decode at once, as steps that are measured need them."""
+"""Slots that all decode, as steps that are measured need them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
-from jaxspec.engine.engine import Engine, StreamEvent
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.event_stream import StreamEvent
+from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.state import occupied
+
+
+@contextmanager
+def occupied_device(engine: Engine, batch: int, context: int) -> Iterator[Device]:
+    """The device of an engine without requests, with `batch` slots in the middle of a
+    generation."""
+    with engine.borrow_device() as device:
+        assert device.state is not None, "the device has no state"
+        device.state = occupied(device.state, batch, context, engine.max_model_len)
+        yield device
 
 
 def random_prompts(engine: Engine, count: int, length: int) -> list[list[int]]:

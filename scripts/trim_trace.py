@@ -1,9 +1,9 @@
-"""Makes a recorded trace small: kernels, step marks, and the scopes of the instructions among them.
+"""Makes a recorded trace small: keeps kernels, step marks, and the scopes of their instructions.
 
     python scripts/trim_trace.py trace small-trace
 
-What is left is read by `python -m jaxspec.profile` as the whole was. Most of a trace is copies of
-the programs, which viewers use.
+`python -m jaxspec.profile` reads it as it reads the whole. Most of a trace are copies of the
+programs, for viewers.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from jax.profiler import ProfileData
 
 from jaxspec import cli
 from jaxspec.console.files import read_json
-from jaxspec.trace.planes import read_planes
+from jaxspec.trace.events import read_planes
 
 KEPT = ("hlo_op", "hlo_module", "program_id", "step_num", "correlation_id", "cuda_graph_id")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
@@ -44,16 +44,25 @@ def main() -> None:
 
 def kept_lines(planes: Iterable[Any]) -> list[tuple[str, str, list[tuple]]]:
     """(plane, line, events); an event is name, start, length in nanoseconds, stats."""
-    lines = []
-    for plane in planes:
-        for line in plane.lines:
-            device = plane.name.startswith("/device:") and line.name.startswith("Stream")
-            events = [event_of(event) for event in line.events]
-            if plane.name == "/host:CPU":
-                events = [event for event in events if event[0] == "step"]
-            if device or (plane.name == "/host:CPU" and events):
-                lines.append((plane.name, line.name, events))
-    return lines
+    lines = ((plane, line, kept_events(plane, line)) for plane in planes for line in plane.lines)
+    return [
+        (plane.name, line.name, events)
+        for plane, line, events in lines
+        if is_stream(plane, line) or events
+    ]
+
+
+def kept_events(plane: Any, line: Any) -> list[tuple[str, float, float, dict[str, Any]]]:
+    """All events of a stream, the step marks of a host thread."""
+    if is_stream(plane, line):
+        return [event_of(event) for event in line.events]
+    if plane.name != "/host:CPU":
+        return []
+    return [event_of(event) for event in line.events if event.name == "step"]
+
+
+def is_stream(plane: Any, line: Any) -> bool:
+    return plane.name.startswith("/device:") and line.name.startswith("Stream")
 
 
 def event_of(event: Any) -> tuple[str, float, float, dict[str, Any]]:
@@ -69,12 +78,12 @@ def written(lines: Iterable[tuple[str, str, list[tuple]]]) -> bytes:
     for plane, line, events in lines:
         body = planes.setdefault(plane, [])
         body.append(f"lines {{ id: {len(body) + 1} name: {json.dumps(line)}")
-        for name, start, length, given in events:
+        for name, start, length, event_stats in events:
             body.append(
                 f"events {{ metadata_id: {number(names, name)} offset_ps: {round(start * 1e3)} "
                 f"duration_ps: {round(length * 1e3)}"
             )
-            for key, value in given.items():
+            for key, value in event_stats.items():
                 kind = "int64_value" if isinstance(value, int) else "str_value"
                 body.append(
                     f"stats {{ metadata_id: {number(stats, key)} {kind}: {json.dumps(value)} }}"

@@ -1,4 +1,4 @@
-"""How much of a proposal is kept."""
+"""How many drafts are accepted."""
 
 from jaxspec.acceptance.prefix import accept
 from jaxspec.acceptance.synthetic import draw_accepted

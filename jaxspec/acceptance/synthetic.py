@@ -1,5 +1,5 @@
-"""Acceptance drawn instead of found, to time an engine at a given acceptance without the weights
-that would reach it. What comes out is not the target's text."""
+"""Acceptance drawn at random instead of by comparing drafts, to time an engine at a given
+acceptance without the weights that would reach it. What comes out is not the target's text."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxspec.errors import UsageError
 
@@ -24,56 +24,56 @@ class SyntheticAcceptance:
 
     @property
     def mean_length(self) -> float:
-        """Of the steps that these rates are drawn for, bonus token counted."""
+        """Expected acceptance length: accepted drafts and the bonus token."""
         return 1.0 + sum(itertools.accumulate(self.conditional_rates, operator.mul))
 
     @property
-    def on_device(self) -> Float[Array, " places"]:
-        """As the steps read it."""
+    def on_device(self) -> Float[Array, " drafts"]:
+        """The rates as the steps read them."""
         return jax.device_put(np.array(self.conditional_rates, np.float32))
 
 
-def from_rates(rates: Sequence[int | float], places: int) -> SyntheticAcceptance:
-    """From the share of steps that accept the draft at each place; places not named accept none."""
+def from_rates(rates: Sequence[int | float], num_drafts: int) -> SyntheticAcceptance:
+    """From the share of steps that accept the draft at each place; 0 for places not named."""
     falling = all(a >= b for a, b in itertools.pairwise((1.0, *rates, 0.0)))
-    if not (0 < len(rates) <= places and falling):
+    if not (0 < len(rates) <= num_drafts and falling):
         raise UsageError(
-            f"synthetic acceptance rates {tuple(rates)}; expected 1 to {places} numbers in [0, 1], "
-            "none larger than the one before"
+            f"synthetic acceptance rates {tuple(rates)}; expected 1 to {num_drafts} numbers "
+            "in [0, 1], none larger than the one before"
         )
-    padded = (*rates, *[0.0] * (places - len(rates)))
+    padded = (*rates, *[0.0] * (num_drafts - len(rates)))
     pairs = itertools.pairwise((1.0, *padded))
     return SyntheticAcceptance(tuple(b / a if a else 0.0 for a, b in pairs))
 
 
-def from_length(length: int | float, places: int) -> SyntheticAcceptance:
+def from_length(length: int | float, num_drafts: int) -> SyntheticAcceptance:
     """From the mean acceptance length, bonus token counted: one rate for all places."""
-    if not 1 <= length <= places + 1:
+    if not 1 <= length <= num_drafts + 1:
         raise UsageError(
-            f"synthetic acceptance length {length}; expected 1 to {places + 1}, the tokens that a "
-            f"step with {places} drafts can give"
+            f"synthetic acceptance length {length}; expected 1 to {num_drafts + 1}, the "
+            f"tokens that a step with {num_drafts} drafts can emit"
         )
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):
         rate = (low + high) / 2
-        too_low = sum(rate**place for place in range(places + 1)) < length
+        too_low = sum(rate**place for place in range(num_drafts + 1)) < length
         low, high = (rate, high) if too_low else (low, rate)
-    return SyntheticAcceptance((high,) * places)
+    return SyntheticAcceptance((high,) * num_drafts)
 
 
 def draw_accepted(
-    rates: Float[Array, " places"],
-    seeds: Array,
-    lengths: Int[Array, " rows"],
-    num_drafts: Int[Array, " rows"],
-) -> Int[Array, " rows"]:
-    """Drafts accepted per row at conditional rates: the same for the same seed and committed
+    rates: Float[Array, " drafts"],
+    seeds: UInt32[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    num_drafts: Int[Array, " batch"],
+) -> Int[Array, " batch"]:
+    """Drafts accepted per request at conditional rates: the same for the same seed and committed
     length. The rates are data, so that one program serves all of them."""
 
-    def row(seed: Array, length: Array) -> Bool[Array, " places"]:
+    def accepts(seed: UInt32[Array, ""], length: Int[Array, ""]) -> Bool[Array, " drafts"]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), length)
         return jax.random.uniform(key, rates.shape) < rates
 
     drafted = jnp.arange(rates.size)[None, :] < num_drafts[:, None]
-    kept = jax.vmap(row)(seeds, lengths) & drafted
-    return jnp.cumprod(kept.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+    accepted = jax.vmap(accepts)(seeds, lengths) & drafted
+    return jnp.cumprod(accepted.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)

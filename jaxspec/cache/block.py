@@ -28,6 +28,12 @@ class Block:
     """Page of every page_size positions; 0, the trash page, where none is held."""
 
 
+def one_token() -> Block:
+    """The smallest block: the first token of the request in slot 0, in page 1 of 16 positions."""
+    zero, one = jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)
+    return block_after(zero, zero, one, one[:, None], width=1, page_size=16)
+
+
 def block_after(
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],

@@ -29,7 +29,7 @@ from jaxspec.cache.block import Block
 class LayerCache(Protocol):
     """What one layer remembers of every slot; a pytree."""
 
-    def commit(self, block: Block) -> "LayerCache":
+    def commit[Itself](self: Itself, block: Block) -> Itself:
         """Keeps the first `block.counts` tokens of the block that was written last, drops the
         others. The block is that one, but for its counts, which are smaller or the same."""
         ...
@@ -37,11 +37,11 @@ class LayerCache(Protocol):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Cache:
+class Cache[Layer: LayerCache]:
     """What all layers of one model remember."""
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[Layer, ...]
 
-    def commit(self, block: Block) -> "Cache":
+    def commit(self, block: Block) -> "Cache[Layer]":
         """Commits the same tokens in every layer."""
         return Cache(tuple(layer.commit(block) for layer in self.layers))

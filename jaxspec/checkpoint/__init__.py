@@ -1,1 +1,1 @@
-"""Checkpoints on disk or on the hub: what they say, whether they fit, and their weights."""
+"""Checkpoints on disk or on the hub: their configs, whether a pair fits, and their weights."""

@@ -1,4 +1,4 @@
-"""From any folder we can open to an Orbax one."""
+"""Converts any checkpoint folder that can be opened to one in Orbax's format."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.orbax_folder import save
 from jaxspec.errors import UsageError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
-from jaxspec.text.files import TOKENIZER_FILES
+from jaxspec.text.tokenizer_files import TOKENIZER_FILES
 
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES)
 
 
 def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> str:
-    """Writes all of `destination` or none of it, and says what it wrote.
+    """Writes `destination`, whole or not at all, and returns a description of what it wrote.
 
     Without a dtype no weight is rounded.
     """
@@ -31,7 +31,7 @@ def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> 
         params = checkpoint.load(dtype)
         save(destination, params)
         _copy_files(source, destination)
-        # Last, for a folder without it does not open.
+        # Last: a folder without a config does not open, so a half-written one is never taken.
         _write_config(source, checkpoint.config, destination)
     except BaseException:
         shutil.rmtree(destination)
@@ -63,7 +63,7 @@ def _copy_files(source: Path, destination: Path) -> None:
 
 
 def _write_config(source: Path, config: Qwen3Config | DFlashConfig, destination: Path) -> None:
-    """As it is, but for the way to the target, which is another from another folder."""
+    """A copy of the source's, but a relative path to the target becomes an absolute one."""
     entries = dict(read_entries(source / "config.json").values)
     if isinstance(config, DFlashConfig) and config.target_path:
         entries["speculators_config"]["verifier"]["name_or_path"] = config.target_path

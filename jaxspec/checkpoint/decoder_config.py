@@ -1,4 +1,7 @@
-"""The decoder of a config.json: its numbers, its rotary embedding, and what it must not ask for."""
+"""Reads the decoder of a config.json: its sizes and its rotary embedding.
+
+A key that would make the model compute something we do not implement is refused.
+"""
 
 from jaxspec.checkpoint.entries import Entries, in_either
 from jaxspec.errors import LoadError
@@ -33,7 +36,7 @@ CHANGES_THE_MATHS = {
     "no_rope_layers": (),
     "dual_chunk_attention_config": (),
 }
-"""Keys of other models' maths, with the values (besides null) under which it is still ours."""
+"""Keys that can change what a model computes, with the values (besides null) that do not."""
 
 ROPE_KEYS = {
     "type",
@@ -47,7 +50,7 @@ ROPE_KEYS = {
     "truncate",
 }
 QWEN3_HEAD_DIM = 128
-"""What Hugging Face's Qwen3 takes when the config leaves head_dim out."""
+"""What Hugging Face's Qwen3 uses if the config has no head_dim."""
 
 
 def refuse_other_maths(entries: Entries) -> None:
@@ -87,7 +90,11 @@ def _head_dim(entries: Entries) -> int:
 
 
 def rope_of(entries: Entries) -> Rope:
-    """Theta beside the decoder's numbers or in rope_parameters; YaRN there or in rope_scaling."""
+    """The rotary embedding.
+
+    Theta is a key of the decoder or of rope_parameters; YaRN is in rope_parameters or in
+    rope_scaling.
+    """
     parameters = _rope_parameters(entries)
     _refuse_unknown(parameters)
     theta = in_either("rope_theta", entries, parameters).positive("rope_theta")
@@ -110,13 +117,13 @@ def _rope_parameters(entries: Entries) -> Entries:
 
 
 def _renamed(parameters: Entries) -> Entries:
-    """`type` was rope_type's name before."""
+    """Older configs call rope_type `type`."""
     old = parameters.get("type")
     return Entries({} if old is None else {"rope_type": old}, f"{parameters.where}: type")
 
 
 def _refuse_unknown(parameters: Entries) -> None:
-    """Names the first key we do not know: every key of a rotary embedding changes its angles."""
+    """A LoadError that names the first unknown key: each could change the rotary angles."""
     for key, value in parameters.values.items():
         harmless = value is None or (key == "partial_rotary_factor" and value == 1)
         if key not in ROPE_KEYS and not harmless:
@@ -124,9 +131,9 @@ def _refuse_unknown(parameters: Entries) -> None:
 
 
 def _yarn(parameters: Entries, decoder: Entries) -> Yarn:
-    plain = Yarn(parameters.positive("factor"), 1)
+    defaults = Yarn(parameters.positive("factor"), 1)
 
-    def positive_or(key: str, default: float | None) -> float | None:
+    def positive_or[Default](key: str, default: Default) -> float | Default:
         return default if parameters.get(key) is None else parameters.positive(key)
 
     original = "original_max_position_embeddings"
@@ -134,10 +141,10 @@ def _yarn(parameters: Entries, decoder: Entries) -> Yarn:
     if has_original.get(original) is None:
         original = "max_position_embeddings"
     return Yarn(
-        factor=plain.factor,
+        factor=defaults.factor,
         original_max_position_embeddings=has_original.integer(original, 1),
-        beta_fast=positive_or("beta_fast", plain.beta_fast),
-        beta_slow=positive_or("beta_slow", plain.beta_slow),
-        truncate=parameters.flag("truncate", plain.truncate),
+        beta_fast=positive_or("beta_fast", defaults.beta_fast),
+        beta_slow=positive_or("beta_slow", defaults.beta_slow),
+        truncate=parameters.flag("truncate", defaults.truncate),
         attention_factor=positive_or("attention_factor", None),
     )

@@ -1,4 +1,4 @@
-"""A DFlash drafter's config.json, as z-lab or as speculators writes it."""
+"""Reads the config.json of a DFlash drafter, in z-lab's or in speculators' layout."""
 
 from pathlib import Path
 
@@ -15,14 +15,15 @@ SMALLEST_BLOCK = 2
 
 
 def is_drafter(config: Entries) -> bool:
-    """Whether a config.json is any kind of drafter's, one we refuse included."""
+    """Whether a config.json belongs to a drafter of any kind, including those we refuse."""
     if SPECULATORS_KEY in config.values or "dflash_config" in config.values:
         return True
     return any("Draft" in name or "DSpark" in name for name in config.texts("architectures"))
 
 
 def read_draft_config(folder: Path, block_size: int | None = None) -> DFlashConfig:
-    """What config.json alone says; which weights the drafter owns is in their headers."""
+    """The part of the config that is in config.json; which weights the drafter owns is only known
+    from the headers of its weights."""
     if block_size is not None and block_size < SMALLEST_BLOCK:
         raise UsageError(
             f"block size {block_size}: expected at least {SMALLEST_BLOCK} "
@@ -34,7 +35,7 @@ def read_draft_config(folder: Path, block_size: int | None = None) -> DFlashConf
 def draft_config_of(
     config: Entries, folder: Path = Path(), block_size: int | None = None
 ) -> DFlashConfig:
-    """`folder` is what a relative path of the verifier is relative to."""
+    """The config of a drafter in `folder`; a relative path to the verifier starts there."""
     if not is_drafter(config):
         kind = ", ".join(config.texts("architectures")) or config.text("model_type") or "nothing"
         raise LoadError(
@@ -85,7 +86,7 @@ def _speculators(config: Entries, folder: Path, block_size: int | None) -> DFlas
 
 
 def _nested_decoder(config: Entries) -> Entries:
-    """The decoder's numbers may be flat or in an object of their own."""
+    """The decoder's entries, which may be at the top level or in an object of their own."""
     nested = config.within("transformer_layer_config")
     return nested if nested.values else config
 
@@ -104,7 +105,7 @@ def _zlab_layer_ids(config: Entries, nested: Entries) -> tuple[int, ...]:
 
 
 def _speculators_layer_ids(config: Entries) -> tuple[int, ...]:
-    """They count the embedding as state 0; we count the output of layer 0 as 0."""
+    """Layers by our count, from 0. Speculators counts from 1, since the embedding is its 0."""
     key = "aux_hidden_state_layer_ids"
     ids = config.integers(key)
     if min(ids) < 1:
@@ -119,7 +120,7 @@ def _num_target_layers(entries: Entries) -> int | None:
 
 
 def _draft_vocab_size(config: Entries, vocab_size: int) -> int | None:
-    """None when nothing is left out."""
+    """None if the drafter has the whole vocabulary."""
     if config.get("draft_vocab_size") is None:
         return None
     size = config.integer("draft_vocab_size", 1)
@@ -129,7 +130,7 @@ def _draft_vocab_size(config: Entries, vocab_size: int) -> int | None:
 
 
 def _verifier(config: Entries, folder: Path) -> str | None:
-    """The target the config names: a folder as seen from the drafter's own, or a hub id."""
+    """The target that the config names: a hub id, or a folder relative to the drafter's."""
     name = config.within("speculators_config").within("verifier").text("name_or_path")
     if not name:
         return None

@@ -1,7 +1,7 @@
-"""What each drafter layer sees: full or sliding, causal in the block or not.
+"""The attention mask of each drafter layer: full or sliding, causal in the block or not.
 
-Published readings of sliding layers disagree. The order here: what the config says outright
-(is_causal, then causal), and only then that a sliding layer is causal and a full one is not.
+Published implementations disagree on sliding layers. Here the config's own flag decides (is_causal,
+else causal); without one, a sliding layer is causal and a full one is not.
 """
 
 from jaxspec.checkpoint.entries import Entries, in_either
@@ -13,9 +13,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def zlab_block_masks(config: Entries, num_layers: int) -> tuple[BlockMask, ...]:
     nested = config.within("dflash_config")
     kinds = _layer_kinds(config, num_layers)
-    causal = _said_causal(config, nested)
+    causal = _causal_flag(config, nested)
     if nested.flag("use_swa", False) and SLIDING not in kinds:
-        # Every layer slides, but none is called sliding: causal only if the config says so.
+        # Every layer slides although none is listed as sliding: causal only with a flag.
         return (BlockMask(bool(causal), _window(config, nested)),) * num_layers
     return tuple(_mask(kind, causal, config, nested) for kind in kinds)
 
@@ -23,16 +23,16 @@ def zlab_block_masks(config: Entries, num_layers: int) -> tuple[BlockMask, ...]:
 def speculators_block_masks(
     config: Entries, decoder: Entries, num_layers: int
 ) -> tuple[BlockMask, ...]:
-    """Trained with full layers always bidirectional, sliding ones causal unless said otherwise."""
+    """Full layers are bidirectional; sliding ones are causal unless a flag says otherwise."""
     sliding_causal = not config.flag("sliding_window_non_causal", False)
-    said = _said_causal(decoder, config)
+    flag = _causal_flag(decoder, config)
     return tuple(
-        _mask(kind, sliding_causal if kind == SLIDING and said is None else said, decoder, config)
+        _mask(kind, sliding_causal if kind == SLIDING and flag is None else flag, decoder, config)
         for kind in _layer_kinds(decoder, num_layers)
     )
 
 
-def _said_causal(config: Entries, nested: Entries) -> bool | None:
+def _causal_flag(config: Entries, nested: Entries) -> bool | None:
     for key in "is_causal", "causal":
         entries = in_either(key, config, nested)
         if entries.get(key) is not None:
@@ -44,7 +44,7 @@ def _layer_kinds(config: Entries, num_layers: int) -> tuple[str, ...]:
     kinds = config.texts("layer_types")
     if not kinds:
         if config.flag("use_sliding_window", False):
-            raise config.wrong("layer_types", f"a list that says which of {num_layers} slide")
+            raise config.wrong("layer_types", f"a list of which of {num_layers} layers slide")
         return (FULL,) * num_layers
     if len(kinds) != num_layers or not {FULL, SLIDING}.issuperset(kinds):
         raise config.wrong("layer_types", f"{num_layers} times {FULL} or {SLIDING}")

@@ -1,4 +1,4 @@
-"""Drafters that look like DFlash and are not: recognised, and refused by name."""
+"""Refuses drafters that look like DFlash but compute something else, and names what they are."""
 
 from dataclasses import dataclass
 
@@ -7,36 +7,37 @@ from jaxspec.errors import LoadError
 
 
 @dataclass(frozen=True)
-class Relative:
-    """A drafter that shares DFlash's config layout but not its mathematics."""
+class Variant:
+    """A drafter whose config looks like DFlash's but whose mathematics differs."""
 
     name: str
-    calls_itself: tuple[str, ...]
-    """In architectures, speculators_model_type or projector_type."""
+    names: tuple[str, ...]
+    """Its names in architectures, speculators_model_type or projector_type."""
     settings: tuple[str, ...]
-    """Keys, flat or in dflash_config, that only it sets to something."""
+    """Keys, at the top level or in dflash_config, that only this variant sets."""
     flat_settings: tuple[str, ...] = ()
-    """Keys that tell only when they are flat; in dflash_config training leaves them behind."""
+    """Keys that identify it only at the top level; in dflash_config they are left over from
+    training."""
 
 
-RELATIVES = (
-    Relative(
+VARIANTS = (
+    Variant(
         "DFlash2",
         ("DFlash2DraftModel", "DFlash2Speculator", "dflash2"),
         ("conv_group_size", "conv_kernel_size", "selector_rank", "selector_top_k"),
     ),
-    Relative(
+    Variant(
         "Domino",
         ("DominoDraftModel", "DominoSpeculator", "domino"),
         ("gru_hidden_dim", "emb_dim", "shift_label"),
     ),
-    Relative(
+    Variant(
         "DSpark (anchor-first)",
         ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "dspark"),
         ("markov_rank", "markov_head_type", "enable_confidence_head", "sample_from_anchor"),
         flat_settings=("num_anchors",),
     ),
-    Relative("DFlare", ("DFlareDraftModel", "DFlareSpeculator", "dflare"), ()),
+    Variant("DFlare", ("DFlareDraftModel", "DFlareSpeculator", "dflare"), ()),
 )
 
 READ_KEYS = {
@@ -60,14 +61,14 @@ ONLY_AS = {
     "pure_draft_prefix_len": 1,
     "use_mask_embedding": False,
 }
-"""Keys with the one value (besides null) under which the drafter is plain DFlash."""
+"""Keys with the one value (besides null) that plain DFlash has."""
 
 
 def refuse_other_drafters(config: Entries) -> None:
-    """A LoadError that names whatever makes this config more than plain DFlash."""
+    """A LoadError that names what makes this config differ from plain DFlash."""
     nested = config.within("dflash_config")
-    for relative in RELATIVES:
-        _refuse_relative(relative, config, nested)
+    for variant in VARIANTS:
+        _refuse_variant(variant, config, nested)
     for entries in config, nested:
         for key, plain in ONLY_AS.items():
             if entries.get(key) not in (None, plain):
@@ -75,29 +76,29 @@ def refuse_other_drafters(config: Entries) -> None:
     _refuse_unknown(config, nested)
 
 
-def _refuse_relative(relative: Relative, config: Entries, nested: Entries) -> None:
+def _refuse_variant(variant: Variant, config: Entries, nested: Entries) -> None:
     names = {*config.texts("architectures"), config.text("speculators_model_type")}
     names |= {entries.text("projector_type") for entries in (config, nested)}
-    evidence = sorted(names & set(relative.calls_itself))
-    evidence += [key for key in relative.settings if config.get(key) or nested.get(key)]
-    evidence += [key for key in relative.flat_settings if config.get(key)]
+    evidence = sorted(names & set(variant.names))
+    evidence += [key for key in variant.settings if config.get(key) or nested.get(key)]
+    evidence += [key for key in variant.flat_settings if config.get(key)]
     if evidence:
         raise LoadError(
-            f"{config.where} is a {relative.name} drafter (it has {evidence[0]}), which is not "
+            f"{config.where} is a {variant.name} drafter (it has {evidence[0]}), which is not "
             "implemented; use a plain DFlash drafter"
         )
 
 
 def _refuse_unknown(config: Entries, nested: Entries) -> None:
-    """What dflash_config holds is about the mathematics, so an unknown key is refused."""
-    relatives = {key for relative in RELATIVES for key in relative.settings}
-    known = READ_KEYS | TRAINING_KEYS | set(ONLY_AS) | relatives
+    """An unknown key of dflash_config may change the mathematics, so it is refused."""
+    of_variants = {key for variant in VARIANTS for key in variant.settings}
+    known = READ_KEYS | TRAINING_KEYS | set(ONLY_AS) | of_variants
     for key, value in nested.values.items():
         if key not in known and value is not None and not _restates_theta(config, key, value):
             raise nested.unsupported(key, "absent")
 
 
 def _restates_theta(config: Entries, key: str, value: object) -> bool:
-    """The target's rotary base, written down again, is harmless where the drafter's is equal."""
+    """Whether the key only repeats the drafter's own rotary base, which is harmless."""
     own = config.get("rope_theta") or config.within("rope_parameters").get("rope_theta")
     return key == "backbone_rotary_base" and value == own

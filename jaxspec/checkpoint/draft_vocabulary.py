@@ -1,4 +1,6 @@
-"""The ids that a reduced head of a drafter stands for, from what speculators stores.
+"""The target's token ids that a drafter with a reduced vocabulary can draft.
+
+Speculators stores them as two tensors:
 
 d2t[draft id] = target id - draft id          t2d[target id] = whether it was kept
 """
@@ -14,7 +16,7 @@ Ids = Int[np.ndarray, " draft_vocab"]
 def target_ids_of(
     offsets: Ids, kept: Bool[np.ndarray, " vocab"] | None, vocab_size: int, where: str
 ) -> Ids:
-    """Absolute ids of the target, checked to be distinct, in range and the kept ones."""
+    """The target's id of each draft id; checks that they are distinct, in range and kept."""
     ids = np.arange(len(offsets)) + offsets.astype(np.int64)
     if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != len(ids):
         raise LoadError(

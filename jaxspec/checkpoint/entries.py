@@ -1,24 +1,23 @@
-"""The entries of a config.json, each checked when it is asked for."""
+"""The entries of a config.json, each checked when it is read."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxspec.errors import LoadError
-from jaxspec.text.files import one_line, read_text
+from jaxspec.files import read_json_object, short_json
 
 
 @dataclass(frozen=True)
 class Entries:
-    """A JSON object with the name of where it was found, for messages."""
+    """A JSON object, and the file or part of a file that it is from, for error messages."""
 
     values: Mapping[str, Any]
     where: str
 
     def get(self, key: str) -> Any:
-        """The value; None where the key is absent, as in Hugging Face configs."""
+        """The value; None if the key is absent, as in Hugging Face configs."""
         return self.values.get(key)
 
     def within(self, key: str) -> "Entries":
@@ -75,24 +74,27 @@ class Entries:
         return tuple(value)
 
     def wrong(self, key: str, expected: str) -> LoadError:
-        found = f"{key} is {_short(self.values[key])}" if key in self.values else f"no {key}"
-        return LoadError(f"{self.where}: {found}, expected {expected}; correct the config")
+        entry = f"{key} is {short_json(self.values[key])}" if key in self.values else f"no {key}"
+        return LoadError(f"{self.where}: {entry}, expected {expected}; correct the config")
 
     def unsupported(self, key: str, instead: str) -> LoadError:
-        found = _short(self.values[key])
+        value = short_json(self.values[key])
         return LoadError(
-            f"{self.where}: {key} is {found}, which is not implemented; "
-            f"use a checkpoint where it is {instead}"
+            f"{self.where}: {key} is {value}, which is not implemented; "
+            f"use a checkpoint in which it is {instead}"
         )
 
 
 def in_either(key: str, first: Entries, second: Entries) -> Entries:
-    """Which of two objects has the key; the first when neither has, an error when they differ."""
+    """Whichever of two objects has the key; the first if neither has it.
+
+    A LoadError if both have it with different values.
+    """
     one, other = first.get(key), second.get(key)
     if one is not None and other is not None and one != other:
         raise LoadError(
-            f"{first.where}: {key} is {_short(one)}, but {_short(other)} in {second.where}; "
-            "remove the wrong one"
+            f"{first.where}: {key} is {short_json(one)}, but {short_json(other)} in "
+            f"{second.where}; remove the wrong one"
         )
     return second if one is None and other is not None else first
 
@@ -104,19 +106,8 @@ def read_entries(path: Path) -> Entries:
             f"no {path.name} in {path.parent}: expected the folder of a Hugging Face "
             "checkpoint; check the path or download it again"
         )
-    try:
-        value = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is not JSON: {one_line(error)}; download it again") from error
-    if not isinstance(value, dict):
-        raise LoadError(f"{path} holds {_short(value)}, expected a JSON object; download it again")
-    return Entries(value, str(path))
+    return Entries(read_json_object(path), str(path))
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,21 +1,21 @@
-"""A model as the user names it, a folder or a hub id, to a folder on disk.
+"""From the user's name of a model, a folder or a hub id, to a folder on disk.
 
-The hub's own variables decide where and how: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
+Downloads follow the environment variables of the hub's library: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN
+and HF_ENDPOINT.
 """
 
 import re
 from pathlib import Path
 
-from jaxspec.errors import LoadError, UsageError
-from jaxspec.text.files import one_line
+from jaxspec.errors import LoadError, UsageError, one_line
 
-ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
-"""What is ever downloaded: no pickles, no code."""
+ALLOWED_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
+"""The only files that are downloaded: no pickles, no code."""
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The folder itself, or the snapshot of a hub id, downloaded where it is not cached."""
+    """The folder itself, or the snapshot of a hub id, downloaded if it is not cached."""
     folder = Path(source).expanduser()
     if source and folder.is_dir():
         if revision is not None:
@@ -54,7 +54,7 @@ def _snapshot(hub_id: str, revision: str | None) -> Path:
 
     named = f"{hub_id} at revision {revision}" if revision else hub_id
     try:
-        # The same patterns offline too: the hub checks the cached snapshot against them.
+        # The patterns matter offline too: the hub's library checks the cached snapshot by them.
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=ALLOWED_FILES))
     except errors.LocalEntryNotFoundError as error:
         raise LoadError(_not_cached(hub_id, named)) from error
@@ -70,7 +70,7 @@ def _snapshot(hub_id: str, revision: str | None) -> Path:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise LoadError(f"{hub_id} has no revision {revision}; name a branch or commit") from error
-    except Exception as error:  # it comes from whichever library was downloading
+    except Exception as error:  # whichever library downloads raises its own kinds
         raise LoadError(f"cannot download {named}: {one_line(error)}") from error
 
 
@@ -80,5 +80,5 @@ def _not_cached(hub_id: str, named: str) -> str:
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
     return (
         f"no folder {hub_id}, {named} is not (wholly) in the cache {constants.HF_HUB_CACHE}, and "
-        f"{why}; run `hf download {hub_id}` where there is a connection"
+        f"{why}; run `hf download {hub_id}` with a connection"
     )

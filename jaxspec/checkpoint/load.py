@@ -1,7 +1,10 @@
-"""Opens a target or a drafter in a folder, and loads its weights onto the device.
+"""Opens the folder of a target or a drafter, and loads its weights onto the device.
 
-Opening reads configs and headers only, and finds everything that can be wrong; loading reads the
-weights. Both take Hugging Face folders and what `jaxspec convert` writes.
+    target = open_target(folder)
+    params = target.load(jnp.bfloat16)
+
+Opening reads configs and headers only, and finds every mistake in them; loading reads the weights.
+A folder is in Hugging Face's layout or written by `jaxspec convert`.
 """
 
 from collections.abc import Callable
@@ -23,7 +26,6 @@ from jaxspec.checkpoint.names import (
     target_sources,
 )
 from jaxspec.checkpoint.orbax_folder import check_arrays, is_orbax, orbax_arrays, restore
-from jaxspec.checkpoint.pair import check_pair
 from jaxspec.checkpoint.safetensors_folder import StoredTensor, stored_tensors
 from jaxspec.checkpoint.stream import read_tensor, stream_parameters
 from jaxspec.checkpoint.target_config import read_target_config
@@ -37,43 +39,13 @@ KEPT_IDS = "t2d"
 
 @dataclass(frozen=True)
 class Checkpoint[Config]:
-    """A checkpoint whose files have been found in order."""
+    """An opened checkpoint: its config and headers are checked, its weights not yet read."""
 
     config: Config
     exact_dtype: DTypeLike
-    """The narrowest that holds every stored weight without rounding."""
+    """The narrowest dtype that holds every stored weight without rounding."""
     load: Callable[[DTypeLike], Params]
-    """Reads the weights onto the device, in the dtype it is given."""
-
-
-def load_target(folder: str | Path, dtype: DTypeLike) -> tuple[Qwen3Config, Params]:
-    target = open_target(folder)
-    return target.config, target.load(dtype)
-
-
-def load_drafter(
-    folder: str | Path,
-    target: Qwen3Config | None,
-    dtype: DTypeLike,
-    block_size: int | None = None,
-) -> tuple[DFlashConfig, Params]:
-    """Checked against `target`; None leaves the pair unchecked."""
-    drafter = open_drafter(folder, block_size)
-    if target is not None:
-        check_pair(target, drafter.config)
-    return drafter.config, drafter.load(dtype)
-
-
-def load_pair(
-    target_folder: str | Path,
-    drafter_folder: str | Path,
-    dtype: DTypeLike,
-    block_size: int | None = None,
-) -> tuple[Qwen3Config, Params, DFlashConfig, Params]:
-    """Both, after everything about both was checked."""
-    target, drafter = open_target(target_folder), open_drafter(drafter_folder, block_size)
-    check_pair(target.config, drafter.config)
-    return target.config, target.load(dtype), drafter.config, drafter.load(dtype)
+    """Reads the weights onto the device, in the given dtype."""
 
 
 def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
@@ -97,7 +69,7 @@ def open_drafter(folder: str | Path, block_size: int | None = None) -> Checkpoin
     config = read_draft_config(folder, block_size)
     if is_orbax(folder):
         owned = orbax_arrays(folder).keys()
-        config = _with_what_it_owns(
+        config = _with_ownership(
             config, "embedding/embedding" in owned, "head/kernel" in owned, "target_ids" in owned
         )
         return _open_orbax(folder, config, drafter_sources(config))
@@ -124,7 +96,7 @@ def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[
             "implemented; use a drafter whose mask is a row of the target's embedding"
         )
     stored = stored_tensors(folder)
-    config = _with_what_it_owns(
+    config = _with_ownership(
         config, "embed_tokens.weight" in stored, "lm_head.weight" in stored, "d2t" in stored
     )
     sources = drafter_sources(config)
@@ -139,10 +111,13 @@ def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[
     return Checkpoint(config, exact_dtype(weights, stored), load)
 
 
-def _with_what_it_owns(
+def _with_ownership(
     config: DFlashConfig, has_embedding: bool, has_head: bool, has_target_ids: bool
 ) -> DFlashConfig:
-    """A reduced vocabulary has a head of its own; else the weights that are there decide."""
+    """The config with which weights the drafter owns.
+
+    A drafter with a reduced vocabulary always has its own head; otherwise it owns what is stored.
+    """
     whole = config.vocab_size if has_target_ids else None
     reduced = config.draft_vocab_size or whole
     return replace(
@@ -156,7 +131,7 @@ def _with_what_it_owns(
 def _target_ids(
     config: DFlashConfig, stored: dict[str, StoredTensor], where: str
 ) -> Int[np.ndarray, " draft_vocab"] | None:
-    """Few enough to be read, and checked, before any weights."""
+    """The ids of a reduced vocabulary: small enough to be read and checked when opening."""
     if config.draft_vocab_size is None:
         return None
     kept = None

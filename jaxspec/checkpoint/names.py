@@ -1,4 +1,4 @@
-"""The table from our parameters to the tensors of Hugging Face checkpoints.
+"""Which tensors of a Hugging Face checkpoint each of our parameters is made of.
 
 ours                      theirs
 attention/qkv/kernel  =  [q_proj.weight; k_proj.weight; v_proj.weight]^T
@@ -21,22 +21,22 @@ WEIGHTS = ("BF16", "F16", "F32")
 IDS = ("I64", "I32")
 _HELP = "check that config.json and weights are of one checkpoint"
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Tables that follow from the config; some checkpoints carry them."""
+"""Tables that some checkpoints store although they follow from the config."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a parameter is made of."""
+    """The stored tensors that one parameter is made of."""
 
     tensors: dict[str, Shape]
     """Stored name and shape of each part; the parts are joined along their first axis."""
     transposed: bool = False
-    """Whether the join is turned around: linear layers are stored [outputs, inputs]."""
+    """Whether the joined tensor is transposed: linear layers are stored [outputs, inputs]."""
     dtypes: tuple[str, ...] = WEIGHTS
 
     @property
     def shape(self) -> Shape:
-        """Of the parameter."""
+        """Shape of the parameter."""
         parts = list(self.tensors.values())
         joined = (sum(part[0] for part in parts), *parts[0][1:])
         return joined[::-1] if self.transposed else joined
@@ -60,14 +60,14 @@ def drafter_sources(config: DFlashConfig) -> dict[str, Source]:
         "feature_norm/scale": Source({"hidden_norm.weight": (hidden,)}),
         "norm/scale": Source({"norm.weight": (hidden,)}),
     }
-    rows = config.draft_vocab_size or config.vocab_size
+    head_size = config.draft_vocab_size or config.vocab_size
     if config.owns_embedding:
         shape = (config.vocab_size, hidden)
         sources["embedding/embedding"] = Source({"embed_tokens.weight": shape})
     if config.owns_head:
-        sources["head/kernel"] = _matrix(hidden, {"lm_head.weight": rows})
+        sources["head/kernel"] = _matrix(hidden, {"lm_head.weight": head_size})
     if config.draft_vocab_size is not None:
-        sources["target_ids"] = Source({"d2t": (rows,)}, dtypes=IDS)
+        sources["target_ids"] = Source({"d2t": (head_size,)}, dtypes=IDS)
     return sources | _layers(config.decoder)
 
 
@@ -88,7 +88,7 @@ def _layer(decoder: Decoder) -> dict[str, Source]:
     return {
         "attention/norm/scale": Source({"input_layernorm.weight": (hidden,)}),
         "attention/qkv/kernel": _matrix(
-            hidden, {f"self_attn.{name}.weight": rows for name, rows in qkv.items()}
+            hidden, {f"self_attn.{name}.weight": size for name, size in qkv.items()}
         ),
         "attention/q_norm/scale": Source({"self_attn.q_norm.weight": (width,)}),
         "attention/k_norm/scale": Source({"self_attn.k_norm.weight": (width,)}),
@@ -102,7 +102,7 @@ def _layer(decoder: Decoder) -> dict[str, Source]:
 
 
 def _matrix(inputs: int, outputs: dict[str, int]) -> Source:
-    return Source({name: (rows, inputs) for name, rows in outputs.items()}, transposed=True)
+    return Source({name: (size, inputs) for name, size in outputs.items()}, transposed=True)
 
 
 def check_tensors(
@@ -111,7 +111,7 @@ def check_tensors(
     where: str,
     unused: tuple[str, ...] = (),
 ) -> None:
-    """A LoadError that names a missing, misshapen or unknown tensor. `unused` may be there."""
+    """A LoadError that names a missing, misshapen or unknown tensor. `unused` ones may exist."""
     expected = {
         name: (shape, source.dtypes)
         for source in sources.values()
@@ -120,14 +120,14 @@ def check_tensors(
     for name, (shape, dtypes) in expected.items():
         if name not in stored:
             raise LoadError(f"{where}: no tensor {name}, expected one {in_words(shape)}; {_HELP}")
-        found = stored[name]
-        if found.shape != shape:
+        tensor = stored[name]
+        if tensor.shape != shape:
             raise LoadError(
-                f"{where}: {name} is {in_words(found.shape)}, expected {in_words(shape)}; {_HELP}"
+                f"{where}: {name} is {in_words(tensor.shape)}, expected {in_words(shape)}; {_HELP}"
             )
-        if found.dtype not in dtypes:
+        if tensor.dtype not in dtypes:
             raise LoadError(
-                f"{where}: {name} is {found.dtype}, expected {' or '.join(dtypes)}; {_HELP}"
+                f"{where}: {name} is {tensor.dtype}, expected {' or '.join(dtypes)}; {_HELP}"
             )
     extra = sorted(
         name
@@ -143,8 +143,8 @@ def check_tensors(
 
 def exact_dtype(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> jnp.dtype:
     """The narrowest dtype that holds all these weights without rounding."""
-    found = {stored[name].dtype for source in sources.values() for name in source.tensors}
-    return jnp.result_type(*(NUMPY_DTYPES[dtype] for dtype in found))
+    dtypes = {stored[name].dtype for source in sources.values() for name in source.tensors}
+    return jnp.result_type(*(NUMPY_DTYPES[dtype] for dtype in dtypes))
 
 
 def in_words(shape: Shape) -> str:

@@ -1,4 +1,4 @@
-"""A checkpoint of our own layout: Orbax parameters beside the configs and tokenizer files.
+"""Checkpoints in our own layout: parameters in Orbax's format beside configs and tokenizer files.
 
 folder/config.json, generation_config.json, tokenizer.json, ...   as in the source
 folder/params/                                                    our parameter tree
@@ -14,9 +14,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoint.names import Source, in_words
-from jaxspec.errors import LoadError
+from jaxspec.errors import LoadError, one_line
 from jaxspec.models.parameters import Params
-from jaxspec.text.files import one_line
 
 PARAMS = "params"
 SMALLEST_LIMIT_GB = 2
@@ -27,15 +26,15 @@ def is_orbax(folder: Path) -> bool:
 
 
 def orbax_arrays(folder: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of every parameter by its path, without reading any."""
+    """Shape and dtype of every parameter by its path; no weight is read."""
     try:
         with _checkpointer([]) as checkpointer:
             tree = checkpointer.metadata(_absolute(folder)).item_metadata.tree
+        arrays: dict[str, Any] = flatten_dict(tree, sep="/")
         return {
-            path: jax.ShapeDtypeStruct(array.shape, array.dtype)
-            for path, array in flatten_dict(tree, sep="/").items()
+            path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in arrays.items()
         }
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # Orbax raises nothing more precise
         raise _damaged(folder, error) from error
 
 
@@ -44,10 +43,10 @@ def check_arrays(
 ) -> None:
     """A LoadError that names a missing, misshapen or unknown parameter."""
     for path, source in sources.items():
-        found = in_words(arrays[path].shape) if path in arrays else "missing"
-        if found != in_words(source.shape):
+        shape = in_words(arrays[path].shape) if path in arrays else "missing"
+        if shape != in_words(source.shape):
             raise LoadError(
-                f"{where}: parameter {path} is {found}, expected {in_words(source.shape)}; "
+                f"{where}: parameter {path} is {shape}, expected {in_words(source.shape)}; "
                 "convert the checkpoint again"
             )
     unknown = sorted(arrays.keys() - sources.keys())
@@ -59,7 +58,7 @@ def check_arrays(
 
 
 def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeLike) -> Params:
-    """The parameters on the default device, weights cast to `dtype`, ids left alone."""
+    """The parameters on the default device. Weights are cast to `dtype`; ids stay integers."""
     import orbax.checkpoint as ocp
 
     device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
@@ -80,9 +79,9 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
             return checkpointer.restore(
                 _absolute(folder), ocp.args.PyTreeRestore(item=wanted, restore_args=how)
             )
-    except jax.errors.JaxRuntimeError:  # the device's trouble, not the folder's
+    except jax.errors.JaxRuntimeError:  # a failure of the device, not of the folder
         raise
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # Orbax raises nothing more precise
         raise _damaged(folder, error) from error
 
 
@@ -94,7 +93,7 @@ def save(folder: Path, params: Params) -> None:
 
 
 def _checkpointer(arrays: list[Any]) -> Any:
-    """Orbax, holding few gigabytes on the host: its limit must exceed the largest array."""
+    """Orbax with a limit on the host memory it uses, which must exceed the largest array."""
     import orbax.checkpoint as ocp
 
     largest = max((math.prod(array.shape) * array.dtype.itemsize for array in arrays), default=0)

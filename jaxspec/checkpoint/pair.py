@@ -1,4 +1,4 @@
-"""Whether a drafter fits a target, found out without their weights."""
+"""Checks from their configs alone whether a drafter fits a target."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -8,7 +8,7 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 
 
 def check_pair(target: Qwen3Config, drafter: DFlashConfig) -> None:
-    """A LoadError that says what does not fit."""
+    """A LoadError that names the first thing that does not fit."""
     for misfit in (
         _hidden_size_misfit(target, drafter),
         _vocabulary_misfit(target, drafter),
@@ -33,12 +33,12 @@ def check_same_tokenizer(target: Mapping[int, str], drafter: Mapping[int, str]) 
 
 
 def _hidden_size_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
-    found, expected = drafter.decoder.hidden_size, target.decoder.hidden_size
-    if found == expected:
+    hidden_size, expected = drafter.decoder.hidden_size, target.decoder.hidden_size
+    if hidden_size == expected:
         return None
     return (
-        f"its hidden_size is {found}, expected the target's {expected}; use the target it was "
-        "trained on"
+        f"its hidden_size is {hidden_size}, expected the target's {expected}; use the target it "
+        "was trained on"
     )
 
 
@@ -61,11 +61,11 @@ def _mask_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
 
 
 def _num_layers_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
-    found, expected = drafter.num_target_layers, target.decoder.num_layers
-    if found in (None, expected):
+    num_layers, expected = drafter.num_target_layers, target.decoder.num_layers
+    if num_layers in (None, expected):
         return None
     return (
-        f"it was trained on a target of {found} layers (num_target_layers), this one has "
+        f"it was trained on a target of {num_layers} layers (num_target_layers), this one has "
         f"{expected}; use the target it was trained on"
     )
 
@@ -80,7 +80,7 @@ def _layer_ids_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
             "target it was trained on"
         )
     if ids[-1] == last:
-        # Hugging Face norms this one state; whoever trained on it may or may not have.
+        # Hugging Face applies the final norm to this one state; trainings differ in it.
         return (
             f"its target layer ids {ids} include the last layer, whose feature may be meant "
             "before or after the final norm; use a drafter that leaves it out"

@@ -1,4 +1,4 @@
-"""The tensors of a folder of safetensors files: where each lies, found without reading any.
+"""Finds where each tensor lies in a folder of safetensors files, without reading the tensors.
 
 Pickle files are never opened.
 """
@@ -13,8 +13,7 @@ import numpy as np
 import safetensors
 
 from jaxspec.checkpoint.entries import read_entries
-from jaxspec.errors import LoadError
-from jaxspec.text.files import one_line
+from jaxspec.errors import LoadError, one_line
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -27,7 +26,7 @@ NUMPY_DTYPES = {
     "I32": np.dtype(np.int32),
     "BOOL": np.dtype(np.bool_),
 }
-"""The dtypes we read, by safetensors' names."""
+"""The dtypes that can be read, by their names in safetensors files."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,10 @@ class StoredTensor:
 
     path: Path
     offset: int
-    """Of its first byte, from the start of the file."""
+    """Position of its first byte in the file."""
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors calls it, `BF16` for one."""
+    """Its name in safetensors files, for example `BF16`."""
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +46,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder by its name, without the `model.` that some put before it."""
+    """Every tensor of the folder by its name, without the prefix `model.` that some layouts use."""
     index = folder / INDEX
     if (folder / SINGLE).exists():
         named = _read_header(folder / SINGLE)
@@ -59,13 +58,13 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _only_file(folder: Path) -> Path:
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(path.name for path in found[:3])
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(path.name for path in files[:3])
         raise LoadError(
-            f"{folder} holds {len(found)} safetensors files ({names}) and no index, "
+            f"{folder} holds {len(files)} safetensors files ({names}) and no index, "
             f"expected {INDEX}; download it too"
         )
     pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -79,24 +78,24 @@ def _sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
         raise LoadError(f"{index}: no weight_map of tensor to file; download it again")
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(set(file_of.values())):
-        found = _read_header(_shard(folder, index, name))
-        twice = tensors.keys() & found.keys()
+        shard = _read_header(_shard(folder, index, name))
+        twice = tensors.keys() & shard.keys()
         if twice:
             raise LoadError(f"{index}: two shards hold {min(twice)}; download them again")
         missing = [
-            tensor for tensor, file in file_of.items() if file == name and tensor not in found
+            tensor for tensor, file in file_of.items() if file == name and tensor not in shard
         ]
         if missing:
             raise LoadError(
-                f"{folder / name} does not hold {missing[0]}, as {INDEX} says it does; "
+                f"{folder / name} does not hold {missing[0]}, as {INDEX} lists it; "
                 "download both again"
             )
-        tensors |= found
+        tensors |= shard
     return tensors
 
 
 def _shard(folder: Path, index: Path, name: str) -> Path:
-    """The file that an index names, which must be this checkpoint's own."""
+    """The file that an index names, which must lie inside this checkpoint."""
     plain = PurePosixPath(name)
     path = folder / plain
     if plain.is_absolute() or ".." in plain.parts or not _is_inside(path, folder):
@@ -110,7 +109,8 @@ def _shard(folder: Path, index: Path, name: str) -> Path:
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Links may lead out of a snapshot of the hub's cache, but only to that model's blobs."""
+    """Whether a file lies in the folder. From a snapshot in the hub's cache, links may also lead to
+    the blobs of the same model."""
     home = folder.resolve()
     if home.parent.name == "snapshots":
         home = home.parent.parent
@@ -119,7 +119,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
-        # The library checks that the tensors lie side by side and end where the file ends.
+        # Opening it lets the library check that the tensors fill the file without gaps.
         with safetensors.safe_open(path, "np"):
             pass
         with open(path, "rb") as file:

@@ -1,9 +1,9 @@
-"""Tensors from files to the device: read in pieces, then joined, turned and cast over there.
+"""Streams tensors from files to the device, in pieces that are joined, transposed and cast there.
 
     file --read--> piece in host memory --copy--> piece on the device --assemble--> parameter
 
-A few threads do this side by side, one parameter each, so the disk, the bus and the device all
-have something to do, and the host never holds more than a piece per thread.
+A few threads do this side by side, one parameter each. This keeps the disk, the bus and the device
+busy at once, and the host never holds more than a piece per thread.
 """
 
 import os
@@ -31,7 +31,7 @@ def stream_parameters(
     sources: dict[str, Source], stored: dict[str, StoredTensor], dtype: DTypeLike
 ) -> Params:
     """All parameters on the default device, as a nested tree."""
-    # Assembling takes twice a parameter's memory; the largest go first, while there is most left.
+    # Assembling takes twice the memory of a parameter, so the largest go first, while most is free.
     largest_first = sorted(sources, key=lambda path: -_num_bytes(sources[path], stored))
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint")
     try:
@@ -47,7 +47,7 @@ def stream_parameters(
 
 
 def read_tensor(tensor: StoredTensor) -> Shaped[np.ndarray, "..."]:
-    """A whole tensor in host memory; for the small ones."""
+    """A whole tensor in host memory; meant for small ones."""
     return _read(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
 
 
@@ -69,7 +69,7 @@ def _parameter(
     for name in source.tensors:
         for piece in _pieces(stored[name]):
             pieces.append(jax.device_put(piece))
-            # Until it has arrived the host keeps its copy.
+            # The host holds its copy until the piece has arrived.
             pieces[-1].block_until_ready()
     return _assemble(pieces, source.transposed, jnp.dtype(dtype)).block_until_ready()
 
@@ -82,14 +82,14 @@ def _assemble(
     return (joined.T if transposed else joined).astype(dtype)
 
 
-def _pieces(tensor: StoredTensor) -> Iterator[Shaped[np.ndarray, "rows ..."]]:
-    """The tensor cut into runs of rows."""
-    rows = tensor.shape[0]
-    row_bytes = tensor.num_bytes // rows
-    step = max(1, PIECE_BYTES // row_bytes)
-    for start in range(0, rows, step):
-        count = min(step, rows - start)
-        flat = _read(tensor, start * row_bytes, count * row_bytes)
+def _pieces(tensor: StoredTensor) -> Iterator[Shaped[np.ndarray, "piece ..."]]:
+    """The tensor cut into pieces along its first axis."""
+    length = tensor.shape[0]
+    slice_bytes = tensor.num_bytes // length
+    step = max(1, PIECE_BYTES // slice_bytes)
+    for start in range(0, length, step):
+        count = min(step, length - start)
+        flat = _read(tensor, start * slice_bytes, count * slice_bytes)
         yield flat.reshape(count, *tensor.shape[1:])
 
 
@@ -99,7 +99,7 @@ def _read(tensor: StoredTensor, start: int, num_bytes: int) -> Shaped[np.ndarray
     try:
         done = 0
         while done < num_bytes:
-            # Into memory of our own: mapped pages of the file would pile up in this process.
+            # Read into our own memory: pages of a mapped file would pile up in this process.
             count = os.preadv(file, [buffer[done:]], tensor.offset + start + done)
             if count == 0:
                 raise LoadError(f"{tensor.path} ended while it was read; download it again")

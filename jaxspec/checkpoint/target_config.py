@@ -1,4 +1,4 @@
-"""A Qwen3 target's config.json and generation_config.json."""
+"""Reads the config.json and generation_config.json of a Qwen3 target."""
 
 from pathlib import Path
 
@@ -33,12 +33,12 @@ def target_config_of(entries: Entries, more_end_ids: tuple[int, ...] = ()) -> Qw
 
 
 def _check_is_qwen3(entries: Entries) -> None:
-    found, kind = entries.texts("architectures"), entries.text("model_type")
+    names, kind = entries.texts("architectures"), entries.text("model_type")
     if is_drafter(entries):
         raise LoadError(f"{entries.where} is a drafter's, expected a Qwen3 target; swap the two")
-    if kind != MODEL_TYPE or (found and ARCHITECTURE not in found):
+    if kind != MODEL_TYPE or (names and ARCHITECTURE not in names):
         raise LoadError(
-            f"{entries.where} is {kind or 'nothing'} ({', '.join(found) or 'no architecture'}), "
+            f"{entries.where} is {kind or 'nothing'} ({', '.join(names) or 'no architecture'}), "
             f"expected {MODEL_TYPE} ({ARCHITECTURE}); use a dense Qwen3 checkpoint"
         )
 
@@ -51,7 +51,7 @@ def _refuse_sliding_window(entries: Entries) -> None:
 
 
 def _end_ids(entries: Entries) -> tuple[int, ...]:
-    """One id, a list of them, or none."""
+    """The end-of-text ids: the config may have one, a list of them, or none."""
     value = entries.get("eos_token_id")
     if value is None or value == []:
         return ()

@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 import types
+from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxspec.errors import UsageError
@@ -18,10 +19,10 @@ from jaxspec.errors import UsageError
 METAVARS = {int: "N", float: "X"}
 
 
-def add_flags(group: Any, record: type, *names: str, also: str = "", **settings: Any) -> None:
-    """Adds a flag for each of these fields to a parser or a group of it. `also` is another
-    spelling, `settings` go to `add_argument` before what follows from the field."""
-    fields = {field.name: field for field in dataclasses.fields(record)}
+def add_flags(group: Any, record: type[Any], *names: str, also: str = "", **settings: Any) -> None:
+    """Adds a flag for each of these fields to a parser or a group of it. `also` has other names of
+    the flag; `settings` go to `add_argument` and override what follows from the field."""
+    fields = _fields(record)
     for name in names:
         made = _settings(fields[name], get_type_hints(record)[name]) | settings
         made.setdefault("help", help_of(record, name))
@@ -32,12 +33,13 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def help_of(record: type, name: str) -> str:
+def help_of(record: type[Any], name: str) -> str:
     """The docstring of a field as help: other fields by their flags, and with the default."""
-    names = {field.name: field.default for field in dataclasses.fields(record)}
-    mention = lambda found: flag_of(found[1]) if found[1] in names else found[1]
+    fields = _fields(record)
+    mention = lambda match: flag_of(match[1]) if match[1] in fields else match[1]
     text = re.sub(r"`(\w+)`", mention, docstrings(record)[name]).rstrip(".").replace("%", "%%")
-    has_default = isinstance(names[name], str | int | float) and not isinstance(names[name], bool)
+    default = fields[name].default
+    has_default = isinstance(default, str | int | float) and not isinstance(default, bool)
     return f"{text} (default: %(default)s)" if has_default else text
 
 
@@ -48,14 +50,18 @@ def docstrings(record: type) -> dict[str, str]:
     [body] = ast.parse(textwrap.dedent(inspect.getsource(record))).body
     assert isinstance(body, ast.ClassDef)
     own = {}
-    for field, text in zip(body.body, body.body[1:]):
-        match field, text:
+    for pair in zip(body.body, body.body[1:]):
+        match pair:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(found))),
+                ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                own[name] = " ".join(found.split())
+                own[name] = " ".join(text.split())
     return functools.reduce(dict.__or__, inherited, {}) | own
+
+
+def _fields(record: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(record)}
 
 
 def _settings(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
@@ -78,22 +84,21 @@ def _first_of_union(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) in (Union, types.UnionType) else kind
 
 
-def filled[Record](record: type[Record], given: dict[str, Any]) -> Record:
-    """A record from the flags of the same names; what was not given keeps its default."""
-    names = [field.name for field in dataclasses.fields(record)]  # pyright: ignore
-    found = {name: given[name] for name in names if given.get(name) is not None}
-    return record(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+def filled[Record](record: type[Record], flags: Mapping[str, Any]) -> Record:
+    """A record from the flags with its fields' names; a flag that is None leaves the default."""
+    values = {name: flags[name] for name in _fields(record) if flags.get(name) is not None}
+    return record(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def integers(flag: str, text: str) -> list[int]:
     """From 1,4,16: positive, each once, in rising order."""
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        values = sorted({int(part) for part in text.split(",")})
     except ValueError as error:
         raise UsageError(f"{flag} {text!r}; expected integers, commas between") from error
-    if found[0] < 1:
+    if values[0] < 1:
         raise UsageError(f"{flag} {text!r}; expected at least 1")
-    return found
+    return values
 
 
 def numbers(flag: str, text: str) -> tuple[float, ...]:

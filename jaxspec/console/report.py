@@ -10,7 +10,7 @@ from jaxspec.engine.stats.acceptance import AcceptanceCounts, PooledStats, pool
 
 def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:
     """One request as JSON; acceptance statistics have vLLM's names and meanings."""
-    found = {
+    as_json = {
         "prompt": prompt,
         "text": output.text,
         "token_ids": list(output.token_ids),
@@ -19,8 +19,8 @@ def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:
         "stats": stats_object(output.stats),
     }
     if output.logprobs is not None:
-        found["logprobs"] = [dict(token) for token in output.logprobs]
-    return found
+        as_json["logprobs"] = [dict(token) for token in output.logprobs]
+    return as_json
 
 
 def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:

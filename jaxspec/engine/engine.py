@@ -4,24 +4,24 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Int
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
+from jaxspec.engine.event_stream import EventStream, StreamEvent
 from jaxspec.engine.plan.options import EngineKeywords, EngineOptions, options_of
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.output import RequestOutput, output_of
+from jaxspec.engine.requests.prompts import Prompt, as_list, params_per_prompt, token_ids
 from jaxspec.engine.requests.request import Increment, Request
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.schedule.observer import StepObserver
+from jaxspec.engine.schedule.refusals import never_fits
 from jaxspec.engine.setup.build import build_loop
 from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, choose_dtype, open_models
 from jaxspec.engine.setup.memory import peak_bytes
@@ -29,27 +29,13 @@ from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for
 from jaxspec.engine.stats.acceptance import PooledStats, pool
 from jaxspec.engine.stats.engine_stats import EngineStats
 from jaxspec.engine.stats.latencies import Latencies, with_request
-from jaxspec.engine.step.device import Device, Program
+from jaxspec.engine.step.device import Device, Program, Step
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.proposers.device import Params
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan
 from jaxspec.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Int[np.ndarray | jax.Array, " tokens"]
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamEvent:
-    """What one step added to one of the prompts."""
-
-    index: int
-    """Which prompt."""
-    token_ids: tuple[int, ...]
-    text: str
-    output: RequestOutput | None
-    """The whole, with the last event of a prompt; None before."""
 
 
 class Engine:
@@ -160,7 +146,7 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> RequestOutput | list[RequestOutput]:
         """Continues one prompt or many; one output for one prompt, a list for a list."""
-        several, is_one = _listed(prompts)
+        several, is_one = as_list(prompts)
         outputs = {e.index: e.output for e in self.stream(several, params) if e.output is not None}
         if is_one:
             return outputs[0]
@@ -170,22 +156,23 @@ class Engine:
         self,
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StreamEvent]:
+    ) -> "EventStream":
         """Increments, as they are accepted. Leaving the iteration ends what is still running."""
-        prompts, _ = _listed(prompts)
-        params = _one_per_prompt(params, len(prompts))
-        events = self._events([self._request(*pair) for pair in zip(prompts, params, strict=True)])
-        next(events)  # Begun, so that it cleans up even if nobody ever reads from it.
-        return events
+        several, _ = as_list(prompts)
+        each = params_per_prompt(params, len(several))
+        requests = [self._request(*pair) for pair in zip(several, each, strict=True)]
+        for request in requests:
+            self._queue(request)
+        return EventStream(self.loop, self._event, [request.id for request in requests])
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
-        """Queues one prompt for `step` to work on; its id."""
+        """Queues one prompt for `step` to work on, and returns its id."""
         request = self._request(prompt, params or SamplingParams())
         self._queue(request)
         return request.id
 
     def step(self, ids: Iterable[int]) -> list[StreamEvent]:
-        """One step for everybody; tells what these submitted requests got, by id as index."""
+        """One step of all requests. Returns what these submitted ones got, their ids as index."""
         if not self.loop.idle:
             self.loop.step()
         events = [self._event(i.request, i) for i in self.loop.take_increments(ids)]
@@ -204,8 +191,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot."""
         return EngineStats(
-            waiting=len(self.loop.waiting),
-            running=len(self.loop.running),
+            waiting=self.num_waiting,
+            running=self.num_running,
             pages_in_use=self.total_pages - self.free_pages,
             pages_total=self.total_pages,
             peak_memory_bytes=peak_bytes(),
@@ -226,7 +213,7 @@ class Engine:
         params = params or SamplingParams()
         plan = self.plan
         if prompts is not None:
-            plan = for_first_prompts(plan, self._that_fit(_listed(prompts)[0], params))
+            plan = for_first_prompts(plan, self._that_fit(as_list(prompts)[0], params))
         return compile_side_by_side(self.programs(params.draws, only_needed=True, plan=plan))
 
     def programs(
@@ -236,6 +223,10 @@ class Engine:
         want log probabilities. `only_needed` leaves out steps that only run if a request opts out
         of drafting."""
         return every_program(self.loop.device, plan or self.plan, draws, only_needed)
+
+    def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
+        """The program of one step for inputs of these shapes, not run."""
+        return self.loop.device.trace(step, *inputs, **static)
 
     @contextmanager
     def observe(self, observer: StepObserver) -> Iterator[None]:
@@ -268,10 +259,25 @@ class Engine:
             }
             device.state = dataclasses.replace(state, **empty)
 
+    def wait(self) -> None:
+        """Waits until the device has run everything that was launched."""
+        jax.block_until_ready(self.loop.device.state)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self.loop.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return len(self.loop.running)
+
     @property
     def num_decoding(self) -> int:
-        """Running requests that have their first token."""
-        return sum(bool(request.token_ids) for request in self.loop.running.values())
+        """Running requests whose prompts have been read and that have their first token."""
+        running = self.loop.running.values()
+        return sum(request.is_prefilled and bool(request.token_ids) for request in running)
 
     def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance) -> None:
         """Changes the rates at which an engine with synthetic acceptance accepts drafts. They are
@@ -283,29 +289,10 @@ class Engine:
     def _that_fit(self, prompts: list[Prompt], params: SamplingParams) -> list[tuple[int, ...]]:
         """Token ids of the prompts that can ever run; if none can, the first one's refusal."""
         requests = [self._request_of(0, prompt, params) for prompt in prompts]
-        refusals = [self._never_fits(request) for request in requests]
+        refusals = [self._refusal(request) for request in requests]
         if refusals and all(refusals):
             raise UsageError(str(refusals[0]))
         return [r.prompt for r, refusal in zip(requests, refusals) if refusal is None]
-
-    def _events(self, requests: list[Request]) -> Iterator[StreamEvent | None]:
-        """Queues these requests, yields None, then steps until every one of them has ended and
-        tells of theirs alone."""
-        indices = {request.id: index for index, request in enumerate(requests)}
-        live = set(indices)
-        try:
-            for request in requests:
-                self._queue(request)
-            yield None
-            while live:
-                for increment in self.loop.take_increments(live):
-                    if increment.finish_reason is not None:
-                        live.discard(increment.request)
-                    yield self._event(indices[increment.request], increment)
-                if live:
-                    self.loop.step()
-        finally:
-            self.abort(indices)
 
     def _event(self, index: int, increment: Increment) -> StreamEvent:
         output = None
@@ -318,7 +305,7 @@ class Engine:
         return StreamEvent(index, increment.token_ids, increment.text, output)
 
     def _queue(self, request: Request) -> None:
-        if refusal := self._never_fits(request):
+        if refusal := self._refusal(request):
             self.loop.refuse(request, refusal)
         else:
             self.loop.submit(request)
@@ -331,7 +318,7 @@ class Engine:
         eos = () if params.ignore_eos else self.models.target.eos_token_ids
         return Request(
             id=number,
-            prompt=self._token_ids(prompt),
+            prompt=token_ids(prompt, self.tokenizer, self.models.target.vocab_size),
             params=params,
             stop_ids=frozenset((*eos, *params.stop_token_ids)),
             seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
@@ -340,71 +327,5 @@ class Engine:
             submitted_at=time.perf_counter(),
         )
 
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UsageError("the prompt is text but the engine has no tokenizer; give ids")
-            prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
-        prompt = _from_array(prompt)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-            found = type(prompt).__name__
-            raise UsageError(f"a prompt is of type {found}; expected text or token ids")
-        if not len(prompt):
-            raise UsageError("the prompt is empty; expected at least one token")
-        if wrong := [token for token in prompt if not isinstance(token, Integral)]:
-            raise UsageError(f"the prompt has {wrong[0]!r} among its token ids; expected integers")
-        vocab_size = self.models.target.vocab_size
-        if not all(0 <= token < vocab_size for token in prompt):
-            raise UsageError(f"the prompt has ids outside the vocabulary of {vocab_size} tokens")
-        return tuple(int(token) for token in prompt)
-
-    def _never_fits(self, request: Request) -> str | None:
-        """Why no wait would help this request; its neighbours go on without it."""
-        plan, book = self.loop.plan, self.loop.book
-        tokens = len(request.prompt) + request.params.max_tokens
-        if tokens > plan.max_model_len:
-            by_models = plan.max_model_len < self.options.max_model_len
-            remedy = "the models were made for no more" if by_models else "or raise max_model_len"
-            return (
-                f"prompt of {len(request.prompt)} and max_tokens {request.params.max_tokens} make "
-                f"{tokens} tokens, the context holds {plan.max_model_len}; shorten one of them, "
-                f"{remedy}"
-            )
-        needed = book.pages_for(request.length_limit + plan.block_size)
-        if needed > book.total:
-            return (
-                f"the request needs {needed} pages of {plan.page_size} positions, the pool has "
-                f"{book.total}; shorten it or raise num_pages or memory_fraction"
-            )
-        return None
-
-
-def _listed(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-    """All prompts, and whether it is one alone: a text, or a sequence of token ids."""
-    prompts = _from_array(prompts)
-    if isinstance(prompts, str | bytes):
-        return [prompts], True
-    if not isinstance(prompts, Iterable):
-        found = type(prompts).__name__
-        raise UsageError(f"prompts are of type {found}; expected text, token ids or many of them")
-    several = list(prompts)
-    if several and isinstance(several[0], Integral):
-        return [several], True
-    return several, False
-
-
-def _from_array(prompt: Any) -> Any:
-    """Arrays, on a device or not, as lists: their elements are no integers of Python."""
-    return np.asarray(prompt).tolist() if hasattr(prompt, "__array__") else prompt
-
-
-def _one_per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not all(isinstance(one, SamplingParams) for one in params):
-        raise UsageError(f"sampling params are {params!r}; expected SamplingParams, one or a list")
-    if len(params) != count:
-        raise UsageError(f"{len(params)} sampling params for {count} prompts; give one or {count}")
-    return list(params)
+    def _refusal(self, request: Request) -> str | None:
+        return never_fits(request, self.plan, self.loop.book, self.options.max_model_len)

@@ -1,4 +1,4 @@
-"""Weights that multiply and weights that look up."""
+"""Weights that multiply, weights that look up, and weights that scale."""
 
 import jax
 import jax.numpy as jnp
@@ -6,106 +6,93 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import add_norm
+from jaxspec.layers.axes import Axis, Fused, size_of
+from jaxspec.layers.parameter import keeps_scale, ones, parameter, small
+from pallas_kernels import add_norm, split_product
 from pallas_kernels.add_norm.reference import rms_norm
-from pallas_kernels.dispatch import Implementation, kernels_run
+from pallas_kernels.dispatch import Implementation
 
-MOST_PARTS = 4
-ROWS_IN_PARTS = range(2, 129)
-"""One row XLA multiplies in another way, which parts make slower; many need no parts."""
-
-
-def parts_of(rows: int, inputs: int, outputs: int) -> int:
-    """Into how many parts a product is split for kernels that add them up on a GPU.
-
-    As many as give every multiprocessor of an H100 a block of XLA's matrix kernels: 128 x 128
-    numbers of the output, or, of few rows, three blocks of 64 columns.
-    """
-    if rows not in ROWS_IN_PARTS:
-        return 1
-    blocks, wanted = (-(-outputs // 64), 384) if rows <= 32 else (-(-outputs // 128), 132)
-    parts = MOST_PARTS
-    while parts > 1 and (blocks * parts > wanted or inputs % (parts * 128)):
-        parts //= 2
-    return parts
+Operand = Float[Array, "inputs outputs"]
+"""A matrix as kernels take it. Weights that are stored in another way add their type here."""
 
 
 class Linear(nn.Module):
-    """A matrix without bias, stored [inputs, outputs]."""
+    """A matrix without bias, stored [inputs, outputs]. Everything that multiplies by it asks here.
 
-    inputs: int
-    outputs: int
+    A fused matrix has several sections of outputs, for example those of q, k and v.
+    """
+
+    inputs: Axis
+    outputs: Axis | Fused
     dtype: DTypeLike
 
     def setup(self) -> None:
-        scale = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-        self.kernel = self.param("kernel", scale, (self.inputs, self.outputs), self.dtype)
+        axes = self.inputs, self.outputs
+        self.kernel = parameter(self, "kernel", keeps_scale, axes, self.dtype)
 
     def __call__(
-        self, x: Float[Array, "*rows {self.inputs}"]
-    ) -> Float[Array, "*rows {self.outputs}"]:
+        self, x: Float[Array, "*tokens {self.inputs.size}"]
+    ) -> Float[Array, "*tokens outputs"]:
         return x @ self.kernel
 
-    def in_parts(
-        self, x: Float[Array, "*rows {self.inputs}"], implementation: Implementation
-    ) -> Float[Array, "parts *rows {self.outputs}"]:
-        """The product as a sum that the next kernel adds up: few rows meet a matrix faster when
-        more thread blocks read it, each a part of the inputs."""
-        parts = parts_of(x.size // self.inputs, self.inputs, self.outputs)
-        if parts == 1 or not kernels_run(implementation):
-            return self(x)[None]
-        split = x.reshape(-1, parts, self.inputs // parts)
-        kernel = self.kernel.reshape(parts, -1, self.outputs)
-        product = jnp.einsum("rpi,pio->pro", split, kernel, preferred_element_type=jnp.float32)
-        return product.reshape(parts, *x.shape[:-1], self.outputs)
-
     def columns(
-        self, x: Float[Array, "*rows {self.inputs}"], start: int
-    ) -> Float[Array, "*rows outputs"]:
-        """Only the outputs from `start` on."""
-        return x @ self.kernel[:, start:]
+        self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
+    ) -> Float[Array, "*tokens outputs"]:
+        """Only the outputs from section `start` on."""
+        assert isinstance(self.outputs, tuple), "only a fused matrix has sections"
+        return x @ self.kernel[:, size_of(self.outputs[:start]) :]
+
+    def in_parts(
+        self, x: Float[Array, "*tokens {self.inputs.size}"], implementation: Implementation
+    ) -> Float[Array, "parts *tokens outputs"]:
+        """The product as a sum that is still to be added up, by the kernel that reads it."""
+        return split_product(x, self.operand(), implementation=implementation)
+
+    def operand(self) -> Operand:
+        """The matrix itself, for a kernel that multiplies by it."""
+        return self.kernel
 
 
 class Embedding(nn.Module):
-    """A row per token; also the head of a tied model."""
+    """A vector per token; also the head of a tied model."""
 
-    vocab_size: int
-    features: int
+    vocab: Axis
+    hidden: Axis
     dtype: DTypeLike
 
     def setup(self) -> None:
-        init = nn.initializers.normal(0.02)
-        self.embedding = self.param("embedding", init, (self.vocab_size, self.features), self.dtype)
+        axes = self.vocab, self.hidden
+        self.embedding = parameter(self, "embedding", small, axes, self.dtype)
 
-    def __call__(self, tokens: Int[Array, "*rows"]) -> Float[Array, "*rows {self.features}"]:
+    def __call__(self, tokens: Int[Array, "*tokens"]) -> Float[Array, "*tokens {self.hidden.size}"]:
         return jnp.take(self.embedding, tokens, axis=0)
 
     def logits(
-        self, x: Float[Array, "*rows {self.features}"]
-    ) -> Float[Array, "*rows {self.vocab_size}"]:
+        self, x: Float[Array, "*tokens {self.hidden.size}"]
+    ) -> Float[Array, "*tokens {self.vocab.size}"]:
         return jax.lax.dot_general(x, self.embedding, (((x.ndim - 1,), (1,)), ((), ())))
 
 
 class RMSNorm(nn.Module):
     """Root mean square norm, computed in float32."""
 
-    features: int
+    axis: Axis
     eps: float
     dtype: DTypeLike
 
     def setup(self) -> None:
-        self.scale = self.param("scale", nn.initializers.ones, (self.features,), self.dtype)
+        self.scale = parameter(self, "scale", ones, (self.axis,), self.dtype)
 
     def __call__(
-        self, x: Float[Array, "*rows {self.features}"]
-    ) -> Float[Array, "*rows {self.features}"]:
+        self, x: Float[Array, "*tokens {self.axis.size}"]
+    ) -> Float[Array, "*tokens {self.axis.size}"]:
         return rms_norm(x, self.scale, eps=self.eps)
 
     def after_adding(
         self,
-        x: Float[Array, "*rows {self.features}"],
-        addend: Float[Array, "parts *rows {self.features}"],
+        x: Float[Array, "*tokens {self.axis.size}"],
+        addend: Float[Array, "parts *tokens {self.axis.size}"],
         implementation: Implementation,
-    ) -> tuple[Float[Array, "*rows {self.features}"], Float[Array, "*rows {self.features}"]]:
+    ) -> tuple[Float[Array, "*tokens {self.axis.size}"], Float[Array, "*tokens {self.axis.size}"]]:
         """`x` plus the sum of the addend's parts, and the norm of that."""
         return add_norm(x, addend, self.scale, eps=self.eps, implementation=implementation)

@@ -30,9 +30,11 @@ class Rope:
     yarn: Yarn | None = None
 
 
-def rotation(
-    rope: Rope, head_dim: int, positions: Int[Array, "slots width"]
-) -> tuple[Float[Array, "slots width half"], Float[Array, "slots width half"]]:
+Rotation = tuple[Float[Array, "batch width half"], Float[Array, "batch width half"]]
+"""Cos and sin of every token's position."""
+
+
+def rotation(rope: Rope, head_dim: int, positions: Int[Array, "batch width"]) -> Rotation:
     """Float32 cos and sin for the rotate-half convention."""
     frequencies, magnitude = frequencies_of(rope, head_dim)
     angles = positions.astype(jnp.float32)[..., None] * jnp.asarray(frequencies)

@@ -1,1 +1,1 @@
-"""Measuring: what to run, how to load the engine, what came out, and where the time went."""
+"""Measuring: requests to send, load on an engine, results, and where the time goes."""

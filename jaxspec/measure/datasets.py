@@ -1,4 +1,4 @@
-"""Prompts to measure with: files in the usual layouts, three small sets of our own, random ids."""
+"""Prompts to measure with: files in the usual layouts, three small built-in sets, random ids."""
 
 import dataclasses
 import json
@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxspec.errors import LoadError, UsageError
 
-OWN = ("prose", "python", "repetitive")
-FORMATS = ("auto", "jsonl", "spec-bench", "sharegpt")
+BUILT_IN = ("prose", "python", "repetitive")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,22 +21,23 @@ class Sample:
     prompt: str | tuple[int, ...]
     """Text, or token ids."""
     category: str = ""
-    """What the dataset calls its kind."""
+    """The dataset's name for its kind."""
     output_tokens: int | None = None
-    """How long its reply is to be; None leaves it to the benchmark."""
+    """Most tokens of its reply; None leaves it to the benchmark."""
 
 
-def own_set(name: str) -> list[Sample]:
-    """prose: paragraphs that hardly repeat. python: beginnings of modules, which is what the demo
-    pair knows. repetitive: tables, lists and code that do repeat."""
+def built_in(name: str) -> list[Sample]:
+    """prose: paragraphs that hardly repeat. python: beginnings of modules, for the demo pair, which
+    was trained on such. repetitive: tables, lists and code that do repeat."""
     text = resources.files("jaxspec.measure").joinpath(f"data/{name}.jsonl").read_text("utf-8")
     return _parsed(name, text, "jsonl")
 
 
 def read_file(path: str, layout: str = "auto") -> list[Sample]:
-    """Samples of a file; of a conversation only the first turn."""
-    if layout not in FORMATS:
-        raise UsageError(f"dataset format {layout!r}; expected one of {', '.join(FORMATS)}")
+    """The prompts of a file; only the first turn of a conversation."""
+    layouts = ("auto", *LAYOUTS)
+    if layout not in layouts:
+        raise UsageError(f"dataset format {layout!r}; expected one of {', '.join(layouts)}")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -46,10 +46,10 @@ def read_file(path: str, layout: str = "auto") -> list[Sample]:
 
 
 def random_ids(count: int, length: int, vocab_size: int, seed: int) -> list[Sample]:
-    """Uniform token ids: nothing that a drafter could have learned."""
+    """Uniformly random token ids, which no drafter can have learned."""
     random = np.random.default_rng(seed)
-    rows = random.integers(0, vocab_size, (count, length)).tolist()
-    return [Sample(tuple(row), "random") for row in rows]
+    prompts = random.integers(0, vocab_size, (count, length)).tolist()
+    return [Sample(tuple(prompt), "random") for prompt in prompts]
 
 
 def _parsed(source: str, text: str, layout: str) -> list[Sample]:
@@ -57,15 +57,15 @@ def _parsed(source: str, text: str, layout: str) -> list[Sample]:
     for where, entry in _entries(source, text):
         if not isinstance(entry, dict):
             raise UsageError(f"{where}: expected an object; found {str(entry)[:60]!r}")
-        found = LAYOUTS[layout if layout != "auto" else _layout(where, entry)](where, entry)
-        samples += [] if found is None else [found]
+        sample = LAYOUTS[layout if layout != "auto" else _layout(where, entry)](where, entry)
+        samples += [] if sample is None else [sample]
     if not samples:
         raise UsageError(f"dataset {source} has no prompt in it")
     return samples
 
 
 def _entries(source: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Entries of a JSON array or of JSON lines, each with where it stands."""
+    """The entries of a JSON array or of JSON lines, each with its place for error messages."""
     if text.lstrip().startswith("["):
         try:
             entries = json.loads(text)
@@ -85,9 +85,9 @@ def _entries(source: str, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _layout(where: str, entry: dict[str, Any]) -> str:
-    marks = {"prompt": "jsonl", "turns": "spec-bench", "conversations": "sharegpt"}
-    for mark, layout in marks.items():
-        if mark in entry:
+    layouts = {"prompt": "jsonl", "turns": "spec-bench", "conversations": "sharegpt"}
+    for key, layout in layouts.items():
+        if key in entry:
             return layout
     raise UsageError(
         f'{where}: expected "prompt", "turns" (Spec-Bench) or "conversations" (ShareGPT); '
@@ -97,14 +97,19 @@ def _layout(where: str, entry: dict[str, Any]) -> str:
 
 def _jsonl(where: str, entry: dict[str, Any]) -> Sample:
     """{"prompt": text or ids, "category": ..., "output_tokens": ...}"""
-    prompt, tokens = entry.get("prompt"), entry.get("output_tokens")
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        prompt = tuple(prompt)
-    elif not (isinstance(prompt, str) and prompt):
-        raise UsageError(f'{where}: "prompt" is neither text nor a list of token ids')
+    tokens = entry.get("output_tokens")
+    prompt = _text_or_ids(where, entry.get("prompt"))
     if tokens is not None and not (type(tokens) is int and tokens > 0):
         raise UsageError(f'{where}: "output_tokens" is {tokens!r}; expected a positive integer')
     return Sample(prompt, str(entry.get("category", "")), tokens)
+
+
+def _text_or_ids(where: str, prompt: Any) -> str | tuple[int, ...]:
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return tuple(prompt)
+    raise UsageError(f'{where}: "prompt" is neither text nor a list of token ids')
 
 
 def _spec_bench(where: str, entry: dict[str, Any]) -> Sample:
@@ -116,7 +121,7 @@ def _spec_bench(where: str, entry: dict[str, Any]) -> Sample:
 
 
 def _sharegpt(where: str, entry: dict[str, Any]) -> Sample | None:
-    """{"conversations": [{"from": "human", "value": text}, ...]}; None if nobody asks first."""
+    """{"conversations": [{"from": "human", "value": text}, ...]}; None unless a human begins."""
     turns = entry.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise UsageError(f'{where}: "conversations" is no list of objects')

@@ -1,4 +1,4 @@
-"""Where a figure was measured."""
+"""Where and how a figure was measured."""
 
 import os
 import shlex
@@ -24,6 +24,6 @@ def environment() -> dict[str, Any]:
 
 
 def command_line(command: str, arguments: list[str] | None = None) -> str:
-    """The line to type to do it again."""
-    given = sys.argv[1:] if arguments is None else arguments
-    return shlex.join(["python", "-m", f"jaxspec.{command}", *given])
+    """The command line that repeats this run."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return shlex.join(["python", "-m", f"jaxspec.{command}", *arguments])

@@ -1,19 +1,21 @@
 """The least time a step can take: the bytes it has to read, over the memory's bandwidth."""
 
 import dataclasses
-import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 
-from jaxspec.engine.setup.memory import bytes_per_page
-from jaxspec.engine.step.io import Models, Params
+from jaxspec.engine.setup.memory import num_bytes
+from jaxspec.engine.setup.timing import seconds_per_call
+from jaxspec.engine.step.io import Models
+from jaxspec.proposers.device import Params
 
 COPY_BYTES = {"cpu": 2**26}
 COPY_BYTES_ACCELERATOR = 2**30
-COPIES_IN_A_ROW = 8
+COPIES_IN_A_ROW, ROUNDS = 8, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,48 +25,55 @@ class StepBytes:
     verify: int
     """The target's layers, norms and head."""
     draft: int
-    """The drafter's, and the head again; 0 without a drafter."""
-    target_row: int
-    """Keys and values of one position in the target's pool."""
-    draft_row: int
-    """The same in the drafter's pool."""
+    """The drafter's layers and norms, and the head again; 0 without a drafter."""
+    target_position: int
+    """Keys and values of one position in the target's cache."""
+    draft_position: int
+    """The same in the drafter's cache."""
 
-    def of_step(self, rows: int, context: float) -> float:
-        """With so many slots, each with so many positions behind it."""
-        return self.verify + self.draft + rows * context * (self.target_row + self.draft_row)
+    def of_step(self, batch: int, context: float) -> float:
+        """Bytes of a step of `batch` requests with `context` positions each."""
+        caches = batch * context * (self.target_position + self.draft_position)
+        return self.verify + self.draft + caches
 
 
 def step_bytes(models: Models, params: Params) -> StepBytes:
-    target = _leaves(params["target"])
-    tied = models.target.config.tie_word_embeddings
-    head = target["embedding/embedding" if tied else "head/kernel"]
-    verify = sum(size for path, size in target.items() if not path.startswith("embedding/"))
-    verify += head if tied else 0
-    target_row = bytes_per_page(Models(models.target, None), 1)
-    if models.drafter is None:
-        return StepBytes(verify, 0, target_row, 0)
-    drafter = _leaves(params["drafter"])
-    draft = sum(size for path, size in drafter.items() if not path.startswith("embedding/"))
-    draft += 0 if models.drafter.config.owns_head else head
-    return StepBytes(verify, draft, target_row, bytes_per_page(models, 1) - target_row)
+    target = _bytes_by_path(params["target"])
+    head = target.get("head/kernel") or target["embedding/embedding"]
+    tied = "head/kernel" not in target
+    return StepBytes(
+        verify=_without_embedding(target) + (head if tied else 0),
+        draft=sum(proposer.bytes_read(params, head) for proposer in models.proposers),
+        target_position=_bytes_per_position(models.target.new_cache),
+        draft_position=sum(
+            _bytes_per_position(partial(proposer.new_state, positions=1))
+            for proposer in models.proposers
+        ),
+    )
 
 
-def _leaves(tree: dict[str, Any]) -> dict[str, int]:
-    return {path: leaf.nbytes for path, leaf in flatten_dict(tree, sep="/").items()}
+def _bytes_per_position(new_cache: Callable[..., Any]) -> int:
+    """Bytes by which a cache grows with a page of one position."""
+    sizes = (
+        num_bytes(jax.eval_shape(partial(new_cache, num_slots=1, num_pages=pages, page_size=1)))
+        for pages in (2, 1)
+    )
+    return next(sizes) - next(sizes)
 
 
-def copy_bytes_per_second(rounds: int = 3) -> float:
-    """Bytes read plus bytes written by large copies on this device, at their best; several in a
-    row, so that launching one and waiting for it hardly count."""
+def _bytes_by_path(params: Params) -> dict[str, int]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    return {name(path): leaf.nbytes for path, leaf in leaves}
+
+
+def _without_embedding(sizes: dict[str, int]) -> int:
+    return sum(size for path, size in sizes.items() if not path.startswith("embedding/"))
+
+
+def copy_bytes_per_second() -> float:
+    """Bytes read plus bytes written by large copies on this device, in the best of some rounds."""
     size = COPY_BYTES.get(jax.default_backend(), COPY_BYTES_ACCELERATOR)
     source = jnp.zeros(size // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    copy(source).block_until_ready()
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for _ in range(COPIES_IN_A_ROW):
-            last = copy(source)
-        last.block_until_ready()
-        times.append(time.perf_counter() - begin)
-    return 2 * source.nbytes * COPIES_IN_A_ROW / min(times)
+    return 2 * source.nbytes / min(seconds_per_call(lambda: copy(source), COPIES_IN_A_ROW, ROUNDS))

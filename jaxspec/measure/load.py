@@ -1,4 +1,4 @@
-"""Putting an engine under load: so many requests at once, or arriving at a rate."""
+"""Putting an engine under load: a number of requests at once, or arrivals at a rate."""
 
 import dataclasses
 import time
@@ -11,6 +11,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.errors import LoadError
+from jaxspec.measure.options import Passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,61 +24,114 @@ class Work:
     """How to continue it."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule(Passes):
+    """The requests of a benchmark, and how every contender is sent them."""
+
+    work: Sequence[Work]
+    """The requests."""
+    concurrencies: Sequence[int]
+    """Most requests at once; every pass goes through all of these."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether some request needs more than the likeliest token."""
+        return any(one.params.draws for one in self.work)
+
+    @property
+    def mean_prompt(self) -> int:
+        """Mean length of the prompts, in tokens."""
+        return sum(len(one.prompt) for one in self.work) // len(self.work)
+
+    def requests_of_a_pass(self, concurrency: int) -> Sequence[Work]:
+        """All requests, or `requests_per_slot` per slot, repeated if there are fewer."""
+        if self.requests_per_slot is None:
+            return self.work
+        count = self.requests_per_slot * concurrency
+        return (list(self.work) * -(-count // len(self.work)))[:count]
+
+    def tokens_of_a_pass(self) -> int:
+        """Most tokens that one contender generates in a pass, all concurrencies together."""
+        passes = (self.requests_of_a_pass(concurrency) for concurrency in self.concurrencies)
+        return sum(one.params.max_tokens for work in passes for one in work)
+
+
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """How requests come."""
+    """How the requests of one pass arrive."""
 
     concurrency: int
-    """At once, at most."""
+    """Most requests at once."""
     request_rate: float | None = None
     """Arrivals per second, exponential gaps; None sends the next as soon as one has ended."""
     seed: int = 0
-    """Of the gaps."""
+    """Seed of the gaps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one pass over the requests gave."""
+    """What was measured in one pass over the requests."""
 
     seconds: float
     """From the first submission to the last token."""
     outputs: tuple[RequestOutput, ...]
     step_s: tuple[float, ...]
-    """Of steps in which every slot of the load was decoding and nobody's prompt was read."""
+    """Seconds of the steady steps: every slot of the load was decoding, no prompt was read."""
 
 
 def run_load(
     engine: Engine,
     work: Sequence[Work],
     load: Load,
-    tell: Callable[[int], None] = lambda tokens: None,
+    on_tokens: Callable[[int], object] = lambda count: None,
 ) -> Run:
-    """One pass; `tell` hears how many tokens came."""
-    pending = deque(zip(due_times(len(work), load), work, strict=True))
-    outputs, live, steps, steady_before = {}, set(), [], False
+    """One pass; after every step `on_tokens` is called with the number of new tokens."""
+    this_pass = _Pass(engine, work, load)
     begin = time.perf_counter()
-    while pending or live:
+    while this_pass.arrivals or this_pass.live:
         now = time.perf_counter() - begin
-        while pending and len(live) < load.concurrency and pending[0][0] <= now:
-            _, next_work = pending.popleft()
-            live.add(engine.submit(next_work.prompt, next_work.params))
-        if not live:
-            time.sleep(max(pending[0][0] - now, 0.0))
-            continue
-        steady = _is_steady(engine, load.concurrency)
-        started = time.perf_counter()
-        events = engine.step(live)
-        if steady and steady_before:
-            steps.append(time.perf_counter() - started)
-        steady_before = steady
-        for event in events:
-            tell(len(event.token_ids))
-            if event.output is not None:
-                outputs[event.index] = event.output
-                live.discard(event.index)
+        this_pass.submit_due(now)
+        if this_pass.live:
+            on_tokens(this_pass.step())
+        else:
+            time.sleep(max(this_pass.arrivals[0][0] - now, 0.0))
     seconds = time.perf_counter() - begin
-    _check(outputs.values())
-    return Run(seconds, tuple(outputs[id] for id in sorted(outputs)), tuple(steps))
+    outputs = tuple(this_pass.outputs[id] for id in sorted(this_pass.outputs))
+    _check(outputs)
+    return Run(seconds, outputs, tuple(this_pass.step_s))
+
+
+class _Pass:
+    """A pass while it runs."""
+
+    def __init__(self, engine: Engine, work: Sequence[Work], load: Load):
+        self.engine = engine
+        self.concurrency = load.concurrency
+        self.arrivals = deque(zip(due_times(len(work), load), work, strict=True))
+        self.live: set[int] = set()
+        self.outputs: dict[int, RequestOutput] = {}
+        self.step_s: list[float] = []
+        self.was_steady = False
+
+    def submit_due(self, now: float) -> None:
+        """Submits the requests that are due, as long as fewer than the load's are live."""
+        while self.arrivals and len(self.live) < self.concurrency and self.arrivals[0][0] <= now:
+            _, work = self.arrivals.popleft()
+            self.live.add(self.engine.submit(work.prompt, work.params))
+
+    def step(self) -> int:
+        """One step of the engine; returns the number of new tokens."""
+        steady = _is_steady(self.engine, self.concurrency)
+        begin = time.perf_counter()
+        events = self.engine.step(self.live)
+        if steady and self.was_steady:
+            self.step_s.append(time.perf_counter() - begin)
+        self.was_steady = steady
+        for event in events:
+            if event.output is not None:
+                self.outputs[event.index] = event.output
+                self.live.discard(event.index)
+        return sum(len(event.token_ids) for event in events)
 
 
 def due_times(count: int, load: Load) -> list[float]:
@@ -89,13 +143,7 @@ def due_times(count: int, load: Load) -> list[float]:
 
 
 def _is_steady(engine: Engine, concurrency: int) -> bool:
-    loop = engine.loop
-    running = loop.running.values()
-    return (
-        not loop.waiting
-        and len(running) == concurrency
-        and all(request.is_prefilled and request.token_ids for request in running)
-    )
+    return engine.num_waiting == 0 and engine.num_decoding == engine.num_running == concurrency
 
 
 def _check(outputs: Iterable[RequestOutput]) -> None:

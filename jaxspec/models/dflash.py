@@ -13,12 +13,15 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxspec.cache.block import Block
+from jaxspec.cache.block import Block, one_token
 from jaxspec.cache.cache import Cache
+from jaxspec.cache.keys_values import KeysValues
+from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import DecoderLayer
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
-from jaxspec.layers.rope import rotation
-from jaxspec.layers.stack import pages_for, run_layers
+from jaxspec.layers.paged import empty_cache, paged
+from jaxspec.layers.parameter import counting, parameter
+from jaxspec.layers.stack import run_layers
 from jaxspec.models.config import DFlashConfig
 from pallas_kernels.dispatch import Implementation
 
@@ -32,58 +35,47 @@ class DFlash(nn.Module):
 
     def setup(self) -> None:
         config, decoder = self.config, self.config.decoder
-        hidden, eps = decoder.hidden_size, decoder.rms_norm_eps
-        num_features = len(config.target_layer_ids)
-        self.feature_projection = Linear(num_features * hidden, hidden, self.dtype)
+        hidden, eps = decoder.hidden, decoder.rms_norm_eps
+        features = Axis("features", len(config.target_layer_ids) * hidden.size)
+        self.feature_projection = Linear(features, hidden, self.dtype)
         self.feature_norm = RMSNorm(hidden, eps, self.dtype)
-        self.layers = [
-            DecoderLayer(decoder, mask, self.dtype, self.implementation)
-            for mask in config.block_masks
-        ]
+        self.layers = [DecoderLayer(decoder, mask, self.dtype) for mask in config.block_masks]
         self.norm = RMSNorm(hidden, eps, self.dtype)
+        vocab = drafted = Axis("vocab", config.vocab_size)
         if config.owns_embedding:
-            self.embedding = Embedding(config.vocab_size, hidden, self.dtype)
-        if config.owns_head:
-            rows = config.draft_vocab_size or config.vocab_size
-            self.head = Linear(hidden, rows, self.dtype)
+            self.embedding = Embedding(vocab, hidden, self.dtype)
         if config.draft_vocab_size is not None:
+            drafted = Axis("draft_vocab", config.draft_vocab_size)
             # Ids, not weights; they travel with the parameters because they belong to the head.
-            self.target_ids = self.param(
-                "target_ids", nn.initializers.zeros, (config.draft_vocab_size,), jnp.int32
-            )
+            self.target_ids = parameter(self, "target_ids", counting, (drafted,), jnp.int32)
+        if config.owns_head:
+            self.head = Linear(hidden, drafted, self.dtype)
 
     @nn.nowrap
-    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache:
+    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
         """An empty cache: pages of keys and values for every layer, nothing per slot."""
-        return pages_for(self.config.decoder, num_pages, page_size, self.dtype)
+        return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
 
     def __call__(
-        self, embedded: Float[Array, "batch width hidden"], block: Block, cache: Cache
-    ) -> tuple[Float[Array, "batch width hidden"], Cache]:
+        self, embedded: Float[Array, "batch width hidden"], block: Block, cache: Cache[KeysValues]
+    ) -> tuple[Float[Array, "batch width hidden"], Cache[KeysValues]]:
         """Final hidden states of the block, and the cache with the block's keys and values in it.
 
         The block's cells are scratch: the context of the same positions overwrites them once the
         target has committed those tokens.
         """
-        decoder = self.config.decoder
-        rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        hidden, _, cache = run_layers(self.layers, self.norm, embedded, rotated, block, cache)
+        attend = paged(self.config.decoder, block, self.implementation)
+        hidden, _, cache = run_layers(self.layers, self.norm, embedded, attend, cache)
         return hidden, cache
 
     def write_context(
-        self, features: Float[Array, "batch width features"], block: Block, cache: Cache
-    ) -> Cache:
+        self, features: Float[Array, "batch width features"], block: Block, cache: Cache[KeysValues]
+    ) -> Cache[KeysValues]:
         """Writes the context of committed tokens, from the features the target gave for them."""
-        decoder = self.config.decoder
-        rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
+        write = paged(self.config.decoder, block, self.implementation).write_context
         context = self.feature_norm(self.feature_projection(features))
         layers = zip(self.layers, cache.layers, strict=True)
-        return Cache(
-            tuple(
-                layer.attention.write_context(context, rotated, block, pages)
-                for layer, pages in layers
-            )
-        )
+        return Cache(tuple(write(layer.attention, context, pages) for layer, pages in layers))
 
     def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]:
         """Only for a checkpoint with an embedding of its own."""
@@ -102,16 +94,12 @@ class DFlash(nn.Module):
             return drafted
         return jnp.take(self.target_ids, drafted, axis=0)
 
-    def touch(
-        self,
-        embedded: Float[Array, "batch width hidden"],
-        features: Float[Array, "batch width features"],
-        block: Block,
-        cache: Cache,
-    ) -> None:
+    def touch(self) -> None:
         """Uses every parameter once, for initialisation."""
-        hidden, cache = self(embedded, block, cache)
-        self.write_context(features, block, cache)
+        block, cache = one_token(), self.new_cache(num_slots=1, num_pages=2, page_size=16)
+        embedded = jnp.zeros((1, 1, self.config.decoder.hidden_size), self.dtype)
+        features = jnp.tile(embedded, len(self.config.target_layer_ids))
+        hidden, cache = self(embedded, block, self.write_context(features, block, cache))
         if self.config.owns_embedding:
             self.embed(block.positions)
         if self.config.owns_head:

@@ -1,63 +1,54 @@
-"""The parameter trees of both models: their shapes, and random ones."""
+"""The parameter trees of both models: shapes, logical axes and fresh values."""
 
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
-from jaxspec.cache.block import block_after
-from jaxspec.models.dflash import DFlash
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.layers.axes import Axes
+from jaxspec.layers.parameter import Described
 
 Params = dict[str, Any]
 
 
-def random_params(model: Qwen3 | DFlash, key: Key[Array, ""]) -> Params:
-    """Fresh parameters on the device: norms of one, matrices that keep the scale of their input.
+@runtime_checkable
+class Touchable(Protocol):
+    """A module whose `touch` uses every parameter once."""
+
+    @property
+    def init(self) -> Callable[..., Any]: ...
+
+    def touch(self) -> None: ...
+
+
+def random_params(model: Touchable, key: Key[Array, ""]) -> Params:
+    """Fresh parameters on the device, each as its module initialises it.
 
     Leaf by leaf, one small program per shape: a single program for all would compile for minutes.
     """
-    shapes = parameter_shapes(model)
-    keys = dict(zip(shapes, jax.random.split(key, len(shapes))))
-    leaves = {path: _fresh(path, shape, keys[path]) for path, shape in shapes.items()}
+    parameters = described_parameters(model)
+    keys = dict(zip(parameters, jax.random.split(key, len(parameters))))
+    leaves = {
+        path: one.initial(keys[path], one.value.shape, one.value.dtype)
+        for path, one in parameters.items()
+    }
     return unflatten_dict(leaves, sep="/")
 
 
-def _fresh(path: str, shape: jax.ShapeDtypeStruct, key: Key[Array, ""]) -> Array:
-    if path.endswith("scale"):
-        return jnp.ones(shape.shape, shape.dtype)
-    if path.endswith("target_ids"):
-        return jnp.arange(*shape.shape, dtype=shape.dtype)
-    spread = 0.02 if path.endswith("embedding") else shape.shape[0] ** -0.5
-    return _normal(key, shape.shape, jnp.dtype(shape.dtype), spread)
+def parameter_shapes(model: Touchable) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of every parameter by its path, for example `layers_0/mlp/down/kernel`."""
+    return {path: one.value for path, one in described_parameters(model).items()}
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _normal(
-    key: Key[Array, ""], shape: tuple[int, ...], dtype: jnp.dtype, spread: float
-) -> Float[Array, "rows columns"]:
-    return jax.random.normal(key, shape, dtype) * jnp.asarray(spread, dtype)
+def parameter_axes(model: Touchable) -> dict[str, Axes]:
+    """Logical axes of every parameter by its path."""
+    return {path: one.axes for path, one in described_parameters(model).items()}
 
 
-def parameter_shapes(model: Qwen3 | DFlash) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of every parameter by its path, `layers_0/mlp/down/kernel` for one."""
-    tree = jax.eval_shape(lambda key: _initialized(model, key), jax.random.key(0))
-    return flatten_dict(tree, sep="/")
-
-
-def _initialized(model: Qwen3 | DFlash, key: Key[Array, ""]) -> Params:
-    decoder = model.config.decoder
-    one = jnp.ones(1, jnp.int32)
-    block = block_after(0 * one, 0 * one, one, one[:, None], width=1, page_size=16)
-    cache = model.new_cache(num_slots=1, num_pages=2, page_size=16)
-    if isinstance(model, Qwen3):
-        inputs = (one[:, None], block, cache)
-    else:
-        embedded = jnp.zeros((1, 1, decoder.hidden_size), model.dtype)
-        features = jnp.tile(embedded, len(model.config.target_layer_ids))
-        inputs = (embedded, features, block, cache)
-    # `touch` runs every layer; only the parameters leave the program, the rest is dead code.
-    return model.init(key, *inputs, method="touch")["params"]
+def described_parameters(model: Touchable) -> dict[str, Described]:
+    # `touch` runs every layer; nothing is computed, only the parameters leave the program.
+    make = lambda key: model.init(key, method="touch")["params"]
+    described: Any = flatten_dict(jax.eval_shape(make, jax.random.key(0)), sep="/")
+    return described

@@ -6,12 +6,14 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxspec.cache.block import Block
+from jaxspec.cache.block import Block, one_token
 from jaxspec.cache.cache import Cache
+from jaxspec.cache.keys_values import KeysValues
+from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import BlockMask, DecoderLayer
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
-from jaxspec.layers.rope import rotation
-from jaxspec.layers.stack import pages_for, run_layers
+from jaxspec.layers.paged import empty_cache, paged
+from jaxspec.layers.stack import run_layers
 from jaxspec.models.config import Qwen3Config
 from pallas_kernels.dispatch import Implementation
 
@@ -27,19 +29,20 @@ class Qwen3(nn.Module):
 
     def setup(self) -> None:
         config, decoder = self.config, self.config.decoder
-        self.embedding = Embedding(config.vocab_size, decoder.hidden_size, self.dtype)
+        vocab = Axis("vocab", config.vocab_size)
+        self.embedding = Embedding(vocab, decoder.hidden, self.dtype)
         self.layers = [
-            DecoderLayer(decoder, BlockMask(causal=True), self.dtype, self.implementation)
+            DecoderLayer(decoder, BlockMask(causal=True), self.dtype)
             for _ in range(decoder.num_layers)
         ]
-        self.norm = RMSNorm(decoder.hidden_size, decoder.rms_norm_eps, self.dtype)
+        self.norm = RMSNorm(decoder.hidden, decoder.rms_norm_eps, self.dtype)
         if not config.tie_word_embeddings:
-            self.head = Linear(decoder.hidden_size, config.vocab_size, self.dtype)
+            self.head = Linear(decoder.hidden, vocab, self.dtype)
 
     @nn.nowrap
-    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache:
+    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
         """An empty cache: pages of keys and values for every layer, nothing per slot."""
-        return pages_for(self.config.decoder, num_pages, page_size, self.dtype)
+        return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -54,13 +57,14 @@ class Qwen3(nn.Module):
         return self.config.decoder.max_position_embeddings
 
     def __call__(
-        self, tokens: Int[Array, "batch width"], block: Block, cache: Cache
-    ) -> tuple[Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache]:
+        self, tokens: Int[Array, "batch width"], block: Block, cache: Cache[KeysValues]
+    ) -> tuple[
+        Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache[KeysValues]
+    ]:
         """Final hidden states, captured features side by side, and the cache with the block."""
-        decoder = self.config.decoder
         x = self.embedding(tokens)
-        rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-        hidden, after, cache = run_layers(self.layers, self.norm, x, rotated, block, cache)
+        attend = paged(self.config.decoder, block, self.implementation)
+        hidden, after, cache = run_layers(self.layers, self.norm, x, attend, cache)
         features = [after[i] for i in self.capture] or [x[..., :0]]
         return hidden, jnp.concatenate(features, axis=-1), cache
 
@@ -75,7 +79,8 @@ class Qwen3(nn.Module):
                 return self.embedding.logits(hidden)
             return self.head(hidden)
 
-    def touch(self, tokens: Int[Array, "batch width"], block: Block, cache: Cache) -> None:
+    def touch(self) -> None:
         """Uses every parameter once, for initialisation."""
-        hidden, _, _ = self(tokens, block, cache)
+        block, cache = one_token(), self.new_cache(num_slots=1, num_pages=2, page_size=16)
+        hidden, _, _ = self(block.positions, block, cache)
         self.logits(hidden)

@@ -39,15 +39,17 @@ class Target(Protocol):
         """The longest request that the model can represent, in tokens."""
         ...
 
-    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache:
+    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[Any]:
         """An empty cache: `num_pages` pages, page 0 the trash page, for layers that keep something
         per position; `num_slots` states, the padding slot's included, for layers that keep one per
         request."""
         ...
 
     def __call__(
-        self, tokens: Int[Array, "batch width"], block: Block, cache: Cache
-    ) -> tuple[Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache]:
+        self, tokens: Int[Array, "batch width"], block: Block, cache: Cache[Any]
+    ) -> tuple[
+        Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache[Any]
+    ]:
         """Final hidden states, captured features side by side, and the cache with the block
         written and not yet committed."""
         ...

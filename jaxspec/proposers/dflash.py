@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
@@ -63,9 +62,9 @@ class DFlashProposer:
         return self._apply(params, features, block, state, method="write_context")
 
     def bytes_read(self, params: Params, target_head: int) -> int:
-        own = flatten_dict(params["drafter"], sep="/")
+        own = {name: part for name, part in params["drafter"].items() if name != "embedding"}
         head = 0 if self.drafter.config.owns_head else target_head
-        return head + sum(x.nbytes for path, x in own.items() if not path.startswith("embedding/"))
+        return head + sum(leaf.nbytes for leaf in jax.tree.leaves(own))
 
     def logits(
         self,

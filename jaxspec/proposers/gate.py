@@ -1,29 +1,30 @@
-"""Whether one request's lookups are worth verifying, from how its earlier ones fared."""
+"""Whether one request's prompt lookups are worth verifying, judged by its earlier ones."""
 
 import dataclasses
 
 from jaxspec.proposers.options import SpeculationOptions
 
 WEIGHT = 0.2
-"""Of the newest step in the running rate."""
+"""Weight of the newest step in the running rate."""
 PATIENCE = 8
-"""Tries in vain until the pauses between two of them grow no longer."""
+"""Trials in vain after which the pause between two of them stops growing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """One request's record."""
+    """The record of one request."""
 
     rate: float = 0.0
     """Running share of drafts that were accepted."""
     judged: int = 0
     """Steps with drafts."""
     since: int = 0
-    """Steps without drafts since the last one with them."""
+    """Steps without drafts since the last one with drafts."""
 
 
 def is_open(gate: Gate, options: SpeculationOptions) -> bool:
-    """While it warms up, while its drafts are accepted, and to try again after pauses that grow."""
+    """Whether the request may draft: during its warm-up, while its drafts are accepted, and for
+    one trial after each of a series of growing pauses."""
     in_vain = gate.judged - options.ngram_warm_up
     return (
         in_vain < 0
@@ -33,14 +34,14 @@ def is_open(gate: Gate, options: SpeculationOptions) -> bool:
 
 
 def after_drafts(gate: Gate, share: float) -> Gate:
-    """After a step that accepted this share of the request's drafts.
+    """The record after a step that accepted this share of the request's drafts.
 
-    The first steps weigh the same, so that the rate does not start from a guess.
+    The first steps have equal weights, so that the rate does not start from a guess.
     """
     judged = gate.judged + 1
     return Gate(gate.rate + max(WEIGHT, 1 / judged) * (share - gate.rate), judged)
 
 
-def after_none(gate: Gate) -> Gate:
-    """After a step without drafts of its own."""
+def after_no_drafts(gate: Gate) -> Gate:
+    """The record after a step in which the request had no drafts of its own."""
     return dataclasses.replace(gate, since=gate.since + 1)

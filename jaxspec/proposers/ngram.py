@@ -1,16 +1,16 @@
-"""Prompt lookup: what followed the last time that the text went like this."""
+"""Prompt lookup on the host: proposes what followed an earlier occurrence of the newest tokens."""
 
 import dataclasses
 from collections.abc import Sequence
 
-from jaxspec.proposers.gate import Gate, after_drafts, after_none, is_open
+from jaxspec.proposers.gate import Gate, after_drafts, after_no_drafts, is_open
 from jaxspec.proposers.ngram_index import NgramIndex
 from jaxspec.proposers.options import SpeculationOptions
 
 
 @dataclasses.dataclass
 class _Lookup:
-    """What is kept of one request."""
+    """The state of one request."""
 
     index: NgramIndex
     gate: Gate = Gate()
@@ -19,16 +19,16 @@ class _Lookup:
 
 
 class NgramProposer:
-    """Looks up the end of every request in the request itself; on the host.
+    """Looks up the newest tokens of a request in its own earlier tokens.
 
-    Where the device looks up too, results come a step late: it is asked again before it hears what
-    became of its last answer.
+    If the device looks up too, results arrive a step late: `propose` is called again before
+    `commit` reports what became of its last drafts.
     """
 
     def __init__(self, options: SpeculationOptions, alone: bool = True):
         self.options = options
         self.alone = alone
-        """Whether nobody else drafts, so that every draft is from here."""
+        """Whether this is the only proposer, so that every draft counts for its gate."""
         self.lookups: dict[int, _Lookup] = {}
 
     def commit(
@@ -38,10 +38,10 @@ class NgramProposer:
         lookup.index.extend(tokens)
         if num_drafts and (self.alone or lookup.proposed):
             lookup.gate = after_drafts(lookup.gate, accepted / num_drafts)
-        elif lookup.proposed:  # a wide step for nothing: by then the text went on differently
+        elif lookup.proposed:  # the device, with newer tokens, found nothing: a wide step in vain
             lookup.gate = after_drafts(lookup.gate, 0.0)
         else:
-            lookup.gate = after_none(lookup.gate)
+            lookup.gate = after_no_drafts(lookup.gate)
         lookup.proposed = False
 
     def propose(self, request: int, room: int) -> Sequence[int]:
@@ -65,6 +65,6 @@ class NgramProposer:
 
 
 def long_matches(options: SpeculationOptions) -> NgramProposer:
-    """Speaks up only where the longest run that may be looked up was found."""
+    """Proposes only if a run of `max_ngram` tokens occurred before; for use with a drafter."""
     only_longest = dataclasses.replace(options, min_ngram=options.max_ngram)
     return NgramProposer(only_longest, alone=False)

@@ -1,4 +1,4 @@
-"""Where every short run of tokens has been before, kept up token by token."""
+"""An index of the positions at which every short run of tokens occurred."""
 
 import dataclasses
 from collections import deque
@@ -9,41 +9,41 @@ from collections.abc import Iterator, Sequence
 class NgramIndex:
     """Finds the longest suffix of the tokens that occurred before, and what followed it.
 
-        tokens         x a b c d e . . . y a b c          suffix [a b c] was found, [y a b c] not
-        continuation           d e . . . y                up to as many tokens as asked for
+        tokens         x a b c d e . . . y a b c          [a b c] occurred before, [y a b c] did not
+        continuation           d e . . . y                as many tokens as there is room for
 
     An occurrence may overlap the suffix, and lies whole within the newest `look_back` tokens.
-    Adding a token and asking take constant work, over time, whatever the number of tokens.
+    Adding a token and looking one up take constant amortised time, however many tokens there are.
     """
 
     min_ngram: int
     max_ngram: int
     match: str
-    """Which of several occurrences: recent or earliest."""
+    """Which of several occurrences to continue: recent or earliest."""
     look_back: int
     tokens: list[int] = dataclasses.field(default_factory=list)
     ends: dict[tuple[int, ...], int | deque[int]] = dataclasses.field(default_factory=dict)
-    """Of every run within the look-back that was followed by a token: where that token is. Most
-    runs occur once and get no queue: Python stops for a tenth of a second, now and then, to look
-    through containers by the ten thousand."""
+    """For every run within the look-back that was followed by a token, the position of that token.
+    Most runs occur once, and theirs is a plain integer: with a deque for each, Python's garbage
+    collector would pause for a tenth of a second, now and then, to visit tens of thousands."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self._note_runs_before_next()
+            self._add_runs_before_next()
             self.tokens.append(token)
-            self._forget_oldest_runs()
+            self._remove_oldest_runs()
 
     def continuation(self, room: int) -> list[int]:
-        """At most `room` tokens; none where no suffix occurred before."""
+        """At most `room` tokens; none if no suffix occurred before."""
         longest = min(self.max_ngram, len(self.tokens) - 1)
         for size in range(longest, self.min_ngram - 1, -1):
-            if found := self.ends.get(tuple(self.tokens[-size:])):
-                if isinstance(found, deque):
-                    found = found[-1] if self.match == "recent" else found[0]
-                return self.tokens[found : found + room]
+            if end := self.ends.get(tuple(self.tokens[-size:])):
+                if isinstance(end, deque):
+                    end = end[-1] if self.match == "recent" else end[0]
+                return self.tokens[end : end + room]
         return []
 
-    def _note_runs_before_next(self) -> None:
+    def _add_runs_before_next(self) -> None:
         end = len(self.tokens)
         for size in range(self.min_ngram, min(self.max_ngram, end) + 1):
             run = tuple(self.tokens[end - size :])
@@ -55,14 +55,14 @@ class NgramIndex:
             else:
                 self.ends[run] = deque((earlier, end))
 
-    def _forget_oldest_runs(self) -> None:
+    def _remove_oldest_runs(self) -> None:
         start = len(self.tokens) - self.look_back - 1
         for run in self._runs_from(start) if start >= 0 else ():
-            noted = self.ends[run]
-            if isinstance(noted, deque):
-                noted.popleft()
-                if len(noted) == 1:
-                    self.ends[run] = noted[0]
+            ends = self.ends[run]
+            if isinstance(ends, deque):
+                ends.popleft()
+                if len(ends) == 1:
+                    self.ends[run] = ends[0]
             else:
                 del self.ends[run]
 

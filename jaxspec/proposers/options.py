@@ -41,9 +41,9 @@ class SpeculationOptions:
     try adds as many to the next wait, up to eight times as many."""
 
     def __post_init__(self) -> None:
-        for wrong, found, expected in self._speculation_rules():
+        for wrong, actual, expected in self._speculation_rules():
             if wrong:
-                raise UsageError(f"{found}; expected {expected}")
+                raise UsageError(f"{actual}; expected {expected}")
 
     def _speculation_rules(self) -> list[tuple[bool, str, str]]:
         low, high = self.min_ngram, self.max_ngram

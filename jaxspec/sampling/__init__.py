@@ -1,7 +1,7 @@
-"""From logits to tokens, row by row, each row with its request's own parameters."""
+"""From logits to tokens, with the sampling parameters of each request."""
 
 from jaxspec.sampling.logprobs import TopLogprobs, top_logprobs
-from jaxspec.sampling.rejection import draw_drafts, sample_beside_drafts
+from jaxspec.sampling.rejection import draw_drafts, rejection_sample
 from jaxspec.sampling.tokens import SlotSampling, greedy, sample
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "TopLogprobs",
     "draw_drafts",
     "greedy",
+    "rejection_sample",
     "sample",
-    "sample_beside_drafts",
     "top_logprobs",
 ]

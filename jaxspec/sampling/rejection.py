@@ -1,5 +1,5 @@
-"""Speculative rejection sampling: tokens of the target that agree with drawn drafts as often as
-they can.
+"""Speculative rejection sampling: the target's tokens, drawn so that they agree with drawn drafts
+as often as possible.
 
 A draft was drawn from q, the target's token is to be drawn from p:
 
@@ -22,51 +22,52 @@ DRAFT, KEEP, OTHER = 1, 2, 3
 
 
 def draw_drafts(
-    logits: Float[Array, "slots drafts vocab"],
-    rows: SlotSampling,
-    positions: Int[Array, "slots drafts"],
-) -> Int[Array, "slots drafts"]:
-    """A draft for each of `positions`; the likeliest token for rows without a temperature."""
+    logits: Float[Array, "batch drafts vocab"],
+    sampling: SlotSampling,
+    positions: Int[Array, "batch drafts"],
+) -> Int[Array, "batch drafts"]:
+    """A draft for each of `positions`; the likeliest token for requests without a temperature."""
 
     def draw(
-        logits: Float[Array, " vocab"], row: SlotSampling, position: Int[Array, ""]
+        logits: Float[Array, " vocab"], sampling: SlotSampling, position: Int[Array, ""]
     ) -> Int[Array, ""]:
-        key = key_at(row.seed, position, DRAFT)
-        return jax.random.categorical(key, filtered(logits, row)).astype(jnp.int32)
+        key = key_at(sampling.seed, position, DRAFT)
+        return jax.random.categorical(key, filtered(logits, sampling)).astype(jnp.int32)
 
-    drawn = jax.vmap(jax.vmap(draw, in_axes=(0, None, 0)))(logits, rows, positions)
-    return jnp.where(rows.temperature[:, None] > 0, drawn, greedy(logits))
+    drawn = jax.vmap(jax.vmap(draw, in_axes=(0, None, 0)))(logits, sampling, positions)
+    return jnp.where(sampling.temperature[:, None] > 0, drawn, greedy(logits))
 
 
-def sample_beside_drafts(
-    logits: Float[Array, "slots width vocab"],
-    drafts: Int[Array, "slots drafts"],
-    num_drafts: Int[Array, " slots"],
-    draft_logits: Float[Array, "slots drafts vocab"],
-    rows: SlotSampling,
-    positions: Int[Array, "slots width"],
-) -> Int[Array, "slots width"]:
+def rejection_sample(
+    logits: Float[Array, "batch width vocab"],
+    drafts: Int[Array, "batch drafts"],
+    num_drafts: Int[Array, " batch"],
+    draft_logits: Float[Array, "batch drafts vocab"],
+    sampling: SlotSampling,
+    positions: Int[Array, "batch width"],
+) -> Int[Array, "batch width"]:
     """The target's token at each of `positions`, for drafts drawn from `draft_logits`."""
-    alone = sample(logits, rows, positions)
+    independent = sample(logits, sampling, positions)
     count = drafts.shape[1]
-    beside = jax.vmap(jax.vmap(_beside, in_axes=(0, 0, 0, None, 0)))(
-        logits[:, :count], drafts, draft_logits, rows, positions[:, :count]
+    with_drafts = jax.vmap(jax.vmap(_keep_or_redraw, in_axes=(0, 0, 0, None, 0)))(
+        logits[:, :count], drafts, draft_logits, sampling, positions[:, :count]
     )
     drafted = jnp.arange(count) < num_drafts[:, None]
-    drawn = drafted & (rows.temperature[:, None] > 0)
-    return alone.at[:, :count].set(jnp.where(drawn, beside, alone[:, :count]))
+    drawn = drafted & (sampling.temperature[:, None] > 0)
+    tokens = jnp.where(drawn, with_drafts, independent[:, :count])
+    return independent.at[:, :count].set(tokens)
 
 
-def _beside(
+def _keep_or_redraw(
     logits: Float[Array, " vocab"],
     draft: Int[Array, ""],
     draft_logits: Float[Array, " vocab"],
-    row: SlotSampling,
+    sampling: SlotSampling,
     position: Int[Array, ""],
 ) -> Int[Array, ""]:
-    p = jax.nn.softmax(filtered(logits, row))
-    q = jax.nn.softmax(filtered(draft_logits, row))
-    kept = jax.random.uniform(key_at(row.seed, position, KEEP)) * q[draft] < p[draft]
+    p = jax.nn.softmax(filtered(logits, sampling))
+    q = jax.nn.softmax(filtered(draft_logits, sampling))
+    kept = jax.random.uniform(key_at(sampling.seed, position, KEEP)) * q[draft] < p[draft]
     rest = jnp.log(jnp.maximum(p - q, 0.0))
-    other = jax.random.categorical(key_at(row.seed, position, OTHER), rest)
+    other = jax.random.categorical(key_at(sampling.seed, position, OTHER), rest)
     return jnp.where(kept, draft, other.astype(jnp.int32))

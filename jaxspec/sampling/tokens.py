@@ -1,4 +1,4 @@
-"""Sampling of every row of a step with its own parameters and its own key."""
+"""Sampling of every token of a step with its request's own parameters and its own key."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlotSampling:
-    """One entry per slot; scalars for one slot alone."""
+    """Sampling parameters, an entry per slot or per request of a batch; scalars for one alone."""
 
     temperature: Float[Array, "*slots"]
     """0 takes the most likely token."""
@@ -23,60 +23,60 @@ class SlotSampling:
     seed: UInt32[Array, "*slots"]
     """With the token's position it makes the key, so a draw depends on nothing else."""
 
-    def of(self, slots: Int[Array, " rows"]) -> "SlotSampling":
+    def of(self, slots: Int[Array, " batch"]) -> "SlotSampling":
         return jax.tree.map(lambda entries: entries[slots], self)
 
 
-ALONE = 0
-"""A token of the target, drawn without a draft beside it."""
+INDEPENDENT = 0
+"""Purpose of drawing a token of the target independently of any draft."""
 
 
 def key_at(seed: UInt32[Array, ""], position: Int[Array, ""], purpose: int) -> Key[Array, ""]:
-    """Of one draw; nothing else decides it."""
+    """The key of one draw; nothing else decides it."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), purpose)
 
 
 def sample(
-    logits: Float[Array, "slots width vocab"],
-    rows: SlotSampling,
-    positions: Int[Array, "slots width"],
-) -> Int[Array, "slots width"]:
-    """The token at each of `positions`, drawn for rows with a temperature. Where no row has one,
-    nothing is sorted and nothing drawn, though the program is the same."""
-    hot, likeliest = rows.temperature[:, None] > 0, greedy(logits)
-    draw = lambda: jnp.where(hot, _draw(logits, rows, positions), likeliest)
+    logits: Float[Array, "batch width vocab"],
+    sampling: SlotSampling,
+    positions: Int[Array, "batch width"],
+) -> Int[Array, "batch width"]:
+    """The token at each of `positions`, drawn for requests with a temperature. If no request has
+    one, nothing is sorted and nothing drawn, though the program is the same."""
+    hot, likeliest = sampling.temperature[:, None] > 0, greedy(logits)
+    draw = lambda: jnp.where(hot, _draw(logits, sampling, positions), likeliest)
     return jax.lax.cond(jnp.any(hot), draw, lambda: likeliest)
 
 
-def greedy(logits: Float[Array, "slots width vocab"]) -> Int[Array, "slots width"]:
-    """The likeliest token of every row; the first of several."""
+def greedy(logits: Float[Array, "batch width vocab"]) -> Int[Array, "batch width"]:
+    """The likeliest token at every position; the first if several are."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 def _draw(
-    logits: Float[Array, "slots width vocab"],
-    rows: SlotSampling,
-    positions: Int[Array, "slots width"],
-) -> Int[Array, "slots width"]:
+    logits: Float[Array, "batch width vocab"],
+    sampling: SlotSampling,
+    positions: Int[Array, "batch width"],
+) -> Int[Array, "batch width"]:
     def draw(
-        logits: Float[Array, " vocab"], row: SlotSampling, position: Int[Array, ""]
+        logits: Float[Array, " vocab"], sampling: SlotSampling, position: Int[Array, ""]
     ) -> Int[Array, ""]:
-        key = key_at(row.seed, position, ALONE)
-        return jax.random.categorical(key, filtered(logits, row)).astype(jnp.int32)
+        key = key_at(sampling.seed, position, INDEPENDENT)
+        return jax.random.categorical(key, filtered(logits, sampling)).astype(jnp.int32)
 
     over_width = jax.vmap(draw, in_axes=(0, None, 0))
-    return jax.vmap(over_width)(logits, rows, positions)
+    return jax.vmap(over_width)(logits, sampling, positions)
 
 
-def filtered(logits: Float[Array, " vocab"], row: SlotSampling) -> Float[Array, " vocab"]:
-    """Logits over the temperature, minus infinity where the row's filters drop the token."""
-    scaled = logits.astype(jnp.float32) / jnp.maximum(row.temperature, 1e-6)
+def filtered(logits: Float[Array, " vocab"], sampling: SlotSampling) -> Float[Array, " vocab"]:
+    """Logits over the temperature, minus infinity for tokens that the request's filters drop."""
+    scaled = logits.astype(jnp.float32) / jnp.maximum(sampling.temperature, 1e-6)
     ordered = jnp.sort(scaled, descending=True)
     rank = jnp.arange(ordered.size)
-    kept = (rank < row.top_k) | (row.top_k == 0)
+    kept = (rank < sampling.top_k) | (sampling.top_k == 0)
     mass = jax.nn.softmax(jnp.where(kept, ordered, -jnp.inf))
     # A token stays while the mass before it is short of top_p: the one that crosses it stays.
-    kept &= jnp.cumsum(mass) - mass < row.top_p
-    kept &= ordered >= ordered[0] + jnp.log(row.min_p)
+    kept &= jnp.cumsum(mass) - mass < sampling.top_p
+    kept &= ordered >= ordered[0] + jnp.log(sampling.min_p)
     least = jnp.min(jnp.where(kept, ordered, jnp.inf))
     return jnp.where(scaled >= least, scaled, -jnp.inf)

@@ -1,1 +1,1 @@
-"""Text in, text out: tokenizer, chat template, streaming."""
+"""The tokenizer, the chat template, and text that is streamed."""

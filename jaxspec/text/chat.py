@@ -1,7 +1,7 @@
-"""Chat messages to prompt text, through the model folder's own jinja template.
+"""Chat messages to prompt text, with the jinja template of the model folder.
 
-A template comes from a hub, so it is untrusted code: it runs in jinja's immutable sandbox and
-against the clock. What it sees is what transformers' `apply_chat_template` shows it.
+A template may come from a hub, so it is untrusted code: it runs in jinja's immutable sandbox and
+with a time limit. It gets the same variables as from transformers' `apply_chat_template`.
 """
 
 import json
@@ -15,26 +15,27 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxspec.errors import LoadError, UsageError
-from jaxspec.text.files import one_line, read_text_config
+from jaxspec.errors import LoadError, UsageError, one_line
+from jaxspec.text.tokenizer_files import read_text_config
 
 RENDER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A folder's chat template, compiled."""
+    """The compiled chat template of a model folder."""
 
     program: CodeType
-    """The template."""
+    """Renders a chat without tools."""
     tools_program: CodeType
-    """The template used when tools are given; the same one in most models."""
+    """Renders a chat with tools; most models have one template for both."""
     special_tokens: Mapping[str, str]
-    """Text of the special tokens, which a template may write by role."""
+    """Text of the special tokens by role, which a template may use as variables."""
 
 
 def open_chat_template(folder: str | Path) -> ChatTemplate:
@@ -61,7 +62,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     seconds: float = RENDER_SECONDS,
 ) -> str:
-    """The prompt text. `enable_thinking=None` leaves the choice to the template."""
+    """The prompt text. With `enable_thinking=None` the template decides."""
     _check_messages(messages)
     variables = dict(template.special_tokens) | {
         "messages": messages,
@@ -76,15 +77,15 @@ def render_chat(
 
 
 class _MessagesRefused(Exception):
-    """A template called `raise_exception`."""
+    """The template called `raise_exception`."""
 
 
 class _TooSlow(Exception):
-    """A template is still running at its deadline."""
+    """The template was still running at its deadline."""
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant wrote; the text inside is unchanged."""
+    """`{% generation %}` marks the assistant's text for training; here it changes nothing."""
 
     tags = {"generation"}
 
@@ -97,10 +98,10 @@ class _GenerationTag(Extension):
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
         raise UsageError("the chat has no messages, expected at least one; give a prompt")
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if "role" not in message:
             raise UsageError(
-                f"message {place} has the keys {sorted(message)}, expected `role` and `content`"
+                f"message {index} has the keys {sorted(message)}, expected `role` and `content`"
             )
 
 
@@ -152,7 +153,7 @@ def _run(program: CodeType, variables: Mapping[str, Any], deadline: float) -> st
         raise LoadError(
             f"the chat template leaves its sandbox ({one_line(error)}); do not use this template"
         ) from error
-    except Exception as error:  # a template can raise whatever an expression can
+    except Exception as error:  # expressions in a template can raise anything
         raise UsageError(
             f"the chat template cannot render these messages "
             f"({type(error).__name__}: {one_line(error)}); check roles, contents and tools"
@@ -170,7 +171,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which models were not trained on."""
+    """JSON without escaped HTML: jinja's own filter escapes it, and models were not trained so."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

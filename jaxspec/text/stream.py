@@ -1,6 +1,6 @@
-"""Text that grows: tokens to whole characters, and a watch for stop strings.
+"""Text that arrives in pieces: tokens to whole characters, and the search for stop strings.
 
-Both are records that a step takes and gives back, so a caller may keep one per request.
+The state of each is an immutable record; feeding it returns the next one.
 """
 
 import codecs
@@ -13,10 +13,10 @@ from jaxspec.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TextStream:
-    """How far a token sequence has been turned into text."""
+    """The state of decoding a sequence of tokens."""
 
     pending: bytes = b""
-    """The first bytes of a character whose last byte has not come yet: at most three."""
+    """The first bytes, at most three, of a character whose last byte has not arrived yet."""
 
 
 def feed_tokens(
@@ -26,7 +26,7 @@ def feed_tokens(
     *,
     skip_special_tokens: bool = True,
 ) -> tuple[TextStream, str]:
-    """The characters that these tokens complete; joined, the pieces are the decoded whole."""
+    """The characters that these tokens complete; all pieces joined are the decoded text."""
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
     fresh = b"".join(tokenizer.token_bytes(id) for id in map(int, ids) if id not in skipped)
     data = stream.pending + fresh
@@ -35,20 +35,20 @@ def feed_tokens(
 
 
 def finish_tokens(stream: TextStream) -> str:
-    """What decoding shows for a character that was cut off: nothing if none was."""
+    """The replacement character if the text ended inside a character, else nothing."""
     return stream.pending.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class StopScan:
-    """The search for the stop string that is complete first."""
+    """The state of searching for whichever stop string is completed first."""
 
     stops: tuple[str, ...]
     """Strings that end the text and are not part of it."""
     held: str = ""
-    """The end of the text so far, kept back because a stop string may start with it."""
+    """The end of the text so far, held back because it may be the start of a stop string."""
     found: str | None = None
-    """The stop string that ended the text; from then on nothing more comes out."""
+    """The stop string that ended the text; no text is released after it."""
 
 
 def stop_scan(stops: Sequence[str]) -> StopScan:
@@ -58,7 +58,7 @@ def stop_scan(stops: Sequence[str]) -> StopScan:
 
 
 def feed_text(scan: StopScan, piece: str) -> tuple[StopScan, str]:
-    """The text that is now known to come before any stop string."""
+    """Adds text, and releases what cannot be part of a stop string any more."""
     if scan.found is not None:
         return scan, ""
     text = scan.held + piece
@@ -67,18 +67,17 @@ def feed_text(scan: StopScan, piece: str) -> tuple[StopScan, str]:
     if hits:
         _, start, stop = min(hits)
         return replace(scan, held="", found=stop), text[:start]
-    kept = _held_length(text, scan.stops)
-    released = len(text) - kept
+    released = len(text) - _held_length(text, scan.stops)
     return replace(scan, held=text[released:]), text[:released]
 
 
 def finish_text(scan: StopScan) -> str:
-    """The text that was held back for a stop string that never came."""
+    """The text still held back when no more tokens come."""
     return scan.held
 
 
 def _held_length(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that a stop string starts with."""
+    """Length of the longest end of `text` that is the start of a stop string."""
     longest = max((len(stop) for stop in stops), default=1) - 1
     lengths = range(min(longest, len(text)), 0, -1)
     return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), 0)

@@ -1,4 +1,4 @@
-"""A model folder's byte-level tokenizer."""
+"""The byte-level tokenizer of a model folder."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxspec.errors import LoadError, UsageError
-from jaxspec.text.files import VOCABULARY_FILE, one_line, read_text_config
+from jaxspec.errors import LoadError, UsageError, one_line
+from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids and back, exactly as the folder's tokenizer.json says."""
+    """Text to token ids and back, exactly as the folder's tokenizer.json defines."""
 
     backend: tokenizers.Tokenizer
     """The library's tokenizer, with truncation and padding off."""
     special_tokens: Mapping[str, int]
     """Token id by role, such as `eos_token`."""
     special_ids: frozenset[int]
-    """Ids that decoding leaves out when asked to skip special tokens."""
+    """Ids that decoding leaves out with `skip_special_tokens`."""
 
     @property
     def vocabulary_size(self) -> int:
-        """Tokens that have a text; the model's embedding may be padded beyond it."""
+        """Number of tokens that have a text; the model's embedding may be padded beyond it."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -34,7 +34,8 @@ class Tokenizer:
         return {id: token for token, id in vocabulary.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """`add_special_tokens` runs the post-processor; a rendered chat already has its own."""
+        """Token ids. `add_special_tokens` runs the tokenizer's post-processor; a rendered chat
+        already contains its special tokens."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -47,7 +48,7 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes one token stands for; none for an id in the embedding's padding."""
+        """The bytes that one token stands for; empty for an id in the embedding's padding."""
         token = self.backend.id_to_token(id)
         if token is None:
             return b""
@@ -82,15 +83,15 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic inside the library is not even an Exception
+    except BaseException as error:  # a panic in the library is no Exception
         raise LoadError(
             f"{path} is not a tokenizer the tokenizers library can read "
             f"({one_line(error)}); download it again"
         ) from error
     if not isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
-        found = type(backend.decoder).__name__ if backend.decoder else "no"
+        decoder = type(backend.decoder).__name__ if backend.decoder else "no"
         raise LoadError(
-            f"{path} has {found} decoder, expected ByteLevel as in Qwen3; use a Qwen3 tokenizer"
+            f"{path} has {decoder} decoder, expected ByteLevel as in Qwen3; use a Qwen3 tokenizer"
         )
     backend.no_truncation()
     backend.no_padding()
@@ -101,18 +102,21 @@ def _check_added_tokens(
     backend: tokenizers.Tokenizer, claimed: Mapping[int, str], folder: Path
 ) -> None:
     for id, token in claimed.items():
-        found = backend.id_to_token(id)
-        if found != token:
+        actual = backend.id_to_token(id)
+        if actual != token:
             raise LoadError(
-                f"token {id} is {token!r} in tokenizer_config.json but {found!r} in "
+                f"token {id} is {token!r} in tokenizer_config.json but {actual!r} in "
                 f"tokenizer.json of {folder}; take both files from the same model"
             )
 
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes a byte as itself where that prints, else as the next unused letter."""
+    """The byte behind each character that byte-level BPE writes.
+
+    A printable byte is written as itself, every other one as the next unused character.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    unchanged = {chr(byte): byte for byte in printable}
+    return unchanged | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxspec.trace.planes import Event
+from jaxspec.trace.events import Event
 
 PHASES = ("prefill", "draft", "verify", "accept", "commit")
 PARTS = (
@@ -22,7 +22,7 @@ PHASE_OF_MODULE = {
     "jit_draft_step": "draft",
     "jit_verify_step": "verify",
     "jit_commit_step": "commit",
-    "jit_seat_step": "seat",
+    "jit_admit_step": "admit",
 }
 UNKNOWN = "(no scope)"
 
@@ -30,31 +30,39 @@ OpNames = dict[tuple[str, int | None], dict[str, str]]
 """By module and program: the op_name of every instruction."""
 
 
-def op_names_of(events: Iterable[Event], programs: Sequence[dict[str, Any]]) -> OpNames:
-    """Per program in the trace the op_names of the recorded program that fits it best: two
-    programs of one step, for different numbers of rows, bear the same name."""
-    seen = defaultdict(set)
+def match_programs(events: Iterable[Event], programs: Sequence[dict[str, Any]]) -> OpNames:
+    """For each program in the trace, the op_names of the recorded program that shares most
+    instructions with it: programs of one step, for different batch sizes, have the same name."""
+    instructions = defaultdict(set)
     for event in events:
-        seen[event.module, event.program].add(event.op)
+        instructions[event.module, event.program].add(event.op)
     chosen = {}
-    for (module, program), ops in seen.items():
-        same = [p["op_names"] for p in programs if p["module"] == module]
-        chosen[module, program] = max(same, key=lambda names: len(ops & set(names)), default={})
+    for (module, program), ops in instructions.items():
+        same_name = [one["op_names"] for one in programs if one["module"] == module]
+        best = max(same_name, key=lambda names: len(ops & set(names)), default={})
+        chosen[module, program] = best
     return chosen
 
 
 def scope_of(op_name: str, module: str) -> tuple[str, str]:
     """Phase and part of `jit(spec_step)/verify/Qwen3/layer_0/layers_0/mlp/down/dot_general`."""
     path = op_name.split(";")[0].split("/")
-    phase = path[1] if len(path) > 1 and path[1] in PHASES else None
-    phase = phase or PHASE_OF_MODULE.get(module, UNKNOWN)
+    return _phase(path, module), _part(path)
+
+
+def _phase(path: Sequence[str], module: str) -> str:
+    if len(path) > 1 and path[1] in PHASES:
+        return path[1]
+    return PHASE_OF_MODULE.get(module, UNKNOWN)
+
+
+def _part(path: Sequence[str]) -> str:
     for outer in ("context", "head"):
         if outer in path:
-            return phase, outer
-    for name in reversed(path):
-        name = name.split(".")[0]
-        if name in PARTS:
-            return phase, name
+            return outer
+    from_innermost = (name.split(".")[0] for name in reversed(path))
+    if part := next((name for name in from_innermost if name in PARTS), None):
+        return part
     if "attention" in path:
-        return phase, "attention"
-    return phase, "final norm" if "norm" in path else "other"
+        return "attention"
+    return "final norm" if "norm" in path else "other"

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from jaxspec.trace.reading import Kernel, Trace, busy
 from jaxspec.trace.scopes import PHASES
-from jaxspec.trace.trace import Kernel, Trace, busy
 
-WORTH_A_WORD_NS = 1000.0
+COUNTED_GAP_NS = 1000.0
 """Gaps below a microsecond are the launch of the next kernel."""
 
 
 def summarise(trace: Trace) -> dict[str, Any]:
-    """Milliseconds are sums over the whole recording, unless they say per step."""
-    spans = busy(trace.kernels)
+    """Milliseconds are sums over the whole recording, but for those named per step."""
+    intervals = busy(trace.kernels)
     steps = max(len(trace.steps), 1)
     total = sum(kernel.self_ns for kernel in trace.kernels)
-    gaps = [b[0] - a[1] for a, b in pairwise(spans)]
-    wall = spans[-1][1] - spans[0][0] if spans else 0.0
-    busy_ns = sum(end - start for start, end in spans)
+    gaps = [b[0] - a[1] for a, b in pairwise(intervals)]
+    wall = intervals[-1][1] - intervals[0][0] if intervals else 0.0
+    busy_ns = sum(end - start for start, end in intervals)
     return {
         "steps": len(trace.steps),
         "kernels": len(trace.kernels),
@@ -30,7 +30,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "busy_ms": busy_ns / 1e6,
         "idle_ms": (wall - busy_ns) / 1e6,
         "device_ms_per_step": _device_ms(trace, steps),
-        "gaps_over_1us": sum(gap > WORTH_A_WORD_NS for gap in gaps),
+        "gaps_over_1us": sum(gap > COUNTED_GAP_NS for gap in gaps),
         "longest_gap_us": max(gaps, default=0.0) / 1e3,
         "step_wall_ms": [(end - start) / 1e6 for _, start, end in trace.steps],
         "scopes": list(_scopes(trace, total, steps)),
@@ -39,8 +39,8 @@ def summarise(trace: Trace) -> dict[str, Any]:
 
 
 def _device_ms(trace: Trace, steps: int) -> float | None:
-    """From the first kernel of a step's programs to their last; medians, so that the first step,
-    before which nothing runs, weighs no more. None on the CPU."""
+    """Milliseconds per step from the first kernel of each program to its last: medians, so that
+    the first step, before which nothing runs, counts like the others. None on the CPU."""
     programs = defaultdict(list)
     for launch in trace.launches:
         programs[launch.program].append(launch.end_ns - launch.start_ns)
@@ -76,7 +76,7 @@ def _scope(
 
 
 def _floor(trace: Trace, phase: str, spent: float, steps: int) -> dict[str, Any]:
-    """Weights that a phase reads in every step, beside the time that it took."""
+    """The weights that a phase reads in every step, and their least time over its time."""
     weights = trace.run.get("bytes", {}).get(phase)
     if not weights or not spent:
         return {}
@@ -103,39 +103,54 @@ def _by_kernel(kernels: Sequence[Kernel], total: float) -> list[dict[str, Any]]:
     ]
 
 
-def in_words(found: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
-    """The tables, for a person."""
-    mode = run.get("mode", "unknown")
-    device = run.get("environment", {}).get("device", "unknown device")
-    lines = [
-        f"{found['steps']} steps on {device}, {run.get('method', '?')}, {run.get('driver', '?')} "
-        f"driver, {how_recorded(run)}",
-        f"kernels {found['kernel_ms']:.3f} ms, {found['kernel_ms_per_step']:.3f} ms per step",
-        *_beside_device_time(found),
-        *_without_scopes(trace_mode=mode, device=device, found=found),
-        f"device busy {found['busy_ms']:.3f} of {found['wall_ms']:.3f} ms; idle "
-        f"{found['idle_ms']:.3f} ms, {found['gaps_over_1us']} gaps over 1 us, the longest "
-        f"{found['longest_gap_us']:.1f} us",
+def report(summary: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
+    """The summary as text: totals, a line per scope, and the `top` kernels with most time."""
+    return [
+        *_totals(summary, run),
         "",
         f"{'scope':<28}{'ms/step':>10}{'share':>8}{'launches/step':>15}{'weights / floor':>22}",
+        *map(_scope_line, summary["scopes"]),
+        "",
+        f"{'kernel':<46}{'scope':<24}{'calls':>7}{'us/call':>10}{'share':>8}",
+        *map(_kernel_line, summary["by_kernel"][:top]),
     ]
-    for scope in found["scopes"]:
-        name = f"  {scope['part']}" if scope["part"] else scope["phase"]
-        floor = ""
-        if "floor_fraction" in scope:
-            floor = f"{scope['weight_bytes'] / 1e6:.1f} MB / {100 * scope['floor_fraction']:.0f}%"
-        lines.append(
-            f"{name:<28}{scope['ms_per_step']:>10.4f}{100 * scope['share']:>7.1f}%"
-            f"{scope['kernels_per_step']:>15.1f}{floor:>22}"
-        )
-    lines += ["", f"{'kernel':<46}{'scope':<24}{'calls':>7}{'us/call':>10}{'share':>8}"]
-    for kernel in found["by_kernel"][:top]:
-        scope = f"{kernel['phase']}/{kernel['part']}"
-        lines.append(
-            f"{_short(kernel['name'], 45):<46}{_short(scope, 23):<24}{kernel['calls']:>7}"
-            f"{kernel['us_per_call']:>10.2f}{100 * kernel['share']:>7.1f}%"
-        )
-    return lines
+
+
+def _totals(summary: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
+    device = run.get("environment", {}).get("device", "unknown device")
+    yield (
+        f"{summary['steps']} steps on {device}, {run.get('method', '?')}, "
+        f"{run.get('driver', '?')} driver, {how_recorded(run)}"
+    )
+    per_step = summary["kernel_ms_per_step"]
+    yield f"kernels {summary['kernel_ms']:.3f} ms, {per_step:.3f} ms per step"
+    yield from _shares_of_device_time(summary)
+    if _lacks_scopes(summary, run.get("mode", "unknown"), device):
+        yield "kernels inside command buffers have no scope; record with --profile-readable too"
+    yield (
+        f"device busy {summary['busy_ms']:.3f} of {summary['wall_ms']:.3f} ms; idle "
+        f"{summary['idle_ms']:.3f} ms, {summary['gaps_over_1us']} gaps over 1 us, the longest "
+        f"{summary['longest_gap_us']:.1f} us"
+    )
+
+
+def _scope_line(scope: dict[str, Any]) -> str:
+    name = f"  {scope['part']}" if scope["part"] else scope["phase"]
+    floor = ""
+    if "floor_fraction" in scope:
+        floor = f"{scope['weight_bytes'] / 1e6:.1f} MB / {100 * scope['floor_fraction']:.0f}%"
+    return (
+        f"{name:<28}{scope['ms_per_step']:>10.4f}{100 * scope['share']:>7.1f}%"
+        f"{scope['kernels_per_step']:>15.1f}{floor:>22}"
+    )
+
+
+def _kernel_line(kernel: dict[str, Any]) -> str:
+    scope = f"{kernel['phase']}/{kernel['part']}"
+    return (
+        f"{_short(kernel['name'], 45):<46}{_short(scope, 23):<24}{kernel['calls']:>7}"
+        f"{kernel['us_per_call']:>10.2f}{100 * kernel['share']:>7.1f}%"
+    )
 
 
 def how_recorded(run: dict[str, Any]) -> str:
@@ -143,21 +158,20 @@ def how_recorded(run: dict[str, Any]) -> str:
     return f"{run.get('mode', 'unknown')} mode{synthetic}"
 
 
-def _without_scopes(trace_mode: str, device: str, found: dict[str, Any]) -> list[str]:
-    known = sum(s["share"] for s in found["scopes"] if s["part"] and s["phase"] in PHASES)
-    if trace_mode != "timing" or device == "cpu" or known > 0.5:
-        return []
-    return ["kernels inside command buffers have no scope; record with --profile-readable too"]
+def _lacks_scopes(summary: dict[str, Any], mode: str, device: str) -> bool:
+    """Whether most time has no scope, as on a GPU with command buffers."""
+    scopes = [s for s in summary["scopes"] if s["part"] and s["phase"] in PHASES]
+    return mode == "timing" and device != "cpu" and sum(s["share"] for s in scopes) <= 0.5
 
 
-def _beside_device_time(found: dict[str, Any]) -> Iterator[str]:
-    for key, what in (
+def _shares_of_device_time(summary: dict[str, Any]) -> Iterator[str]:
+    for key, description in (
         ("device_ms_per_step", "a step, first kernel to last"),
         ("timing_ms_per_step", "a step with command buffers"),
     ):
-        if device_ms := found.get(key):
-            share = found["kernel_ms_per_step"] / device_ms
-            yield f"  {100 * share:.1f}% of the {device_ms:.3f} ms of {what}"
+        if device_ms := summary.get(key):
+            share = summary["kernel_ms_per_step"] / device_ms
+            yield f"  {100 * share:.1f}% of the {device_ms:.3f} ms of {description}"
 
 
 def _short(name: str, width: int) -> str:

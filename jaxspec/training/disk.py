@@ -6,8 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from jaxspec.errors import LoadError
-from jaxspec.text.files import one_line
+from jaxspec.errors import LoadError, one_line
 
 
 @contextlib.contextmanager

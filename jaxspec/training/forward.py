@@ -2,7 +2,7 @@
 
 A drafter sees a sequence as many blocks at once, each as decoding would see it:
 
-    context    0 1 2 3 4 5 6 7 8 9 ...        features of the target, one row per position
+    context    0 1 2 3 4 5 6 7 8 9 ...        features of the target, one per position
     block a    . . . [3 m m m]                sees context 0..2 and itself
     block b    . . . . . . . [7 m m m]        sees context 0..6 and itself, nothing of block a
 
@@ -11,40 +11,63 @@ A target is the same thing with one causal block that starts at 0 and has no con
 Run with `module.apply({"params": params}, ..., method=block_hidden)`.
 """
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.layers.decoder import Attention, BlockMask, DecoderLayer, Rotation
+from jaxspec.layers.decoder import Attention, BlockMask, Decoder
 from jaxspec.layers.linear import RMSNorm
-from jaxspec.layers.rope import Rope, rotation
+from jaxspec.layers.rope import Rotation, rotation
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
-from pallas_kernels.add_norm.reference import added
 from pallas_kernels.qkv_write.reference import rotate
 
 MASKED = -1e30
 
 
-class Context(NamedTuple):
-    """What the blocks of one batch of sequences may look at besides themselves."""
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Attends over sequences that are there as a whole: each block sees its context and itself.
+    Nothing is remembered, so a layer's memory is None."""
 
-    rows: Float[Array, "batch length hidden"]
+    context: Float[Array, "batch length hidden"]
     """Input of every layer's key and value projection; length 0 for a target."""
-    rotated: Rotation
+    context_rotation: tuple[Float[Array, "batch length half"], Float[Array, "batch length half"]]
     """Of positions 0 .. length - 1."""
-
-
-class Blocks(NamedTuple):
-    """Where the blocks of one batch of sequences sit."""
-
     anchors: Int[Array, "batch blocks"]
-    """Position of each block's first row."""
+    """Position of each block's first token."""
     width: int
-    rotated: Rotation
-    """Of all rows of all blocks, blocks one after the other."""
+    rotation: tuple[Float[Array, "batch tokens half"], Float[Array, "batch tokens half"]]
+    """Of all tokens of all blocks, blocks one after the other."""
+
+    def __call__(
+        self, attention: Attention, qkv: Float[Array, "batch tokens fused"], memory: None
+    ) -> tuple[Float[Array, "batch tokens attended"], None]:
+        g, length = attention.geometry, self.context.shape[1]
+        fused = by_head(qkv, g.head_dim)
+        of_context = by_head(attention.keys_values(self.context), g.head_dim)
+        query, key, value = jnp.split(fused, [g.num_heads, g.num_heads + g.num_kv_heads], axis=2)
+        context_key, context_value = jnp.split(of_context, 2, axis=2)
+        key = norm_and_rotate(attention.k_norm, key, self.rotation)
+        query = norm_and_rotate(attention.q_norm, query, self.rotation)
+        grouped = (g.num_kv_heads, g.num_heads // g.num_kv_heads, g.head_dim)
+        attended = block_attention(
+            self.by_block(query.reshape(*query.shape[:2], *grouped)),
+            norm_and_rotate(attention.k_norm, context_key, self.context_rotation),
+            context_value,
+            self.by_block(key),
+            self.by_block(value),
+            visible_context(attention.mask, self.anchors, self.width, length),
+            visible_block(attention.mask, self.width),
+        )
+        return attended.reshape(*qkv.shape[:2], -1), None
+
+    def by_block(
+        self, tokens: Float[Array, "batch tokens ..."]
+    ) -> Float[Array, "batch blocks {self.width} ..."]:
+        return tokens.reshape(*self.anchors.shape, self.width, *tokens.shape[2:])
 
 
 def causal_hidden(
@@ -52,14 +75,12 @@ def causal_hidden(
 ) -> tuple[Float[Array, "batch length hidden"], Float[Array, "batch length features"]]:
     """Final hidden states and captured features of whole sequences from position 0."""
     batch, length = tokens.shape
-    geometry = target.config.decoder
     x = target.embedding(tokens)
     start = jnp.zeros((batch, 1), jnp.int32)
-    blocks = blocks_at(start, length, geometry.rope, geometry.head_dim)
-    nothing = Context(x[:, :0], tuple(part[:, :0] for part in blocks.rotated))
+    blocks = blocks_at(start, length, x[:, :0], target.config.decoder)
     after = []
     for layer in target.layers:
-        x = layer_over_blocks(layer, x, nothing, blocks)
+        x, _ = layer(x, blocks, None)
         after.append(x)
     features = [after[i] for i in target.capture] or [x[..., :0]]
     return target.norm(x), jnp.concatenate(features, axis=-1)
@@ -67,81 +88,44 @@ def causal_hidden(
 
 def block_hidden(
     drafter: DFlash,
-    embedded: Float[Array, "batch rows hidden"],
+    embedded: Float[Array, "batch tokens hidden"],
     features: Float[Array, "batch length features"],
     anchors: Int[Array, "batch blocks"],
-) -> Float[Array, "batch rows hidden"]:
-    """Final hidden states of every block, `block_size` rows each, blocks one after the other."""
-    geometry = drafter.config.decoder
-    blocks = blocks_at(anchors, drafter.config.block_size, geometry.rope, geometry.head_dim)
-    positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
-    context = Context(
-        drafter.feature_norm(drafter.feature_projection(features)),
-        rotation(geometry.rope, geometry.head_dim, positions),
-    )
+) -> Float[Array, "batch tokens hidden"]:
+    """Final hidden states of every block, `block_size` tokens each, one block after the other."""
+    context = drafter.feature_norm(drafter.feature_projection(features))
+    blocks = blocks_at(anchors, drafter.config.block_size, context, drafter.config.decoder)
     x = embedded
     for layer in drafter.layers:
-        x = layer_over_blocks(layer, x, context, blocks)
+        x, _ = layer(x, blocks, None)
     return drafter.norm(x)
 
 
-def blocks_at(anchors: Int[Array, "batch blocks"], width: int, rope: Rope, head_dim: int) -> Blocks:
+def blocks_at(
+    anchors: Int[Array, "batch blocks"],
+    width: int,
+    context: Float[Array, "batch length hidden"],
+    decoder: Decoder,
+) -> Blocks:
+    def rotated(positions: Int[Array, "batch positions"]) -> Rotation:
+        return rotation(decoder.rope, decoder.head_dim, positions)
+
+    batch, length = context.shape[:2]
     positions = anchors[..., None] + jnp.arange(width, dtype=anchors.dtype)
-    return Blocks(anchors, width, rotation(rope, head_dim, positions.reshape(anchors.shape[0], -1)))
-
-
-def layer_over_blocks(
-    layer: DecoderLayer, x: Float[Array, "batch rows hidden"], context: Context, blocks: Blocks
-) -> Float[Array, "batch rows hidden"]:
-    x = x + attention_over_blocks(layer.attention, x, context, blocks)
-    return added(x, layer.mlp(layer.mlp.norm(x)))
-
-
-def attention_over_blocks(
-    attention: Attention,
-    x: Float[Array, "batch rows hidden"],
-    context: Context,
-    blocks: Blocks,
-) -> Float[Array, "batch rows hidden"]:
-    g = attention.geometry
-    batch, num_blocks = blocks.anchors.shape
-    fused = by_head(attention.qkv(attention.norm(x)), g.head_dim)
-    of_context = by_head(
-        attention.qkv.columns(context.rows, start=g.num_heads * g.head_dim), g.head_dim
-    )
-    query, key, value = jnp.split(fused, [g.num_heads, g.num_heads + g.num_kv_heads], axis=2)
-    query = turned(attention.q_norm, query, blocks.rotated)
-    key = turned(attention.k_norm, key, blocks.rotated)
-    context_key, context_value = jnp.split(of_context, 2, axis=2)
-    context_key = turned(attention.k_norm, context_key, context.rotated)
-
-    def per_block(rows: Float[Array, "batch rows heads head_dim"]) -> Array:
-        return rows.reshape(batch, num_blocks, blocks.width, *rows.shape[2:])
-
-    grouped = (g.num_kv_heads, g.num_heads // g.num_kv_heads, g.head_dim)
-    query = query.reshape(batch, num_blocks, blocks.width, *grouped)
-    attended = block_attention(
-        query,
-        context_key,
-        context_value,
-        per_block(key),
-        per_block(value),
-        visible_context(attention.mask, blocks.anchors, blocks.width, context.rows.shape[1]),
-        visible_block(attention.mask, blocks.width),
-    )
-    return attention.out(attended.reshape(batch, -1, g.num_heads * g.head_dim))
+    before = jnp.broadcast_to(jnp.arange(length), (batch, length))
+    return Blocks(context, rotated(before), anchors, width, rotated(positions.reshape(batch, -1)))
 
 
 def by_head(
-    rows: Float[Array, "batch rows fused"], head_dim: int
-) -> Float[Array, "batch rows heads {head_dim}"]:
-    return rows.reshape(*rows.shape[:2], rows.shape[2] // head_dim, head_dim)
+    tokens: Float[Array, "batch tokens fused"], head_dim: int
+) -> Float[Array, "batch tokens heads {head_dim}"]:
+    return tokens.reshape(*tokens.shape[:2], tokens.shape[2] // head_dim, head_dim)
 
 
-def turned(
-    norm: RMSNorm, heads: Float[Array, "batch rows heads head_dim"], rotated: Rotation
-) -> Float[Array, "batch rows heads head_dim"]:
-    """Normed and rotated in float32, as the decoding kernels do it."""
+def norm_and_rotate(
+    norm: RMSNorm, heads: Float[Array, "batch tokens heads head_dim"], rotated: Rotation
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """In float32, as the decoding kernels do it."""
     return rotate(norm(heads.astype(jnp.float32)), *rotated).astype(heads.dtype)
 
 
@@ -154,7 +138,7 @@ def block_attention(
     sees_context: Bool[Array, "batch blocks width length"],
     sees_block: Bool[Array, "width width"],
 ) -> Float[Array, "batch blocks width kv_heads group head_dim"]:
-    """One softmax over the context that all blocks share and the rows of the own block."""
+    """One softmax over the context that all blocks share and the tokens of the own block."""
     scale, length = query.shape[-1] ** -0.5, context_key.shape[1]
 
     def scores(equation: str, key: Array, visible: Array) -> Array:
@@ -173,14 +157,14 @@ def block_attention(
 def visible_context(
     mask: BlockMask, anchors: Int[Array, "batch blocks"], width: int, length: int
 ) -> Bool[Array, "batch blocks {width} {length}"]:
-    """Context strictly before the anchor, and within the window of the row."""
+    """Context strictly before the anchor, and within the window of the token."""
     position = jnp.arange(length)
-    row = (anchors[..., None] + jnp.arange(width))[..., None]
+    own = (anchors[..., None] + jnp.arange(width))[..., None]
     visible = jnp.broadcast_to(position < anchors[..., None, None], (*anchors.shape, width, length))
-    return visible if mask.window is None else visible & (position > row - mask.window)
+    return visible if mask.window is None else visible & (position > own - mask.window)
 
 
 def visible_block(mask: BlockMask, width: int) -> Bool[Array, "{width} {width}"]:
-    row, other = jnp.arange(width)[:, None], jnp.arange(width)[None, :]
-    visible = (other <= row) if mask.causal else jnp.ones((width, width), bool)
-    return visible if mask.window is None else visible & (abs(other - row) < mask.window)
+    own, other = jnp.arange(width)[:, None], jnp.arange(width)[None, :]
+    visible = (other <= own) if mask.causal else jnp.ones((width, width), bool)
+    return visible if mask.window is None else visible & (abs(other - own) < mask.window)

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from jaxspec.errors import LoadError
-from jaxspec.text.files import one_line
+from jaxspec.errors import LoadError, one_line
 from jaxspec.training.optimization import TrainState
 
 

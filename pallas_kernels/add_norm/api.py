@@ -9,13 +9,13 @@ from pallas_kernels.dispatch import Implementation, choose
 
 
 def add_norm(
-    x: Float[Array, "*rows hidden"],
-    addend: Float[Array, "parts *rows hidden"],
+    x: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "parts *tokens hidden"],
     scale: Float[Array, " hidden"],
     *,
     eps: float,
     implementation: Implementation = "auto",
-) -> tuple[Float[Array, "*rows hidden"], Float[Array, "*rows hidden"]]:
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
     """`x` plus the sum of `addend`'s parts, and the root mean square norm of that.
 
     The parts are those of a matrix product that was split over its inputs, in float32; a product

@@ -17,13 +17,13 @@ BYTES_PER_LOAD = 16
 # A jit of its own, so that a model's layers lower one kernel and not one each.
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def add_norm(
-    x: Float[Array, "*rows hidden"],
-    addend: Float[Array, "parts *rows hidden"],
+    x: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "parts *tokens hidden"],
     scale: Float[Array, " hidden"],
     *,
     eps: float,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> tuple[Float[Array, "*rows hidden"], Float[Array, "*rows hidden"]]:
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
     hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
     require(addend.dtype in (x.dtype, jnp.float32), "parts in float32 or the dtype of the rows")
     require(hidden % THREADS == 0, "a hidden size that is a multiple of 128")

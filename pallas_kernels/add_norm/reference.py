@@ -6,25 +6,25 @@ from jaxtyping import Array, Float
 
 
 def add_norm(
-    x: Float[Array, "*rows hidden"],
-    addend: Float[Array, "parts *rows hidden"],
+    x: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "parts *tokens hidden"],
     scale: Float[Array, " hidden"],
     *,
     eps: float,
-) -> tuple[Float[Array, "*rows hidden"], Float[Array, "*rows hidden"]]:
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
     total = added(x, addend)
     return total, rms_norm(total, scale, eps=eps)
 
 
 def added(
-    x: Float[Array, "*rows hidden"], addend: Float[Array, "parts *rows hidden"]
-) -> Float[Array, "*rows hidden"]:
+    x: Float[Array, "*tokens hidden"], addend: Float[Array, "parts *tokens hidden"]
+) -> Float[Array, "*tokens hidden"]:
     return x + addend.astype(jnp.float32).sum(axis=0).astype(x.dtype)
 
 
 def rms_norm(
-    x: Float[Array, "*rows hidden"], scale: Float[Array, " hidden"], *, eps: float
-) -> Float[Array, "*rows hidden"]:
+    x: Float[Array, "*tokens hidden"], scale: Float[Array, " hidden"], *, eps: float
+) -> Float[Array, "*tokens hidden"]:
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * scale.astype(jnp.float32)).astype(x.dtype)

@@ -7,37 +7,38 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.dense_chain import reference
-from pallas_kernels.dense_chain.shape import ChainShape, Meetings, first_meetings
+from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
 from pallas_kernels.dispatch import Implementation, choose, kernels_run
 
 
 def dense_chain(
-    attended: Float[Array, "rows attended"],
-    x: Float[Array, "rows hidden"],
+    attended: Float[Array, "tokens attended"],
+    x: Float[Array, "tokens hidden"],
     out: Float[Array, "attended hidden"],
     norm: Float[Array, " hidden"],
     gate_up: Float[Array, "hidden twice_inner"],
     down: Float[Array, "inner hidden"],
     next_norm: Float[Array, " hidden"],
     qkv: Float[Array, "hidden fused"] | None,
-    meetings: Meetings | None = None,
+    arrivals: Arrivals | None = None,
     *,
     eps: float,
     implementation: Implementation = "auto",
-) -> tuple[Float[Array, "rows hidden"], Float[Array, "rows fused"] | None, Meetings]:
+) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
     """From what attention gives to what the next attention takes:
 
         total = x + attended @ out
         total = total + (silu(gate) * up) @ down       gate, up: norm(total) @ gate_up
         next_norm(total) @ qkv                         nothing without `qkv`
 
-    Returns the total, that product and the meetings for the next call. Without those of the call
-    before, nothing but their data keeps two calls of one program apart.
+    Returns the total, that product and the `arrivals` for the next call. Without those of the call
+    before, only their data keeps two calls of one program from running side by side. A `Chain`
+    takes care of them, and of batches that the kernel does not take as they are.
     """
     implementations = {"mosaic": _mosaic, "xla": reference.dense_chain}
-    meetings = first_meetings() if meetings is None else meetings
-    given = (attended, x, out, norm, gate_up, down, next_norm, qkv, meetings)
-    return choose(implementation, implementations, *given, eps=eps)
+    arrivals = first_arrivals() if arrivals is None else arrivals
+    arrays = (attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals)
+    return choose(implementation, implementations, *arrays, eps=eps)
 
 
 def dense_chain_runs(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> bool:

@@ -5,7 +5,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dense_chain import meeting
+from pallas_kernels.dense_chain import grid_barrier
 from pallas_kernels.dense_chain.loading import (
     GATE_UP,
     STEPS_OF_GATE_UP,
@@ -13,10 +13,10 @@ from pallas_kernels.dense_chain.loading import (
     load_rows,
     load_weights,
 )
-from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, UNIT, Plan
+from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, GROUP, UNIT, Plan
 from pallas_kernels.dense_chain.rows import TURNED, Rows, times_rows
-from pallas_kernels.dense_chain.shape import PLACES
-from pallas_kernels.tiles import fence_async, store
+from pallas_kernels.dense_chain.shape import BARRIERS
+from pallas_kernels.tiles import Accumulator, fence_async, store
 
 
 def run(plan: Plan, names: tuple[str, ...], *refs, **scratch) -> None:
@@ -48,14 +48,14 @@ class Chain:
         work = (self.attention_out, self.gate_and_up, self.down, self.next_qkv)
         for p in self.shares.products:
             pl.when(self.shares.active[p])(work[p])
-            if p < PLACES and not self.plan.alone:
-                meeting.arrive(self.refs["counters"], p)
+            if p < BARRIERS and not self.plan.alone:
+                grid_barrier.arrive(self.refs["counters"], p)
 
     def wait_for_rows(self, p: int) -> None:
         """Until all thread blocks have finished the product before."""
         if p > 0 and not self.plan.alone:
-            everyone = self.plan.blocks * CONSUMERS
-            meeting.wait(self.refs["counters"], p - 1, self.refs["calls"], everyone)
+            arrivals = self.plan.blocks * CONSUMERS
+            grid_barrier.wait(self.refs["counters"], p - 1, self.refs["calls"], arrivals)
             fence_async()
 
     def attention_out(self) -> None:
@@ -71,12 +71,12 @@ class Chain:
 
         def product(gate_acc, up_acc) -> None:
             self.accumulate_gate_and_up(gate_acc, up_acc)
-            inverse = self.rows.inverse(pl.ds(0, self.plan.shape.rows))
+            inverse = self.rows.inverse(pl.ds(0, self.plan.shape.tokens))
             gate, up = (times_rows(acc[...], inverse) for acc in (gate_acc, up_acc))
             gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
             store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TURNED))
 
-        whole = plgpu.ACC((UNIT, self.plan.shape.rows), jnp.float32)
+        whole = Accumulator((UNIT, self.plan.shape.tokens), jnp.float32)
         pl.run_scoped(product, whole, whole)
 
     def next_qkv(self) -> None:
@@ -100,7 +100,7 @@ class Chain:
 
             finish(acc[...])
 
-        pl.run_scoped(product, plgpu.ACC((UNIT, mine.size), jnp.float32))
+        pl.run_scoped(product, Accumulator((UNIT, self.plan.groups_each * GROUP), jnp.float32))
 
     def accumulate_gate_and_up(self, *accs) -> None:
         @pl.loop(0, self.shares.row_steps[GATE_UP])

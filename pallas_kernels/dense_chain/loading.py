@@ -48,7 +48,7 @@ class Shares:
     @property
     def products(self) -> range:
         plan = self.plan
-        return range(plan.only, plan.only + 1) if plan.alone else range(plan.products)
+        return range(plan.products) if plan.only is None else range(plan.only, plan.only + 1)
 
     def inputs(self, p: int) -> Any:
         """Where the inputs of this block begin."""

@@ -19,29 +19,29 @@ from pallas_kernels.dense_chain.plan import (
     check_device,
     choose_sizes,
 )
-from pallas_kernels.dense_chain.shape import ChainShape, Meetings
+from pallas_kernels.dense_chain.shape import Arrivals, ChainShape
 from pallas_kernels.tiles import named, require
 
 
 # A jit of its own, so that a model's layers lower one kernel and not one each.
 @functools.partial(jax.jit, static_argnames=("eps", "sizes", "pairs", "interpret"))
 def dense_chain(
-    attended: Float[Array, "rows attended"],
-    x: Float[Array, "rows hidden"],
+    attended: Float[Array, "tokens attended"],
+    x: Float[Array, "tokens hidden"],
     out: Float[Array, "attended hidden"],
     norm: Float[Array, " hidden"],
     gate_up: Float[Array, "hidden twice_inner"],
     down: Float[Array, "inner hidden"],
     next_norm: Float[Array, " hidden"],
     qkv: Float[Array, "hidden fused"] | None,
-    meetings: Meetings,
+    arrivals: Arrivals,
     *,
     eps: float,
     sizes: Sizes | None = None,
     pairs: int = PAIRS,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> tuple[Float[Array, "rows hidden"], Float[Array, "rows fused"] | None, Meetings]:
-    given = {
+) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
+    inputs = {
         "attended": attended,
         "x": x,
         "out": out,
@@ -51,7 +51,7 @@ def dense_chain(
         "next_norm": next_norm,
         "qkv": qkv,
     }
-    given = {name: array for name, array in given.items() if array is not None}
+    inputs = {name: array for name, array in inputs.items() if array is not None}
     shape = ChainShape(
         x.shape[0],
         attended.shape[1],
@@ -59,26 +59,26 @@ def dense_chain(
         down.shape[0],
         0 if qkv is None else qkv.shape[1],
     )
-    require(len({a.dtype for a in given.values()}) == 1, "one dtype")
+    require(len({a.dtype for a in inputs.values()}) == 1, "one dtype")
     check(shape, x.dtype, pairs)
-    plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape.rows), None)
+    plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape.tokens), None)
     if interpret is None:
         check_device()
-        counters = jax.new_ref(meetings.counters)
-        calls = jnp.full((1,), meetings.calls + 1, jnp.int32)
-        found = launch(plan, given | {"counters": counters, "calls": calls}, None)
-        meetings = Meetings(jax.freeze(counters), meetings.calls + 1)
+        counters = jax.new_ref(arrivals.counters)
+        calls = jnp.full((1,), arrivals.calls + 1, jnp.int32)
+        outputs = launch(plan, inputs | {"counters": counters, "calls": calls}, None)
+        arrivals = Arrivals(jax.freeze(counters), arrivals.calls + 1)
     else:
-        found = given
+        outputs = inputs
         for p in range(plan.products):
-            found = found | launch(dataclasses.replace(plan, only=p), found, interpret)
-    return found["total"], found.get("next_qkv"), meetings
+            outputs = outputs | launch(dataclasses.replace(plan, only=p), outputs, interpret)
+    return outputs["total"], outputs.get("next_qkv"), arrivals
 
 
-def launch(plan: Plan, given: dict[str, jax.Array], interpret) -> dict[str, jax.Array]:
+def launch(plan: Plan, inputs: dict[str, jax.Array], interpret) -> dict[str, jax.Array]:
     outputs = plan.outputs()
-    found = plgpu.kernel(
-        named("dense_chain", functools.partial(kernel.run, plan, (*given, *outputs))),
+    results = plgpu.kernel(
+        named("dense_chain", functools.partial(kernel.run, plan, (*inputs, *outputs))),
         out_type=tuple(outputs.values()),
         grid=(plan.pairs,),
         grid_names=("pair",),
@@ -89,5 +89,5 @@ def launch(plan: Plan, given: dict[str, jax.Array], interpret) -> dict[str, jax.
         scratch_types=plan.scratch(),
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
-    )(*given.values())
-    return dict(zip(outputs, found))
+    )(*inputs.values())
+    return dict(zip(outputs, results))

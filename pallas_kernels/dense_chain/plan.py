@@ -25,7 +25,7 @@ GROUP = 8
 """Rows that a warpgroup finishes at a time."""
 PAIRS = 66
 """Clusters, all of them on the GPU at once: one block per multiprocessor of an H100."""
-MOST_ROWS = 64
+MOST_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def groups(self) -> int:
-        return self.shape.rows // GROUP
+        return self.shape.tokens // GROUP
 
     @property
     def groups_each(self) -> int:
@@ -85,16 +85,16 @@ class Plan:
 
     def outputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         shapes = self.shapes()
-        if self.alone:
+        if self.only is not None:
             return {name: shapes[name] for name in STAGES[self.only]}
         stages = STAGES[: self.products]
         return {name: shapes[name] for stage in stages for name in stage if name not in SUMS}
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        rows, of_hidden = self.shape.rows, self.shape.hidden
+        rows, of_hidden = self.shape.tokens, self.shape.hidden
         narrow = lambda *shape: jax.ShapeDtypeStruct(shape, self.dtype)
         wide = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-        hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, MOST_ROWS)
+        hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, MOST_TOKENS)
         parts = wide(PAIR, rows, of_hidden)
         return {
             "attention_parts": parts,
@@ -114,21 +114,21 @@ class Plan:
         barrier = lambda arrivals, number: plgpu.Barrier(num_arrivals=arrivals, num_barriers=number)
         return {
             "weights": swizzled((sizes.weight_stages * CHUNKS, UNIT, UNIT), self.dtype),
-            "tiles": swizzled((sizes.row_stages * CHUNKS, self.shape.rows, UNIT), self.dtype),
+            "tiles": swizzled((sizes.row_stages * CHUNKS, self.shape.tokens, UNIT), self.dtype),
             "weights_here": barrier(CHUNKS, sizes.weight_stages),
             "weights_used": barrier(CONSUMERS, sizes.weight_stages),
             "rows_here": barrier(CHUNKS, sizes.row_stages),
             "rows_used": barrier(CONSUMERS, sizes.row_stages),
             "turned": swizzled((CONSUMERS, GROUP, UNIT), jnp.float32),
-            "inverse": plgpu.SMEM((MOST_ROWS,), jnp.float32),
+            "inverse": plgpu.SMEM((MOST_TOKENS,), jnp.float32),
             "inverse_here": barrier(1, 1),
-        } | (self.meeting() if self.alone else self.mailbox.scratch())
+        } | (self.pair_barrier() if self.alone else self.mailbox.scratch())
 
     @property
     def mailbox(self) -> Mailbox:
-        return mailbox_for(self.shape.rows)
+        return mailbox_for(self.shape.tokens)
 
-    def meeting(self) -> dict[str, Any]:
+    def pair_barrier(self) -> dict[str, Any]:
         return {"met": plgpu.ClusterBarrier(collective_axes=("half",), num_arrivals=CONSUMERS)}
 
 
@@ -149,8 +149,8 @@ def mailbox_for(rows: int) -> Mailbox:
 
 
 def check_device() -> None:
-    """Thread blocks wait for each other, so all must run at once. Without a GPU somebody compiles
-    for one from afar."""
+    """Thread blocks wait for each other, so all must run at once. A machine without a GPU can only
+    compile for one, which is allowed."""
     device = jax.devices()[0]
     found = getattr(device, "core_count", 0) if device.platform == "gpu" else PAIR * PAIRS
     require(found >= PAIR * PAIRS, f"{PAIR * PAIRS} multiprocessors, as H100 SXM and H200 have")
@@ -158,7 +158,10 @@ def check_device() -> None:
 
 def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
     require(jnp.dtype(dtype) == jnp.bfloat16, "bfloat16 throughout")
-    require(shape.rows % GROUP == 0 and 0 < shape.rows <= MOST_ROWS, f"8, 16, .. {MOST_ROWS} rows")
+    require(
+        shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS,
+        f"8, 16, .. {MOST_TOKENS} tokens",
+    )
     require(min(shape.attended, shape.hidden, shape.inner) > 0, "something to multiply")
     require(shape.hidden % 512 == 0, "hidden sizes in multiples of 512")
     halves = shape.attended % (PAIR * DEPTH) == 0 == shape.inner % (PAIR * DEPTH)

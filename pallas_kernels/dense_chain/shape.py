@@ -7,36 +7,39 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
-PLACES = 3
-"""Where the thread blocks of a call meet: between its products."""
+BARRIERS = 3
+"""Where the thread blocks of a call wait for each other: between its products."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainShape:
     """What decides whether the kernel can do a call, and how it is shared out."""
 
-    rows: int
-    """Tokens: slots times width."""
+    tokens: int
+    """Of the whole batch."""
     attended: int
-    """Numbers that attention gives per row."""
+    """Numbers that attention gives per token."""
     hidden: int
-    """Numbers of the residual stream per row."""
+    """Numbers of the residual stream per token."""
     inner: int
     """Columns of gate, and of up."""
     qkv: int
     """Columns of the next layer's matrix; 0 without one."""
 
 
-class Meetings(NamedTuple):
-    """How often thread blocks have met. Calls that follow each other hand it on, up to 16 million
-    of them: so nobody has to set counters to zero between them, which would be a kernel of its own,
-    and no two run side by side, where each would wait for multiprocessors that the other has."""
+class Arrivals(NamedTuple):
+    """How often thread blocks have arrived at each barrier, in all calls up to now.
 
-    counters: Int[Array, " places"]
-    """Arrivals at each place, in all calls."""
+    Calls that follow each other hand it on, up to 16 million of them. So no counter has to be set
+    to zero between two calls, which would be a kernel of its own, and no two calls run side by
+    side, where each would wait for multiprocessors that the other has.
+    """
+
+    counters: Int[Array, " barriers"]
+    """Arrivals at each barrier."""
     calls: ArrayLike
-    """How many those were."""
+    """How many calls those were."""
 
 
-def first_meetings() -> Meetings:
-    return Meetings(jnp.zeros((PLACES,), jnp.int32), 0)
+def first_arrivals() -> Arrivals:
+    return Arrivals(jnp.zeros((BARRIERS,), jnp.int32), 0)

@@ -1,4 +1,4 @@
-"""Attention of a short block of rows per request over that request's pages."""
+"""Attention of a short block of tokens per request over that request's pages."""
 
 from typing import Any
 
@@ -10,41 +10,66 @@ from pallas_kernels.paged_attention import reference
 
 
 def paged_attention(
-    query: Float[Array, "slots kv_heads width group head_dim"],
+    query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
-    page_table: Int[Array, "slots max_pages"],
-    lengths: Int[Array, " slots"],
-    spans: Int[Array, " slots"] | None = None,
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"] | None = None,
     *,
     causal: bool,
     window: int | None = None,
-    out_slots: int | None = None,
     implementation: Implementation = "auto",
-) -> Float[Array, "out_slots width heads head_dim"]:
-    """Attends `width` query rows per slot over the slot's pages.
+) -> Float[Array, "batch width heads head_dim"]:
+    """Attends `width` tokens of each request over the request's pages.
 
-    Row i of slot s sits at position `lengths[s] + i`; keys and values of all `width` rows are
-    already in the pages. Position p of slot s lives in page `page_table[s, p // page_size]`.
+    Token i of request r has position `lengths[r] + i`; keys and values of all `width` tokens are
+    already in the pages. Position p of request r is in page `page_table[r, p // page_size]`.
 
-        position   0 ........ lengths[s]-1 | lengths[s] ... lengths[s]+width-1
+        position   0 ........ lengths[r]-1 | lengths[r] ... lengths[r]+width-1
                    context                 | the block
-        causal     row i sees the context and block rows 0..i
-        full       row i sees the context and the whole block
+        causal     token i sees the context and the block's tokens 0..i
+        full       token i sees the context and the whole block
 
-    Only the first `spans[s]` rows of the block are in the pages (all, if None); nobody sees the
-    others, and what comes out for them means nothing.
+    Only the first `counts[r]` tokens of the block are in the pages (all, if None); no token sees
+    the others, and their own outputs mean nothing.
 
-    The result has `out_slots` slots, if given: what is in those behind the queries' own means
-    nothing.
+    With `window`, a token at position p sees only positions in (p - window, p + window).
+    Scores are scaled by head_dim ** -0.5; softmax and sums are float32. Cells that no token may
+    see are never multiplied: they may hold NaN.
 
-    With `window`, row at position p sees only positions in (p - window, p + window).
-    Scores are scaled by head_dim ** -0.5; softmax and sums are float32. Rows of the pool that no
-    query row may see are never multiplied: they may hold NaN.
-
-    A row's bits depend on its own position and context only, never on `width`'s other rows, the
-    slot, or the other slots, as long as the compiled program is the same.
+    A token's bits depend on its own position and context only, never on the block's other tokens,
+    on the place in the batch or on the other requests, as long as the compiled program is the same.
     """
+    return filled_attention(
+        query,
+        key_pages,
+        value_pages,
+        page_table,
+        lengths,
+        counts,
+        causal=causal,
+        window=window,
+        filled_batch=query.shape[0],
+        implementation=implementation,
+    )
+
+
+def filled_attention(
+    query: Float[Array, "batch kv_heads width group head_dim"],
+    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"] | None = None,
+    *,
+    causal: bool,
+    window: int | None = None,
+    filled_batch: int,
+    implementation: Implementation = "auto",
+) -> Float[Array, "filled width heads head_dim"]:
+    """`paged_attention` with a result of `filled_batch` requests, for kernels that take whole
+    tiles: what is in those beyond the batch means nothing."""
     implementations = {
         "mosaic": _mosaic,
         "portable": _portable,
@@ -58,19 +83,19 @@ def paged_attention(
         value_pages,
         page_table,
         lengths,
-        jnp.full_like(lengths, query.shape[2]) if spans is None else spans,
+        jnp.full_like(lengths, query.shape[2]) if counts is None else counts,
         causal=causal,
         window=window,
-        out_slots=query.shape[0] if out_slots is None else out_slots,
+        filled_batch=filled_batch,
     )
 
 
 def pack_queries(
-    query: Float[Array, "slots width heads head_dim"], kv_heads: int
-) -> Float[Array, "slots kv_heads width group head_dim"]:
+    query: Float[Array, "batch width heads head_dim"], kv_heads: int
+) -> Float[Array, "batch kv_heads width group head_dim"]:
     """Groups the query heads by the key-value head that they share."""
-    slots, width, heads, head_dim = query.shape
-    grouped = query.reshape(slots, width, kv_heads, heads // kv_heads, head_dim)
+    batch, width, heads, head_dim = query.shape
+    grouped = query.reshape(batch, width, kv_heads, heads // kv_heads, head_dim)
     return grouped.transpose(0, 2, 1, 3, 4)
 
 
@@ -80,7 +105,7 @@ def _mosaic(*arguments: Any, **options: Any) -> Any:
     return mosaic.paged_attention(*arguments, **options)
 
 
-def _portable(*arguments: Any, out_slots: int, **options: Any) -> Any:
+def _portable(*arguments: Any, filled_batch: int, **options: Any) -> Any:
     from pallas_kernels.paged_attention import portable
 
-    return reference.with_slots(portable.paged_attention(*arguments, **options), out_slots)
+    return reference.filled_up(portable.paged_attention(*arguments, **options), filled_batch)

@@ -29,7 +29,7 @@ class BlockSizes:
 class Shape:
     """The static shape of one call."""
 
-    slots: int
+    batch: int
     kv_heads: int
     width: int
     group: int
@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        return self.slots * self.kv_heads
+        return self.batch * self.kv_heads
 
     @property
     def capacity(self) -> int:

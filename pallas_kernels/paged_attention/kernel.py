@@ -12,14 +12,14 @@ from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
 from pallas_kernels.paged_attention.splits import ROWS
-from pallas_kernels.tiles import load, times
+from pallas_kernels.tiles import Accumulator, load, times
 
 MASKED = -1e30
 TILE = plgpu.Layout.WGMMA
 
 
 def attend(
-    plan: Plan, query, keys, values, table, lengths, spans, out, *buffers, **scratch
+    plan: Plan, query, keys, values, table, lengths, counts, out, *buffers, **scratch
 ) -> None:
     plan.exchange.open(scratch)
     slot, head = lax.axis_index("slot"), lax.axis_index("head")
@@ -33,7 +33,7 @@ def attend(
     # Page ids are asked for before the length is known, so that the two waits overlap.
     pages = [loader.pages(jnp.int32(step)) for step in range(plan.sizes.stages)]
     length = lengths[slot]
-    kept_end = length + spans[slot]
+    kept_end = length + counts[slot]
     end = jnp.minimum(length + rows_up_to(plan, row_block), kept_end)
     steps = steps_of(plan, end, split)
     loader.first(pages, steps)
@@ -137,7 +137,7 @@ def scores(q_tile, k_tile, kv_tile: int):
         plgpu.wgmma(acc, q_tile, k_tile.T)
         return acc[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC((TILE_ROWS, kv_tile), jnp.float32))
+    return pl.run_scoped(multiply, Accumulator((TILE_ROWS, kv_tile), jnp.float32))
 
 
 def seen(base, shape, last, end):

@@ -28,32 +28,34 @@ from pallas_kernels.tiles import named, require
 
 
 # A jit of its own, so that a model's layers lower one kernel and not one each.
-@functools.partial(jax.jit, static_argnames=("causal", "window", "out_slots", "sizes", "interpret"))
+@functools.partial(
+    jax.jit, static_argnames=("causal", "window", "filled_batch", "sizes", "interpret")
+)
 def paged_attention(
-    query: Float[Array, "slots kv_heads width group head_dim"],
+    query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
-    page_table: Int[Array, "slots max_pages"],
-    lengths: Int[Array, " slots"],
-    spans: Int[Array, " slots"],
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
     *,
     causal: bool,
     window: int | None,
-    out_slots: int | None = None,
+    filled_batch: int | None = None,
     sizes: BlockSizes | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> Float[Array, "out_slots width heads head_dim"]:
+) -> Float[Array, "filled width heads head_dim"]:
     require(window is None, "no window")
     require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
-    slots, kv_heads, width, group, head_dim = query.shape
-    require(out_slots is None or out_slots >= slots, "no fewer slots of the result than queries")
-    shape = Shape(slots, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
+    batch, kv_heads, width, group, head_dim = query.shape
+    require(filled_batch is None or filled_batch >= batch, "a result for every request")
+    shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
     plan = make_plan(
         shape, sizes or choose_sizes(shape), query.dtype, causal, interpret is not None
     )
     out, *_ = plgpu.kernel(
         named("paged_attention", functools.partial(kernel.attend, plan)),
-        out_type=plan.outputs(out_slots or slots),
+        out_type=plan.outputs(filled_batch or batch),
         grid=plan.grid,
         grid_names=("slot", "head", "rows"),
         cluster=(plan.sizes.splits,),
@@ -63,13 +65,13 @@ def paged_attention(
         scratch_types=plan.scratch(),
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
-    )(by_row_tile(query, plan), key_pages, value_pages, page_table, lengths, spans)
+    )(by_row_tile(query, plan), key_pages, value_pages, page_table, lengths, counts)
     return out.reshape(-1, width, kv_heads * group, head_dim)
 
 
 def by_row_tile(
-    query: Float[Array, "slots kv_heads width group head_dim"], plan: Plan
-) -> Float[Array, "slots kv_heads ... head_dim"]:
-    slots, kv_heads, width, group, head_dim = query.shape
+    query: Float[Array, "batch kv_heads width group head_dim"], plan: Plan
+) -> Float[Array, "batch kv_heads ... head_dim"]:
+    batch, kv_heads, width, group, head_dim = query.shape
     tiles = (plan.tiling.row_tiles, plan.rows) if plan.tiling.even else (width * group,)
-    return query.reshape(slots, kv_heads, *tiles, head_dim)
+    return query.reshape(batch, kv_heads, *tiles, head_dim)

@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return self.shape.slots, self.shape.kv_heads, self.tiling.row_blocks
+        return self.shape.batch, self.shape.kv_heads, self.tiling.row_blocks
 
     def scratch(self) -> dict[str, Any]:
         sizes, head_dim, dtype = self.sizes, self.shape.head_dim, self.dtype
@@ -92,11 +92,11 @@ class Plan:
             if not isinstance(array, (plgpu.Barrier, plgpu.ClusterBarrier))
         )
 
-    def outputs(self, out_slots: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def outputs(self, filled_batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         shape, row_tiles = self.shape, self.tiling.row_blocks * self.sizes.warpgroups
         heads = (shape.kv_heads, shape.group, shape.head_dim)
-        out = jax.ShapeDtypeStruct((out_slots, shape.width, *heads), self.dtype)
-        return out, *self.exchange.buffers(shape.slots, shape.kv_heads, row_tiles)
+        out = jax.ShapeDtypeStruct((filled_batch, shape.width, *heads), self.dtype)
+        return out, *self.exchange.buffers(shape.batch, shape.kv_heads, row_tiles)
 
 
 def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted: bool) -> Plan:

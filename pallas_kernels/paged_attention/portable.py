@@ -46,18 +46,18 @@ class Call:
 # A jit of its own, so that a model's layers lower one kernel and not one each.
 @functools.partial(jax.jit, static_argnames=("causal", "window", "interpret"))
 def paged_attention(
-    query: Float[Array, "slots kv_heads width group head_dim"],
+    query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
-    page_table: Int[Array, "slots max_pages"],
-    lengths: Int[Array, " slots"],
-    spans: Int[Array, " slots"],
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
     *,
     causal: bool,
     window: int | None,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> Float[Array, "slots width heads head_dim"]:
-    slots, kv_heads, width, group, head_dim = query.shape
+) -> Float[Array, "batch width heads head_dim"]:
+    batch, kv_heads, width, group, head_dim = query.shape
     page_size = key_pages.shape[1]
     require(window is None, "no window")
     require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
@@ -66,14 +66,14 @@ def paged_attention(
     require(group <= TILE_ROWS, f"at most {TILE_ROWS} query heads per key-value head")
     require(page_size % 8 == 0, "page sizes that are multiples of 8")
     require(KV_TILE % page_size == 0 or page_size % KV_TILE == 0, "page sizes that tiles divide")
-    shape = Shape(slots, kv_heads, width, group, head_dim, page_size, page_table.shape[1])
+    shape = Shape(batch, kv_heads, width, group, head_dim, page_size, page_table.shape[1])
     call = Call(shape, tile(shape, BlockSizes(KV_TILE)), causal, query.dtype, interpret is not None)
     out = plgpu.kernel(
         named("paged_attention_portable", functools.partial(attend, call)),
         out_type=jax.ShapeDtypeStruct(
-            (slots, kv_heads, call.tiling.row_tiles, TILE_ROWS, head_dim), query.dtype
+            (batch, kv_heads, call.tiling.row_tiles, TILE_ROWS, head_dim), query.dtype
         ),
-        grid=(slots, kv_heads, call.tiling.row_tiles),
+        grid=(batch, kv_heads, call.tiling.row_tiles),
         grid_names=("slot", "head", "row_tile"),
         num_threads=1,
         thread_name="warpgroup",
@@ -85,13 +85,13 @@ def paged_attention(
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
-    )(by_row_tile(query, call), key_pages, value_pages, page_table, lengths, spans)
+    )(by_row_tile(query, call), key_pages, value_pages, page_table, lengths, counts)
     return by_token(out, call)
 
 
 def by_row_tile(
-    query: Float[Array, "slots kv_heads width group head_dim"], call: Call
-) -> Float[Array, "slots kv_heads row_tiles tile_rows head_dim"]:
+    query: Float[Array, "batch kv_heads width group head_dim"], call: Call
+) -> Float[Array, "batch kv_heads row_tiles tile_rows head_dim"]:
     """Padded to whole tiles: `span` tokens and their heads, then rows of zeros."""
     shape, tiling = call.shape, call.tiling
     tokens = tiling.row_tiles * tiling.span
@@ -102,16 +102,16 @@ def by_row_tile(
 
 
 def by_token(
-    out: Float[Array, "slots kv_heads row_tiles tile_rows head_dim"], call: Call
-) -> Float[Array, "slots width heads head_dim"]:
+    out: Float[Array, "batch kv_heads row_tiles tile_rows head_dim"], call: Call
+) -> Float[Array, "batch width heads head_dim"]:
     shape, tiling = call.shape, call.tiling
     out = out[:, :, :, : tiling.span * shape.group]
-    out = out.reshape(shape.slots, shape.kv_heads, -1, shape.group, shape.head_dim)
+    out = out.reshape(shape.batch, shape.kv_heads, -1, shape.group, shape.head_dim)
     out = out[:, :, : shape.width].transpose(0, 2, 1, 3, 4)
-    return out.reshape(shape.slots, shape.width, -1, shape.head_dim)
+    return out.reshape(shape.batch, shape.width, -1, shape.head_dim)
 
 
-def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v, p, o) -> None:
+def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v, p, o) -> None:
     slot, head = lax.axis_index("slot"), lax.axis_index("head")
     row_tile = lax.axis_index("row_tile")
     tiling, width = call.tiling, call.shape.width
@@ -119,7 +119,7 @@ def attend(call: Call, query, keys, values, table, lengths, spans, out, *, k, v,
     rows_layout = acc_layout.reduce(1)
 
     length = lengths[slot]
-    kept_end = length + spans[slot]
+    kept_end = length + counts[slot]
     seen_rows = jnp.minimum((row_tile + 1) * tiling.span, width) if call.causal else width
     end = jnp.minimum(length + seen_rows, kept_end)
     steps = lax.div(end + (KV_TILE - 1), KV_TILE)

@@ -8,22 +8,22 @@ MASKED = -1e30
 
 
 def paged_attention(
-    query: Float[Array, "slots kv_heads width group head_dim"],
+    query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
-    page_table: Int[Array, "slots max_pages"],
-    lengths: Int[Array, " slots"],
-    spans: Int[Array, " slots"],
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
     *,
     causal: bool,
     window: int | None,
-    out_slots: int,
-) -> Float[Array, "out_slots width heads head_dim"]:
-    slots, kv_heads, width, group, head_dim = query.shape
+    filled_batch: int,
+) -> Float[Array, "filled width heads head_dim"]:
+    batch, kv_heads, width, group, head_dim = query.shape
     keys = gather_pages(key_pages, page_table)
     values = gather_pages(value_pages, page_table)
-    visible = visible_positions(lengths, spans, width, keys.shape[1], causal, window)
-    # A masked weight is 0, but 0 * NaN is NaN: rows that nobody may see are zeroed before use.
+    visible = visible_positions(lengths, counts, width, keys.shape[1], causal, window)
+    # A masked weight is 0, but 0 * NaN is NaN: cells that no token may see are zeroed before use.
     read = visible.any(axis=1)[:, :, None, None]
     keys = jnp.where(read, keys, 0)
     values = jnp.where(read, values, 0)
@@ -32,37 +32,37 @@ def paged_attention(
     scores = jnp.where(visible[:, None, :, None, :], scores * head_dim**-0.5, MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     attended = jnp.einsum("shwgp,sphd->swhgd", weights, values, preferred_element_type=jnp.float32)
-    attended = attended.astype(query.dtype).reshape(slots, width, kv_heads * group, head_dim)
-    return with_slots(attended, out_slots)
+    attended = attended.astype(query.dtype).reshape(batch, width, kv_heads * group, head_dim)
+    return filled_up(attended, filled_batch)
 
 
-def with_slots(
-    attended: Float[Array, "slots width heads head_dim"], out_slots: int
-) -> Float[Array, "out_slots width heads head_dim"]:
-    return jnp.pad(attended, ((0, out_slots - attended.shape[0]), (0, 0), (0, 0), (0, 0)))
+def filled_up(
+    attended: Float[Array, "batch width heads head_dim"], filled_batch: int
+) -> Float[Array, "filled width heads head_dim"]:
+    return jnp.pad(attended, ((0, filled_batch - attended.shape[0]), (0, 0), (0, 0), (0, 0)))
 
 
 def gather_pages(
     pages: Float[Array, "pages page_size kv_heads head_dim"],
-    page_table: Int[Array, "slots max_pages"],
-) -> Float[Array, "slots positions kv_heads head_dim"]:
-    slots = page_table.shape[0]
-    return pages[page_table].reshape(slots, -1, *pages.shape[2:])
+    page_table: Int[Array, "batch max_pages"],
+) -> Float[Array, "batch positions kv_heads head_dim"]:
+    batch = page_table.shape[0]
+    return pages[page_table].reshape(batch, -1, *pages.shape[2:])
 
 
 def visible_positions(
-    lengths: Int[Array, " slots"],
-    spans: Int[Array, " slots"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
     width: int,
     positions: int,
     causal: bool,
     window: int | None,
-) -> Bool[Array, "slots {width} {positions}"]:
+) -> Bool[Array, "batch {width} {positions}"]:
     """Which positions each row of each slot may see."""
     key = jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
     row = lengths[:, None, None] + jnp.arange(width, dtype=lengths.dtype)[None, :, None]
     last = row if causal else jnp.broadcast_to(row[:, -1:], row.shape)
-    visible = (key <= last) & (key < (lengths + spans)[:, None, None])
+    visible = (key <= last) & (key < (lengths + counts)[:, None, None])
     if window is not None:
         visible &= (key > row - window) & (key < row + window)
     return visible

@@ -65,11 +65,11 @@ class Exchange:
         barrier = plgpu.ClusterBarrier(collective_axes=("split",), num_arrivals=self.warpgroups)
         return {"split_bar": barrier}
 
-    def buffers(self, slots: int, kv_heads: int, row_tiles: int) -> tuple:
+    def buffers(self, batch: int, kv_heads: int, row_tiles: int) -> tuple:
         """Global memory for m, l and acc of every split."""
         if self.splits == 1 or self.mailed:
             return ()
-        lead = (slots, kv_heads, row_tiles, self.splits)
+        lead = (batch, kv_heads, row_tiles, self.splits)
         shapes = ((TILE_ROWS,), (TILE_ROWS,), (TILE_ROWS, self.head_dim))
         return tuple(jax.ShapeDtypeStruct((*lead, *shape), jnp.float32) for shape in shapes)
 

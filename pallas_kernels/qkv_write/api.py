@@ -9,32 +9,33 @@ from pallas_kernels.qkv_write import reference
 
 
 def qkv_write(
-    qkv: Float[Array, "parts more width fused"],
+    qkv: Float[Array, "parts filled width fused"],
     query_norm: Float[Array, " head_dim"] | None,
     key_norm: Float[Array, " head_dim"],
-    cos: Float[Array, "slots width half"],
-    sin: Float[Array, "slots width half"],
-    pool_rows: Int[Array, "slots width"],
+    cos: Float[Array, "batch width half"],
+    sin: Float[Array, "batch width half"],
+    cells: Int[Array, "batch width"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
     *,
     eps: float,
     implementation: Implementation = "auto",
 ) -> tuple[
-    Float[Array, "slots kv_heads width group head_dim"],
+    Float[Array, "batch kv_heads width group head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
 ]:
-    """Splits fused qkv rows, norms and rotates q and k per head, writes k and v into the pages.
+    """Splits fused qkv, norms and rotates q and k per head, writes k and v into the pages.
 
     `qkv` is given as the parts of a matrix product that was split over its inputs, in float32, or
-    as one part; they are added, and rounded to the dtype of the pages. Slots behind those of
-    `pool_rows` are left alone. It holds the query heads, then the key heads, then the value heads;
-    with no query heads (group 0, `query_norm` None) only keys and values are written. `cos` and
-    `sin` are float32, rotate-half convention.
-    `pool_rows[s, i]` is the flat row `page * page_size + offset` where row i of slot s goes; rows
-    that must not be kept point into page 0, the trash page, which several rows may share. Norms and
-    rotation are float32.
+    as one part; they are added, and rounded to the dtype of the pages. Requests beyond those of
+    `cells`, which fill the batch up for a kernel before this one, are left alone. It holds the
+    query heads, then the key heads, then the value heads; with no query heads (group 0,
+    `query_norm` None) only keys and values are written. `cos` and `sin` are float32, rotate-half
+    convention. Norms and rotation are float32.
+
+    `cells[r, i]` is `page * page_size + offset` of the cell where token i of request r goes; tokens
+    that must not be kept go to page 0, the trash page, whose cells several tokens may share.
 
     Returns the queries packed by key-value head, as `paged_attention` wants them, and the pages,
     which alias the ones given when those are donated.
@@ -52,7 +53,7 @@ def qkv_write(
         key_norm,
         cos,
         sin,
-        pool_rows,
+        cells,
         key_pages,
         value_pages,
         eps=eps,

@@ -10,6 +10,7 @@ run of heads that stays together goes to its place by one bulk copy.
 import dataclasses
 import functools
 import math
+import operator
 from typing import Any
 
 import jax
@@ -49,13 +50,13 @@ class Heads:
         return math.gcd(self.group, HEADS_PER_TILE)
 
     @property
-    def pool_run(self) -> int:
+    def page_run(self) -> int:
         return math.gcd(self.query, self.kv, HEADS_PER_TILE)
 
     @property
     def run(self) -> int:
         """Rows of shared memory that every copy takes whole."""
-        return math.gcd(self.query_run, self.pool_run) if self.group else self.pool_run
+        return math.gcd(self.query_run, self.page_run) if self.group else self.page_run
 
     def scratch(self, dtype):
         shape = (HEADS_PER_TILE, self.dim)
@@ -69,12 +70,12 @@ class Heads:
 # A jit of its own, so that a model's layers lower one kernel and not one each.
 @functools.partial(jax.jit, static_argnames=("eps", "bulk", "interpret"))
 def qkv_write(
-    qkv: Float[Array, "parts more width fused"],
+    qkv: Float[Array, "parts filled width fused"],
     query_norm: Float[Array, " head_dim"] | None,
     key_norm: Float[Array, " head_dim"],
-    cos: Float[Array, "slots width half"],
-    sin: Float[Array, "slots width half"],
-    pool_rows: Int[Array, "slots width"],
+    cos: Float[Array, "batch width half"],
+    sin: Float[Array, "batch width half"],
+    cells: Int[Array, "batch width"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
     *,
@@ -82,13 +83,13 @@ def qkv_write(
     bulk: bool = True,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[
-    Float[Array, "slots kv_heads width group head_dim"],
+    Float[Array, "batch kv_heads width group head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
 ]:
     parts, _, width, fused = qkv.shape
-    slots = pool_rows.shape[0]
-    require(qkv.shape[1] >= slots, "a slot of qkv for every slot of pool rows")
+    batch = cells.shape[0]
+    require(qkv.shape[1] >= batch, "qkv for every request that has cells")
     _, page_size, kv_heads, head_dim = key_pages.shape
     heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps, bulk)
     dtype = key_pages.dtype
@@ -99,11 +100,11 @@ def qkv_write(
     require(bulk or heads.run * head_dim % THREADS == 0, "head_dim 128 or an even group")
 
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)
-    packed = jax.ShapeDtypeStruct((slots, kv_heads, width, heads.group, head_dim), dtype)
+    packed = jax.ShapeDtypeStruct((batch, kv_heads, width, heads.group, head_dim), dtype)
     queries = plgpu.kernel(
         named("qkv_write", functools.partial(write_tile, heads)),
         out_type=(packed,) if heads.group else (),
-        grid=(slots, width, -(-heads.all // HEADS_PER_TILE)),
+        grid=(batch, width, -(-heads.all // HEADS_PER_TILE)),
         grid_names=("slot", "token", "tile"),
         num_threads=1,
         thread_name="warpgroup",
@@ -115,7 +116,7 @@ def qkv_write(
         key_norm,
         cos,
         sin,
-        pool_rows,
+        cells,
         keys,
         values,
     )
@@ -124,7 +125,7 @@ def qkv_write(
 
 
 def write_tile(
-    heads: Heads, qkv, query_norm, key_norm, cos, sin, pool_rows, keys, values, *queries, done
+    heads: Heads, qkv, query_norm, key_norm, cos, sin, cells, keys, values, *queries, done
 ) -> None:
     slot, token = lax.axis_index("slot"), lax.axis_index("token")
     start = lax.axis_index("tile") * HEADS_PER_TILE
@@ -141,8 +142,8 @@ def write_tile(
     if heads.bulk:
         plgpu.commit_smem()
 
-    pool_row = pool_rows[slot, token]
-    page, offset = lax.div(pool_row, heads.page_size), lax.rem(pool_row, heads.page_size)
+    cell = cells[slot, token]
+    page, offset = lax.div(cell, heads.page_size), lax.rem(cell, heads.page_size)
     send = functools.partial(send_heads, heads.bulk, done, base, start)
     for query in queries:
         place = lambda h: query.at[  # noqa: B023
@@ -150,8 +151,8 @@ def write_tile(
         ]
         send(heads.query_run, 0, heads.query, place)
     for first, pages in ((heads.query, keys), (heads.query + heads.kv, values)):
-        place = lambda h, pages=pages: pages.at[page, offset, pl.ds(h, heads.pool_run)]
-        send(heads.pool_run, first, first + heads.kv, place)
+        place = lambda h, pages=pages: pages.at[page, offset, pl.ds(h, heads.page_run)]
+        send(heads.page_run, first, first + heads.kv, place)
     if heads.bulk:
         plgpu.wait_smem_to_gmem(0)
 
@@ -162,7 +163,8 @@ def whole(parts: list, heads: Heads, dtype) -> list:
     layout = rows_in_lanes(heads.dim // 2)
     halves_of_parts = [halves(part, heads.dim, layout) for part in parts]
     wide = [[half.astype(jnp.float32) for half in part] for part in halves_of_parts]
-    return [sum(half[1:], half[0]).astype(dtype).astype(jnp.float32) for half in zip(*wide)]
+    totals = (functools.reduce(operator.add, half) for half in zip(*wide))
+    return [total.astype(dtype).astype(jnp.float32) for total in totals]
 
 
 def norm_and_rotate(heads: Heads, numbers, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:

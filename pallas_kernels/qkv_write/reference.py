@@ -6,51 +6,51 @@ from jaxtyping import Array, Float, Int
 
 
 def qkv_write(
-    qkv: Float[Array, "parts more width fused"],
+    qkv: Float[Array, "parts filled width fused"],
     query_norm: Float[Array, " head_dim"] | None,
     key_norm: Float[Array, " head_dim"],
-    cos: Float[Array, "slots width half"],
-    sin: Float[Array, "slots width half"],
-    pool_rows: Int[Array, "slots width"],
+    cos: Float[Array, "batch width half"],
+    sin: Float[Array, "batch width half"],
+    cells: Int[Array, "batch width"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
     *,
     eps: float,
 ) -> tuple[
-    Float[Array, "slots kv_heads width group head_dim"],
+    Float[Array, "batch kv_heads width group head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
 ]:
-    slots, width = pool_rows.shape
-    qkv = qkv[:, :slots].astype(jnp.float32).sum(axis=0).astype(key_pages.dtype)
+    batch, width = cells.shape
+    qkv = qkv[:, :batch].astype(jnp.float32).sum(axis=0).astype(key_pages.dtype)
     kv_heads, head_dim = key_pages.shape[2:]
-    by_head = qkv.reshape(slots, width, -1, head_dim)
+    by_head = qkv.reshape(batch, width, -1, head_dim)
     heads = by_head.shape[2] - 2 * kv_heads
     query, key, value = jnp.split(by_head, [heads, heads + kv_heads], axis=2)
 
     if query_norm is not None:
         query = rotate(normalize(query, query_norm, eps), cos, sin)
     key = rotate(normalize(key, key_norm, eps), cos, sin)
-    query = query.astype(qkv.dtype).reshape(slots, width, kv_heads, heads // kv_heads, head_dim)
+    query = query.astype(qkv.dtype).reshape(batch, width, kv_heads, heads // kv_heads, head_dim)
     return (
         query.transpose(0, 2, 1, 3, 4),
-        write_rows(key_pages, key, pool_rows),
-        write_rows(value_pages, value, pool_rows),
+        write_rows(key_pages, key, cells),
+        write_rows(value_pages, value, cells),
     )
 
 
 def normalize(
-    x: Float[Array, "slots width heads head_dim"], scale: Float[Array, " head_dim"], eps: float
-) -> Float[Array, "slots width heads head_dim"]:
+    x: Float[Array, "batch width heads head_dim"], scale: Float[Array, " head_dim"], eps: float
+) -> Float[Array, "batch width heads head_dim"]:
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * scale
 
 
 def rotate(
-    x: Float[Array, "slots width heads head_dim"],
-    cos: Float[Array, "slots width half"],
-    sin: Float[Array, "slots width half"],
-) -> Float[Array, "slots width heads head_dim"]:
+    x: Float[Array, "batch width heads head_dim"],
+    cos: Float[Array, "batch width half"],
+    sin: Float[Array, "batch width half"],
+) -> Float[Array, "batch width heads head_dim"]:
     """Rotary embedding, rotate-half convention: dimension i turns with dimension i + half."""
     first, second = jnp.split(x, 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
@@ -59,9 +59,9 @@ def rotate(
 
 def write_rows(
     pages: Float[Array, "pages page_size kv_heads head_dim"],
-    rows: Float[Array, "slots width kv_heads head_dim"],
-    pool_rows: Int[Array, "slots width"],
+    rows: Float[Array, "batch width kv_heads head_dim"],
+    cells: Int[Array, "batch width"],
 ) -> Float[Array, "pages page_size kv_heads head_dim"]:
     flat = pages.reshape(-1, *pages.shape[2:])
     rows = rows.astype(pages.dtype).reshape(-1, *rows.shape[2:])
-    return flat.at[pool_rows.reshape(-1)].set(rows, mode="drop").reshape(pages.shape)
+    return flat.at[cells.reshape(-1)].set(rows, mode="drop").reshape(pages.shape)

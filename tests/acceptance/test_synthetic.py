@@ -1,4 +1,4 @@
-"""Drawn acceptance: the rates asked for, the same every time."""
+"""Synthetic acceptance: the rates that were asked for, the same every time."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,14 +9,14 @@ from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import choose_driver, synthetic_of
 from jaxspec.errors import UsageError
 
-ROWS = 20000
+BATCH = 20000
 
 
-def drawn(synthetic, drafts, places=4, seed=3):
-    rows = jnp.arange(ROWS, dtype=jnp.int32)
-    seeds = jnp.full(ROWS, seed, jnp.uint32)
-    rates = synthetic.on_device[:places]
-    return np.asarray(draw_accepted(rates, seeds, rows, jnp.full(ROWS, drafts)))
+def drawn(synthetic, num_drafts, seed=3):
+    lengths = jnp.arange(BATCH, dtype=jnp.int32)
+    seeds = jnp.full(BATCH, seed, jnp.uint32)
+    drafted = jnp.full(BATCH, num_drafts)
+    return np.asarray(draw_accepted(synthetic.on_device, seeds, lengths, drafted))
 
 
 @pytest.mark.parametrize("length", [1.0, 2.5, 4.0, 5.0])
@@ -27,8 +27,8 @@ def test_the_mean_length_asked_for(length):
 
 def test_the_rates_asked_for():
     accepted = drawn(from_rates((0.8, 0.5, 0.5), 4), 4)
-    found = [(accepted >= place).mean() for place in (1, 2, 3, 4)]
-    assert found == pytest.approx([0.8, 0.5, 0.5, 0.0], abs=0.02)
+    rates = [(accepted >= place).mean() for place in (1, 2, 3, 4)]
+    assert rates == pytest.approx([0.8, 0.5, 0.5, 0.0], abs=0.02)
 
 
 def test_no_more_than_was_drafted_and_the_same_again():
@@ -39,10 +39,10 @@ def test_no_more_than_was_drafted_and_the_same_again():
     assert (drawn(half, 4) != drawn(half, 4, seed=4)).any()
 
 
-@pytest.mark.parametrize("asked", [0.5, 5.1, (), (0.5, 0.6), (1.2,), (0.5,) * 5])
-def test_what_cannot_be_drawn_is_refused(asked):
+@pytest.mark.parametrize("acceptance", [0.5, 5.1, (), (0.5, 0.6), (1.2,), (0.5,) * 5])
+def test_what_cannot_be_drawn_is_refused(acceptance):
     with pytest.raises(UsageError, match="synthetic acceptance"):
-        synthetic_of(asked, 4)
+        synthetic_of(acceptance, 4)
 
 
 def test_it_is_drawn_on_the_device():

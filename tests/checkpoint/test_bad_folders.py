@@ -1,4 +1,4 @@
-"""Folders that are damaged, incomplete or somebody else's: found before any weight is read."""
+"""Folders that are damaged, incomplete or of other models: found before any weight is read."""
 
 import json
 
@@ -19,7 +19,8 @@ from tiny_checkpoints import (
 )
 
 from jaxspec.checkpoint import stream
-from jaxspec.checkpoint.load import load_drafter, load_target, open_drafter, open_target
+from jaxspec.checkpoint.load import open_drafter, open_target
+from jaxspec.checkpoint.pair import check_pair
 from jaxspec.checkpoint.safetensors_folder import stored_tensors
 from jaxspec.errors import LoadError
 
@@ -137,7 +138,7 @@ def test_the_same_tensor_twice(tmp_path):
 
 
 def sharded(folder, **files):
-    """A folder in two shards, whose index then says that these tensors are in those files."""
+    """A folder in two shards, whose index is changed to name these files for these tensors."""
     write(folder, TARGET, target_tensors(), shards=2)
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     write_index(folder, index | files)
@@ -237,10 +238,8 @@ def test_swapped_folders(tmp_path):
 def test_a_drafter_that_does_not_fit(tmp_path):
     folder = write(tmp_path / "drafter", ZLAB, zlab_tensors())
     config = TARGET | {"vocab_size": 39}
-    target = write(tmp_path / "target", config, target_tensors(config))
-    refused(
-        folder, "vocab_size", load=lambda f: load_drafter(f, open_target(target).config, jnp.int8)
-    )
+    target = open_target(write(tmp_path / "target", config, target_tensors(config))).config
+    refused(folder, "vocab_size", load=lambda f: check_pair(target, open_drafter(f).config))
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path):
@@ -254,4 +253,4 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
 def test_a_fixture_that_works(tmp_path):
     folder = write(tmp_path, TARGET, target_tensors())
     with pytest.raises(AssertionError, match="weights were read"):
-        load_target(folder, jnp.float32)
+        open_target(folder).load(jnp.float32)

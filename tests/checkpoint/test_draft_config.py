@@ -1,4 +1,4 @@
-"""What a drafter's config says, as z-lab and as speculators write it, and what is refused."""
+"""Reads drafter configs in z-lab's and in speculators' layout, and refuses what is unsupported."""
 
 import re
 from pathlib import Path

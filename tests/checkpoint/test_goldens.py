@@ -1,6 +1,7 @@
-"""The golden pairs, read from disk as anybody would."""
+"""The golden pairs, read from disk through the library's own door."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
-from jaxspec.checkpoint.load import load_drafter, load_target
+from jaxspec.checkpoint.load import open_drafter, open_target
+from jaxspec.checkpoint.pair import check_pair
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import parameter_shapes
 from jaxspec.models.qwen3 import Qwen3
@@ -18,38 +20,40 @@ GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 TARGET = GOLDENS / "a" / "target"
 
 
-def loaded(kind: str, dtype=jnp.float32):
+def opened(kind: str, dtype=jnp.float32):
+    """The model and its parameters."""
     if kind == "target":
-        config, params = load_target(TARGET, dtype)
-        return Qwen3(config, dtype=dtype), params
-    target, _ = load_target(TARGET, dtype)
-    config, params = load_drafter(GOLDENS / kind / "draft", target, dtype)
-    return DFlash(config, dtype=dtype), params
+        target = open_target(TARGET)
+        return Qwen3(target.config, dtype=dtype), target.load(dtype)
+    drafter = open_drafter(GOLDENS / kind / "draft")
+    return DFlash(drafter.config, dtype=dtype), drafter.load(dtype)
 
 
 @pytest.mark.parametrize("kind", ["target", "a", "as"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_parameters_are_the_model_s(kind, dtype):
-    model, params = loaded(kind, dtype)
-    found = {
-        path: jax.ShapeDtypeStruct(array.shape, array.dtype)
-        for path, array in flatten_dict(params, sep="/").items()
+    model, params = opened(kind, dtype)
+    arrays: dict[str, Any] = flatten_dict(params, sep="/")
+    shapes = {
+        path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in arrays.items()
     }
-    assert found == parameter_shapes(model)
+    assert shapes == parameter_shapes(model)
 
 
 def test_reduced_vocabulary_is_in_ids_of_the_target():
-    model, params = loaded("as")
+    drafter = open_drafter(GOLDENS / "as" / "draft")
     stored = load_file(GOLDENS / "as" / "draft" / "model.safetensors")
     kept = np.flatnonzero(stored["t2d"])
-    assert model.config.draft_vocab_size == len(kept) == 384
-    np.testing.assert_array_equal(params["target_ids"], kept)
+    assert drafter.config.draft_vocab_size == len(kept) == 384
+    np.testing.assert_array_equal(drafter.load(jnp.float32)["target_ids"], kept)
 
 
 def test_configs():
-    target, _ = load_target(TARGET, jnp.float32)
-    zlab, _ = load_drafter(GOLDENS / "a" / "draft", target, jnp.float32)
-    speculators, _ = load_drafter(GOLDENS / "as" / "draft", target, jnp.float32)
+    target = open_target(TARGET).config
+    zlab = open_drafter(GOLDENS / "a" / "draft").config
+    speculators = open_drafter(GOLDENS / "as" / "draft").config
+    check_pair(target, zlab)
+    check_pair(target, speculators)
     assert target.eos_token_ids == (0,) and target.tie_word_embeddings
     assert zlab.target_layer_ids == speculators.target_layer_ids == (0, 2)
     assert zlab.block_size == speculators.block_size == 8

@@ -1,4 +1,4 @@
-"""Folders, hub ids, and what is said when there is neither."""
+"""Folders, hub ids, and the message if a name is neither."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def test_only_data_is_asked_for(monkeypatch, tmp_path):
 
 
 def failing(kind, monkeypatch):
-    """The hub's errors want a response; what matters here is their kind."""
+    """The hub's errors need a response to be made; only their type matters here."""
 
     def download(*_, **__):
         error = kind.__new__(kind)
@@ -94,7 +94,7 @@ def test_what_the_hub_says(monkeypatch, kind, named):
 
 
 def offline(home, source):
-    """In a process of its own, for the hub reads its variables when it is imported."""
+    """In its own process, because the hub's library reads its variables when it is imported."""
     code = (
         "import sys; from jaxspec.checkpoint.hub import local_folder\n"
         "from jaxspec.errors import LoadError\n"

@@ -1,6 +1,7 @@
 """Loaded parameters are the stored tensors: fused, transposed, cast, and nothing else."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from tiny_checkpoints import (
 )
 
 from jaxspec.checkpoint import stream
-from jaxspec.checkpoint.load import load_drafter, load_pair, load_target, open_drafter, open_target
+from jaxspec.checkpoint.load import open_drafter, open_target
 from jaxspec.checkpoint.names import drafter_sources, target_sources
 from jaxspec.errors import LoadError
 from jaxspec.models.dflash import DFlash
@@ -34,7 +35,7 @@ DTYPES = (np.dtype(np.float32), BF16, np.dtype(np.float16))
 
 
 def layer_from(tensors, layer):
-    """What each parameter of a layer should be, spelled out once more and by hand."""
+    """The expected parameters of a layer, written out by hand."""
     stored = {
         name.removeprefix(f"{layer}."): tensor
         for name, tensor in tensors.items()
@@ -87,7 +88,7 @@ def drafter_from(tensors):
 
 
 def assert_loaded(params, expected, dtype):
-    found = flatten_dict(params, sep="/")
+    found: dict[str, Any] = flatten_dict(params, sep="/")
     assert found.keys() == expected.keys()
     for path, array in found.items():
         wanted = jnp.int32 if path == "target_ids" else dtype
@@ -113,7 +114,7 @@ def test_target(tmp_path_factory, monkeypatch, stored, asked, shards, tied, pref
     if not prefixed:
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     folder = write(tmp_path_factory.mktemp("target"), config, tensors, shards)
-    _, params = load_target(folder, asked)
+    params = open_target(folder).load(asked)
     assert_loaded(params, target_from(tensors), asked)
 
 
@@ -121,16 +122,17 @@ def test_target(tmp_path_factory, monkeypatch, stored, asked, shards, tied, pref
 def test_zlab_drafter(tmp_path, prefix):
     tensors = zlab_tensors(dtype=BF16)
     folder = write(tmp_path, ZLAB, {prefix + name: tensor for name, tensor in tensors.items()})
-    config, params = load_drafter(folder, None, BF16)
-    assert not config.owns_embedding and not config.owns_head
-    assert_loaded(params, drafter_from(tensors), BF16)
+    drafter = open_drafter(folder)
+    assert not drafter.config.owns_embedding and not drafter.config.owns_head
+    assert_loaded(drafter.load(BF16), drafter_from(tensors), BF16)
 
 
 def test_speculators_drafter_with_a_reduced_vocabulary(tmp_path):
     tensors = speculators_tensors()
-    config, params = load_drafter(write(tmp_path, SPECULATORS, tensors), None, jnp.float32)
-    assert config.owns_embedding and config.owns_head and config.draft_vocab_size == len(KEPT)
-    assert_loaded(params, drafter_from(tensors), jnp.float32)
+    drafter = open_drafter(write(tmp_path, SPECULATORS, tensors))
+    assert drafter.config.owns_embedding and drafter.config.owns_head
+    assert drafter.config.draft_vocab_size == len(KEPT)
+    assert_loaded(drafter.load(jnp.float32), drafter_from(tensors), jnp.float32)
 
 
 @pytest.mark.parametrize("left_out", [(), ("embed_tokens.weight",), ("lm_head.weight",)])
@@ -139,11 +141,11 @@ def test_speculators_drafter_with_the_whole_vocabulary(tmp_path, left_out):
     tensors = speculators_tensors(config)
     for name in left_out:
         del tensors[name]
-    found, params = load_drafter(write(tmp_path, config, tensors), None, jnp.float32)
-    assert found.draft_vocab_size is None
-    assert found.owns_embedding == ("embed_tokens.weight" in tensors)
-    assert found.owns_head == ("lm_head.weight" in tensors)
-    assert_loaded(params, drafter_from(tensors), jnp.float32)
+    drafter = open_drafter(write(tmp_path, config, tensors))
+    assert drafter.config.draft_vocab_size is None
+    assert drafter.config.owns_embedding == ("embed_tokens.weight" in tensors)
+    assert drafter.config.owns_head == ("lm_head.weight" in tensors)
+    assert_loaded(drafter.load(jnp.float32), drafter_from(tensors), jnp.float32)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -176,21 +178,21 @@ def open_target_config(tied):
 
 def test_a_tied_target_may_still_carry_its_head(tmp_path):
     config = TARGET | {"tie_word_embeddings": True}
-    _, params = load_target(write(tmp_path, config, target_tensors(TARGET)), jnp.float32)
+    params = open_target(write(tmp_path, config, target_tensors(TARGET))).load(jnp.float32)
     assert_loaded(params, target_from(target_tensors(config)), jnp.float32)
 
 
 def test_rotary_tables_are_ignored(tmp_path):
     tensors = zlab_tensors()
     stray = {"layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float64)}
-    _, params = load_drafter(write(tmp_path, ZLAB, tensors | stray), None, jnp.float32)
+    params = open_drafter(write(tmp_path, ZLAB, tensors | stray)).load(jnp.float32)
     assert_loaded(params, drafter_from(tensors), jnp.float32)
 
 
 def test_any_name_will_do_for_the_only_file(tmp_path):
     folder = write(tmp_path, ZLAB, zlab_tensors())
     (folder / "model.safetensors").rename(folder / "drafter.safetensors")
-    _, params = load_drafter(folder, None, jnp.float32)
+    params = open_drafter(folder).load(jnp.float32)
     assert_loaded(params, drafter_from(zlab_tensors()), jnp.float32)
 
 
@@ -198,11 +200,12 @@ def test_a_snapshot_of_the_hub_s_cache_links_to_its_blobs(tmp_path):
     written = write(tmp_path / "written", TARGET, target_tensors(), shards=2)
     blobs = tmp_path / "models--org--name" / "blobs"
     snapshot = tmp_path / "models--org--name" / "snapshots" / "0123"
-    blobs.mkdir(parents=True), snapshot.mkdir(parents=True)
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
     for path in written.iterdir():
         path.rename(blobs / f"blob-{path.name}")
         (snapshot / path.name).symlink_to(f"../../blobs/blob-{path.name}")
-    _, params = load_target(snapshot, jnp.float32)
+    params = open_target(snapshot).load(jnp.float32)
     assert_loaded(params, target_from(target_tensors()), jnp.float32)
 
 
@@ -223,20 +226,17 @@ def test_exact_dtype(tmp_path, stored, exact):
     assert open_target(write(tmp_path, TARGET, tensors)).exact_dtype == exact
 
 
-def test_pair(tmp_path):
-    target = write(tmp_path / "target", TARGET, target_tensors())
-    drafter = write(tmp_path / "drafter", ZLAB, zlab_tensors())
-    config, params, draft_config, draft_params = load_pair(target, drafter, BF16, block_size=3)
-    assert config.vocab_size == 40 and draft_config.block_size == 3
-    assert_loaded(params, target_from(target_tensors()), BF16)
-    assert_loaded(draft_params, drafter_from(zlab_tensors()), BF16)
+def test_the_block_size_may_be_chosen(tmp_path):
+    drafter = open_drafter(write(tmp_path, ZLAB, zlab_tensors()), block_size=3)
+    assert drafter.config.block_size == 3
+    assert_loaded(drafter.load(BF16), drafter_from(zlab_tensors()), BF16)
 
 
 def test_rounding_is_to_nearest_even(tmp_path):
     between = np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)
     tensors = target_tensors()
     tensors["model.norm.weight"] = np.resize(between, 16)
-    _, params = load_target(write(tmp_path, TARGET, tensors), jnp.bfloat16)
+    params = open_target(write(tmp_path, TARGET, tensors)).load(jnp.bfloat16)
     expected = np.resize(np.array([1.0, 1 + 2**-6], ml_dtypes.bfloat16), 16)
     np.testing.assert_array_equal(params["norm"]["scale"], expected)
 
@@ -254,11 +254,11 @@ def test_a_device_without_room(tmp_path, monkeypatch, message, kind, named):
 
     monkeypatch.setattr(stream, "_assemble", assemble)
     with pytest.raises(kind, match=named):
-        load_target(write(tmp_path, TARGET, target_tensors()), jnp.float32)
+        open_target(write(tmp_path, TARGET, target_tensors())).load(jnp.float32)
 
 
 def test_nothing_is_read_of_the_weights_when_opening(tmp_path):
-    """The headers alone are there: the bytes behind them are a hole in the file."""
+    """Only the header is in the file; the bytes of the tensors are a hole."""
     folder = write(tmp_path, TARGET, target_tensors())
     path = folder / "model.safetensors"
     size, length = path.stat().st_size, int.from_bytes(path.read_bytes()[:8], "little")

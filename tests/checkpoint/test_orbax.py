@@ -22,18 +22,14 @@ from tiny_checkpoints import (
 
 from jaxspec import convert
 from jaxspec.checkpoint import conversion
-from jaxspec.checkpoint.load import load_drafter, load_target, open_drafter, open_target
+from jaxspec.checkpoint.load import open_drafter, open_target
 from jaxspec.errors import LoadError
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 SOURCES = {
-    "target": (TARGET, target_tensors, load_target),
-    "zlab": (ZLAB, zlab_tensors, lambda folder, dtype: load_drafter(folder, None, dtype)),
-    "speculators": (
-        SPECULATORS,
-        speculators_tensors,
-        lambda folder, dtype: load_drafter(folder, None, dtype),
-    ),
+    "target": (TARGET, target_tensors, open_target),
+    "zlab": (ZLAB, zlab_tensors, open_drafter),
+    "speculators": (SPECULATORS, speculators_tensors, open_drafter),
 }
 
 
@@ -47,25 +43,25 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16])
 def test_round_trip_is_bit_equal(tmp_path, kind, dtype):
-    config, tensors, load = SOURCES[kind]
+    config, tensors, opened = SOURCES[kind]
     source = write(tmp_path / kind, config, tensors(dtype=dtype))
     assert convert.main([str(source), str(tmp_path / "orbax")]) == 0
-    found, expected = load(tmp_path / "orbax", dtype), load(source, dtype)
-    assert found[0] == expected[0]
-    assert_same(found[1], expected[1])
+    found, expected = opened(tmp_path / "orbax"), opened(source)
+    assert found.config == expected.config
+    assert_same(found.load(dtype), expected.load(dtype))
 
 
 @pytest.mark.parametrize(("stored", "asked"), [(np.float32, BF16), (BF16, np.float32)])
 def test_loads_in_another_dtype_as_the_source_does(tmp_path, stored, asked):
     source = write(tmp_path / "source", TARGET, target_tensors(dtype=stored))
     conversion.convert(source, tmp_path / "orbax")
-    assert_same(load_target(tmp_path / "orbax", asked)[1], load_target(source, asked)[1])
+    assert_same(open_target(tmp_path / "orbax").load(asked), open_target(source).load(asked))
 
 
 def test_golden_target_with_its_tokenizer(tmp_path):
     source, destination = GOLDENS / "a" / "target", tmp_path / "deep" / "orbax"
     assert convert.main([str(source), str(destination)]) == 0
-    assert_same(load_target(destination, jnp.float32)[1], load_target(source, jnp.float32)[1])
+    assert_same(open_target(destination).load(jnp.float32), open_target(source).load(jnp.float32))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (destination / name).read_bytes() == (source / name).read_bytes()
     assert json.loads((destination / "config.json").read_text()) == json.loads(
@@ -78,9 +74,7 @@ def test_converts_what_it_wrote_itself(tmp_path):
     conversion.convert(source, tmp_path / "once")
     conversion.convert(tmp_path / "once", tmp_path / "twice")
     assert open_drafter(tmp_path / "twice").exact_dtype == BF16
-    assert_same(
-        load_drafter(tmp_path / "twice", None, BF16)[1], load_drafter(source, None, BF16)[1]
-    )
+    assert_same(open_drafter(tmp_path / "twice").load(BF16), open_drafter(source).load(BF16))
 
 
 def test_dtype_may_be_chosen(tmp_path):
@@ -88,7 +82,7 @@ def test_dtype_may_be_chosen(tmp_path):
     arguments = [str(source), str(tmp_path / "orbax"), "--dtype", "bfloat16"]
     assert convert.main(arguments) == 0
     assert open_target(tmp_path / "orbax").exact_dtype == jnp.bfloat16
-    assert_same(load_target(tmp_path / "orbax", BF16)[1], load_target(source, BF16)[1])
+    assert_same(open_target(tmp_path / "orbax").load(BF16), open_target(source).load(BF16))
 
 
 def test_an_empty_destination_is_as_good_as_none(tmp_path):
@@ -172,7 +166,7 @@ def test_damaged_weights(tmp_path):
     for path in (folder / "params").rglob("d/*"):
         path.unlink()
     with pytest.raises(LoadError, match="not a whole Orbax checkpoint") as caught:
-        load_drafter(folder, None, jnp.float32)
+        open_drafter(folder).load(jnp.float32)
     assert "\n" not in str(caught.value)
 
 

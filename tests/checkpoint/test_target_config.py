@@ -1,4 +1,4 @@
-"""What a Qwen3 target's configs say, in every layout they come in."""
+"""Reads the configs of a Qwen3 target in every published layout."""
 
 import json
 import re
@@ -85,6 +85,7 @@ def test_yarn_with_everything_said():
 
 def test_yarn_s_original_length_is_the_config_s_own_when_left_out():
     rope = read(QWEN3_8B | {"rope_scaling": {"rope_type": "yarn", "factor": 2}}).decoder.rope
+    assert rope.yarn is not None
     assert rope.yarn.original_max_position_embeddings == 40960
 
 

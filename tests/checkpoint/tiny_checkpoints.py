@@ -1,10 +1,11 @@
-"""Checkpoint folders small enough to write in a test, in every layout we read."""
+"""Checkpoint folders small enough to write in a test, in every layout that can be read."""
 
 import json
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 from safetensors.numpy import save_file
 
 from oracles import draws
@@ -56,27 +57,27 @@ SPECULATORS = {
 }
 
 
-def target_tensors(config: dict = TARGET, dtype: np.dtype = np.float32) -> Tensors:
+def target_tensors(config: dict = TARGET, dtype: DTypeLike = np.float32) -> Tensors:
     return _drawn(target_shapes(config), dtype)
 
 
-def zlab_tensors(config: dict = ZLAB, dtype: np.dtype = np.float32) -> Tensors:
+def zlab_tensors(config: dict = ZLAB, dtype: DTypeLike = np.float32) -> Tensors:
     return _drawn(drafter_shapes(config), dtype)
 
 
-def speculators_tensors(config: dict = SPECULATORS, dtype: np.dtype = np.float32) -> Tensors:
-    decoder, rows = config["transformer_layer_config"], config["draft_vocab_size"]
+def speculators_tensors(config: dict = SPECULATORS, dtype: DTypeLike = np.float32) -> Tensors:
+    decoder, draft_vocab = config["transformer_layer_config"], config["draft_vocab_size"]
     ids = {"target_layer_ids": config["aux_hidden_state_layer_ids"]}
     vocab, hidden = decoder["vocab_size"], decoder["hidden_size"]
     shapes = drafter_shapes(decoder | {"dflash_config": ids})
-    shapes |= {"embed_tokens.weight": (vocab, hidden), "lm_head.weight": (rows, hidden)}
+    shapes |= {"embed_tokens.weight": (vocab, hidden), "lm_head.weight": (draft_vocab, hidden)}
     tensors = _drawn(shapes, dtype)
-    if rows < vocab:
-        tensors |= {"d2t": KEPT - np.arange(rows), "t2d": np.isin(np.arange(vocab), KEPT)}
+    if draft_vocab < vocab:
+        tensors |= {"d2t": KEPT - np.arange(draft_vocab), "t2d": np.isin(np.arange(vocab), KEPT)}
     return tensors
 
 
-def _drawn(shapes: dict, dtype: np.dtype) -> Tensors:
+def _drawn(shapes: dict, dtype: DTypeLike) -> Tensors:
     return {name: draws.weight(name, shape).astype(dtype) for name, shape in shapes.items()}
 
 

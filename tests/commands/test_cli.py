@@ -125,7 +125,7 @@ def test_an_interrupt_in_a_callback_is_not_lost():
     ],
 )
 def test_found_before_anything_is_compiled(flags, code, said, capsys, monkeypatch):
-    monkeypatch.setattr("jaxspec.console.ahead.compile_ahead", raising(AssertionError("compiling")))
+    monkeypatch.setattr("jaxspec.Engine.warm_up", raising(AssertionError("compiling")))
     assert generate.main(["--prompt", "a", *flags]) == code
     assert said in capsys.readouterr().err
 
@@ -139,7 +139,7 @@ def test_an_empty_prompt_is_found_before_weights_are_read(flags, capsys, monkeyp
 
 def test_a_prompt_that_never_fits_compiles_nothing(capsys, monkeypatch):
     monkeypatch.setattr(
-        "jaxspec.console.ahead.compile_side_by_side", lambda _: pytest.fail("compiled")
+        "jaxspec.engine.engine.compile_side_by_side", lambda _: pytest.fail("compiled")
     )
     assert generate.main(["--prompt", "def f(", "--max-tokens", "3000"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]

@@ -40,4 +40,4 @@ def test_another_vocabulary_is_refused_in_one_line(drafter, capsys):
 
 def test_the_same_tokenizer_is_taken(drafter):
     opened = open_models(TARGET, drafter, "auto", jnp.float32, None, None)
-    assert opened.models.drafter is not None
+    assert len(opened.models.proposers) == 1

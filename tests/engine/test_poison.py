@@ -10,10 +10,11 @@ from golden_pair import budget, check_golden, golden_engine, trajectories
 
 from jaxspec.cache.cache import Cache
 from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.schedule.observer import StepObserver
 
 
-def stale_rows(loop: Loop) -> np.ndarray:
-    """True for every row of a pool that no live request has committed; page 0 is all stale."""
+def stale_cells(loop: Loop) -> np.ndarray:
+    """True for every cell that no live request has committed; page 0 is all stale."""
     plan, lengths = loop.plan, np.asarray(loop.device.state.lengths)
     stale = np.ones((plan.num_pages, plan.page_size), bool)
     for id, request in loop.running.items():
@@ -31,21 +32,21 @@ def poisoned(cache: Cache, stale: np.ndarray) -> Cache:
 @pytest.mark.parametrize("driver", ["lockstep", "overlapped"])
 def test_outputs_do_not_change(driver):
     engine = golden_engine(driver=driver)
-    loop, driver_step, poisonings = engine.loop, engine.loop.driver, []
+    loop, poisonings = engine.loop, []
 
-    def poison_then_step(loop):
-        state, stale = loop.device.state, stale_rows(loop)
-        poisonings.append(int(stale.sum()))
-        loop.device.state = dataclasses.replace(
-            state,
-            target_pool=poisoned(state.target_pool, stale),
-            draft_pool=poisoned(state.draft_pool, stale),
-        )
-        driver_step(loop)
+    class Poisoner(StepObserver):
+        def step_begins(self, running):
+            state, stale = loop.device.state, stale_cells(loop)
+            poisonings.append(int(stale.sum()))
+            loop.device.state = dataclasses.replace(
+                state,
+                cache=poisoned(state.cache, stale),
+                proposers=tuple(poisoned(cache, stale) for cache in state.proposers),
+            )
 
-    loop.driver = poison_then_step
     cases, budgets = trajectories()[1:7], [30, 7, 19, 1, 25, 12]
-    outputs = engine.generate([c["prompt"] for c in cases], [budget(b) for b in budgets])
+    with engine.observe(Poisoner()):
+        outputs = engine.generate([c["prompt"] for c in cases], [budget(b) for b in budgets])
     for output, case, max_tokens in zip(outputs, cases, budgets):
         check_golden(output, case, max_tokens)
     assert len(poisonings) > 15 and min(poisonings) > 100

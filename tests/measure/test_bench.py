@@ -1,4 +1,4 @@
-"""The bench as a command, on the golden pair: what it counts, draws, records and refuses."""
+"""The bench command on the golden pair: what it counts, draws, records and refuses."""
 
 import json
 import pathlib
@@ -54,7 +54,7 @@ def test_the_step_is_taken_apart(result):
     assert set(parts) == {"draft", "verify", "accept"} and min(parts.values()) > 0
 
 
-def test_where_it_was_measured(result):
+def test_the_environment_is_recorded(result):
     assert result["command"].startswith("python -m jaxspec.bench --model")
     assert {"device", "versions", "XLA_FLAGS"} <= set(result["environment"])
 
@@ -75,11 +75,11 @@ def test_the_trace_is_read_without_a_viewer(result, folder, capsys):
     assert profile.main([f"{folder}/trace", "--json", f"{folder}/profile.json"]) == 0
     out, err = capsys.readouterr()
     assert "verify" in out and "launches/step" in out and "profile.png" in err
-    found = json.loads((folder / "profile.json").read_text())
-    assert found["steps"] == 3 == found["run"]["steps_recorded"]
-    phases = {scope["phase"]: scope for scope in found["scopes"] if not scope["part"]}
+    summary = json.loads((folder / "profile.json").read_text())
+    assert summary["steps"] == 3 == summary["run"]["steps_recorded"]
+    phases = {scope["phase"]: scope for scope in summary["scopes"] if not scope["part"]}
     assert {"draft", "verify", "commit"} <= set(phases)
-    parts = {s["part"] for s in found["scopes"] if s["phase"] == "verify"}
+    parts = {s["part"] for s in summary["scopes"] if s["phase"] == "verify"}
     assert {"attention", "qkv", "gate_up", "down", "head"} <= parts
     assert sum(s["share"] for s in phases.values()) == pytest.approx(1)
     known = sum(s["share"] for name, s in phases.items() if name != "(no scope)")
@@ -106,23 +106,23 @@ def test_synthetic_acceptance_is_drawn_and_marked_everywhere(folder, capsys):
 
 def test_prompts_are_what_the_model_knows():
     chosen = {}
-    for given in (["--model", "m"], ["--model-shape", "tiny"], []):
-        arguments = bench._parser().parse_args(given)
-        chosen[given[0] if given else "demo pair"] = bench._default_dataset(arguments)
+    for flags in (["--model", "m"], ["--model-shape", "tiny"], []):
+        arguments = bench._parser().parse_args(flags)
+        chosen[flags[0] if flags else "demo pair"] = bench._default_dataset(arguments)
     assert chosen == {"--model": "prose", "--model-shape": "random", "demo pair": "python"}
 
 
-def test_spans_that_adapt_and_options_of_the_methods_arrive(folder, capsys):
+def test_adaptive_width_and_options_of_the_methods_arrive(folder, capsys):
     file = folder / "adaptive.json"
     drawn = ["--synthetic-acceptance-rates", "1,1,1", "--adaptive", "--num-drafts", "2"]
     small = [*SMALL, "--passes", "1", "--methods", "dflash,ngram"]
     assert bench.main([*small, *drawn, "--json", str(file)]) == 0
-    assert "adaptive spans" in capsys.readouterr().err
+    assert "adaptive width" in capsys.readouterr().err
     drafted, looked_up = json.loads(file.read_text())["rows"]
     assert drafted["compile_s_while_measured"] == 0
     assert drafted["speculation"]["mean_acceptance_length"] > 1
-    found = looked_up["speculation"]["accepted_per_position"]
-    assert sum(found[:2]) > 0 == sum(found[2:])
+    accepted = looked_up["speculation"]["accepted_per_position"]
+    assert sum(accepted[:2]) > 0 == sum(accepted[2:])
 
 
 def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
@@ -131,23 +131,23 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
     peers = {"system": "X", "model": "target", "concurrency": 2, "step_ms_median": 3.0}
     both = [peers | {"mode": mode} for mode in ("plain", "dflash")]
     (folder / "peers.json").write_text(json.dumps({"rows": both}))
-    beside = ["--anchors", f"{folder}/peers.json", "--json", str(file), "--plot", str(picture)]
-    assert bench.main([*SMALL, "--passes", "1", "--output-len", "24", *drawn, *beside]) == 0
+    outputs = ["--anchors", f"{folder}/peers.json", "--json", str(file), "--plot", str(picture)]
+    assert bench.main([*SMALL, "--passes", "1", "--output-len", "24", *drawn, *outputs]) == 0
     result = json.loads(file.read_text())
-    found = {(row["method"], row["acceptance_of"]): row for row in result["rows"]}
-    assert list(found) == [("none", ""), ("dflash", "Low"), ("dflash", "7")]
-    low, high = found["dflash", "Low"], found["dflash", "7"]
+    rows = {(row["method"], row["acceptance_of"]): row for row in result["rows"]}
+    assert list(rows) == [("none", ""), ("dflash", "Low"), ("dflash", "7")]
+    low, high = rows["dflash", "Low"], rows["dflash", "7"]
     assert low["drawn_length"] == pytest.approx(1.5) and high["drawn_length"] == pytest.approx(7)
     means = [row["speculation"]["mean_acceptance_length"] for row in (low, high)]
     assert means[0] < 3 < means[1]
-    assert all(row["compile_s_while_measured"] == 0 for row in found.values())
+    assert all(row["compile_s_while_measured"] == 0 for row in rows.values())
     shown = capsys.readouterr().err
     assert "dflash Low" in shown and "steady decode" in shown and "* SYNTHETIC" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--model-shape", "qwen3-9b", "--dataset", "random"], 2, "no model shape 'qwen3-9b'"),
         ([*MODELS, "--model-shape", "tiny"], 2, "either --model or --model-shape"),
@@ -173,11 +173,11 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
         ([*MODELS, "--synthetic-acceptance-length", "GSM8K=6.5,x="], 2, "expected numbers"),
     ],
 )
-def test_mistakes_are_one_line(arguments, code, said, capsys):
+def test_mistakes_are_one_line(arguments, code, message, capsys):
     assert bench.main(arguments) == code
     out, err = capsys.readouterr()
     assert not out and len(err.splitlines()) == 1
-    assert err.startswith("error: ") and said in err
+    assert err.startswith("error: ") and message in err
 
 
 @pytest.mark.parametrize("command", ["bench", "generate"])
@@ -198,22 +198,22 @@ def test_readable_profiles_are_prepared_before_jax_starts(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--top", "-1"], 2, "--top is -1"),
         (["--plot", "/no/such/folder/x.png"], 1, "there is no folder"),
         (["--plot", "x.xyz"], 2, "no pictures of type 'xyz'"),
     ],
 )
-def test_mistakes_in_reading_a_trace_come_before_its_tables(arguments, code, said, capsys):
+def test_mistakes_in_reading_a_trace_are_found_before_its_tables(arguments, code, message, capsys):
     assert profile.main(["tests/data/traces/h100-8b-dflash", *arguments]) == code
     out, err = capsys.readouterr()
-    assert not out and len(err.splitlines()) == 1 and said in err
+    assert not out and len(err.splitlines()) == 1 and message in err
 
 
 def test_speedups_stand_apart():
-    from jaxspec.measure.bench_plot import _speedup
-    from jaxspec.measure.plots import pyplot
+    from jaxspec.measure.drawing import pyplot
+    from jaxspec.measure.plots import _speedup
 
     rows = [
         {"method": method, "acceptance_of": "", "concurrency": 1, "speedup": {"median": times}}

@@ -1,11 +1,11 @@
-"""Datasets in the layouts that people have, and what is said of files that are in none."""
+"""Datasets in the usual layouts, and the errors of files that are in none."""
 
 import json
 
 import pytest
 
 from jaxspec.errors import LoadError, UsageError
-from jaxspec.measure.datasets import OWN, Sample, own_set, random_ids, read_file
+from jaxspec.measure.datasets import BUILT_IN, Sample, built_in, random_ids, read_file
 
 
 def file(tmp_path, *entries, array=False):
@@ -25,18 +25,20 @@ def test_spec_bench(tmp_path):
     assert read_file(path) == read_file(path, "spec-bench") == [Sample("one", "writing")]
 
 
-def test_sharegpt_keeps_conversations_that_somebody_opens(tmp_path):
-    asked = {"id": "1", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt"}]}
-    told = {"id": "2", "conversations": [{"from": "gpt", "value": "hello"}]}
-    path = file(tmp_path, asked, told, {"conversations": []}, array=True)
+def test_sharegpt_keeps_conversations_that_a_human_begins(tmp_path):
+    by_human = {"id": "1", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt"}]}
+    by_model = {"id": "2", "conversations": [{"from": "gpt", "value": "hello"}]}
+    path = file(tmp_path, by_human, by_model, {"conversations": []}, array=True)
     assert read_file(path) == [Sample("hi", "sharegpt")]
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_our_own(name):
-    samples = own_set(name)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in(name):
+    samples = built_in(name)
     assert len(samples) == 8 and len({s.category for s in samples}) == 8
-    repeated = [s for s in samples if len(set(s.prompt.split())) < 0.7 * len(s.prompt.split())]
+    words = [s.prompt.split() for s in samples if isinstance(s.prompt, str)]
+    assert len(words) == 8
+    repeated = [one for one in words if len(set(one)) < 0.7 * len(one)]
     assert (len(repeated) >= 6) == (name == "repetitive")
 
 
@@ -44,11 +46,11 @@ def test_random_ids_are_seeded_and_within_the_vocabulary():
     samples = random_ids(3, 50, 17, seed=1)
     assert samples == random_ids(3, 50, 17, seed=1) != random_ids(3, 50, 17, seed=2)
     assert {len(s.prompt) for s in samples} == {50}
-    assert all(0 <= token < 17 for s in samples for token in s.prompt)
+    assert all(isinstance(t, int) and 0 <= t < 17 for s in samples for t in s.prompt)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"prompt": "a"}\n{"prompt": ', "line 2: not JSON"),
         ('{"prompt": "a"}\n{"question": "b"}', "line 2: expected \"prompt\".*found 'question'"),
@@ -63,10 +65,10 @@ def test_random_ids_are_seeded_and_within_the_vocabulary():
         ("\n", "no prompt in it"),
     ],
 )
-def test_a_malformed_file_is_named_with_its_line(tmp_path, text, said):
+def test_a_malformed_file_is_named_with_its_line(tmp_path, text, message):
     path = tmp_path / "set.jsonl"
     path.write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read_file(str(path))
 
 

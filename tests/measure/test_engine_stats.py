@@ -1,4 +1,4 @@
-"""The engine's snapshot, while requests run and after."""
+"""The engine's snapshot, while requests run and afterwards."""
 
 import pathlib
 
@@ -19,7 +19,8 @@ def test_a_snapshot_while_they_run_and_after():
     )  # fmt: skip
     params = SamplingParams(max_tokens=9, ignore_eos=True)
     live, outputs = {engine.submit([1, 2, 3], params), engine.submit([4], params)}, {}
-    assert (engine.stats().waiting, engine.stats().running) == (2, 0)
+    stats = engine.stats()
+    assert (stats.waiting, stats.running) == (2, 0)
     while live:
         for event in engine.step(live):
             if event.output is not None:

@@ -1,11 +1,12 @@
-"""Peers' step times beside ours."""
+"""Other systems' step times, compared with ours."""
 
 import json
 
 import pytest
 
 from jaxspec.errors import LoadError, UsageError
-from jaxspec.measure.peers import peer_table, read_peers, steady_decode
+from jaxspec.measure.peers import read_peers, steady_decode
+from jaxspec.measure.results import steady_table
 
 ROWS = [
     {"system": "X 1", "model": "Qwen3-8B", "mode": m, "concurrency": 4, "step_ms_median": t}
@@ -13,12 +14,12 @@ ROWS = [
 ]
 
 
-def ours(method, step, found, label="", drawn=None):
+def ours(method, step, length, label="", drawn=None):
     drawn = {} if drawn is None else {"drawn_length": drawn}
     step_ms = {"p50": step} if step else {}
     return {
         "method": method, "acceptance_of": label, "concurrency": 4, "step_ms": step_ms,
-        "speculation": {"mean_acceptance_length": found}, **drawn,
+        "speculation": {"mean_acceptance_length": length}, **drawn,
     }  # fmt: skip
 
 
@@ -31,18 +32,18 @@ def peers_in(tmp_path):
     return read_peers(str(file), "qwen3-8b")
 
 
-def rates(found):
-    return {(row["system"], row["name"]): row["tokens_per_s"] for row in found}
+def rates(steady):
+    return {(row["system"], row["name"]): row["tokens_per_s"] for row in steady}
 
 
 def test_all_on_equal_terms(tmp_path):
     rows = [ours("none", 4.0, 1.0), ours("dflash", 10.0, 5.0), ours("ngram", 5.0, 2.0)]
-    found = steady_decode(rows, peers_in(tmp_path))
-    assert rates(found) == {
+    steady = steady_decode(rows, peers_in(tmp_path))
+    assert rates(steady) == {
         ("jaxspec", "plain"): 1000, ("jaxspec", "dflash"): 2000, ("jaxspec", "ngram"): 1600,
         ("X 1", "plain"): 800, ("X 1", "dflash"): 2500,
     }  # fmt: skip
-    lines = peer_table(found)
+    lines = steady_table(steady)
     assert "8.00" in lines[-1] and "2500" in lines[-1] and "-" in lines[-1].split()
     assert len({len(line) for line in lines[1:]}) == 1, "columns line up"
 
@@ -53,10 +54,10 @@ def test_drawn_lengths_share_one_step_and_count_as_asked_for(tmp_path):
         ours("dflash", 11.0, 3.1, "MT-Bench", drawn=3.0),
         ours("dflash", None, 7.9, "MATH-500", drawn=8.0),
     ]
-    found = rates(steady_decode(rows, peers_in(tmp_path)))
-    assert found["jaxspec", "dflash GSM8K"] == pytest.approx(1e3 * 4 * 6 / 10)
-    assert found["jaxspec", "dflash MATH-500"] == pytest.approx(1e3 * 4 * 8 / 10)
-    assert found["X 1", "dflash MT-Bench"] == pytest.approx(1e3 * 4 * 3 / 8)
+    tokens_per_s = rates(steady_decode(rows, peers_in(tmp_path)))
+    assert tokens_per_s["jaxspec", "dflash GSM8K"] == pytest.approx(1e3 * 4 * 6 / 10)
+    assert tokens_per_s["jaxspec", "dflash MATH-500"] == pytest.approx(1e3 * 4 * 8 / 10)
+    assert tokens_per_s["X 1", "dflash MT-Bench"] == pytest.approx(1e3 * 4 * 3 / 8)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rows": [{}]}', '{"rows": []}'])

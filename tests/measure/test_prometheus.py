@@ -1,4 +1,4 @@
-"""The snapshot in Prometheus' own words."""
+"""The engine's snapshot as Prometheus text."""
 
 import dataclasses
 import functools
@@ -23,21 +23,23 @@ FINISHED = PooledStats(
 STATS = EngineStats(1, 2, 3, 12, None, FINISHED, Latencies())
 
 
-def test_what_it_says():
+def test_counters_and_gauges():
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
     text = exposition(STATS)
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    found = {(s.name, s.labels.get("position")): s.value for s in samples}
-    assert found["jaxspec:num_requests_waiting", None] == 1
-    assert found["jaxspec:num_requests_running", None] == 2
-    assert found["jaxspec:kv_cache_usage_perc", None] == 0.25
-    assert found["jaxspec:spec_decode_num_drafts_total", None] == 4
-    assert found["jaxspec:spec_decode_num_accepted_tokens_total", None] == 4
-    assert found["jaxspec:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
-    assert found["jaxspec:synthetic_acceptance", None] == 0
-    assert not any("peak_memory" in name for name, _ in found), "the CPU does not say"
+    values_by_name = {(s.name, s.labels.get("position")): s.value for s in samples}
+    assert values_by_name["jaxspec:num_requests_waiting", None] == 1
+    assert values_by_name["jaxspec:num_requests_running", None] == 2
+    assert values_by_name["jaxspec:kv_cache_usage_perc", None] == 0.25
+    assert values_by_name["jaxspec:spec_decode_num_drafts_total", None] == 4
+    assert values_by_name["jaxspec:spec_decode_num_accepted_tokens_total", None] == 4
+    assert values_by_name["jaxspec:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
+    assert values_by_name["jaxspec:synthetic_acceptance", None] == 0
+    assert not any("peak_memory" in name for name, _ in values_by_name), (
+        "the CPU does not report it"
+    )
 
 
 REQUESTS = (

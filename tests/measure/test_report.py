@@ -1,11 +1,10 @@
-"""What the bench says at its end."""
+"""The title and the warnings of a benchmark's result."""
 
 import re
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.measure.comparison import Schedule
-from jaxspec.measure.load import Work
-from jaxspec.measure.report import _caveats, title
+from jaxspec.measure.load import Schedule, Work
+from jaxspec.measure.results import _warnings, title
 
 
 def schedule(*lengths, **options):
@@ -19,31 +18,32 @@ def row(method, speedup, late=0.0):
     return named | ({} if speedup is None else {"speedup": {"median": speedup}})
 
 
-def said(*rows, synthetic=False):
-    return list(_caveats({"rows": rows, "synthetic": synthetic}))
+def warnings_of(*rows, synthetic=False):
+    return list(_warnings({"rows": rows, "synthetic": synthetic}))
 
 
-def test_the_title_says_what_was_sent():
-    found = title("tiny (random weights)", "data/some.jsonl", False, schedule(7, 5))
-    assert re.sub(r" on .*?:", ":", found) == (
+def test_the_title_names_what_was_sent():
+    line = title("tiny (random weights)", "data/some.jsonl", False, schedule(7, 5))
+    assert re.sub(r" on .*?:", ":", line) == (
         "tiny (random weights): 2 some.jsonl prompts of 5-7 tokens, up to 9 out, greedy, passes: 3"
     )
 
 
-def test_the_title_says_what_is_not_usual():
+def test_the_title_names_unusual_options():
     unusual = schedule(5, 5, temperature=0.7, request_rate=2.5)
     assert title("m", "prose", True, unusual).endswith(
-        "prompts of 5 tokens, up to 9 out, temperature 0.7, 2.5 requests/s, adaptive spans, "
+        "prompts of 5 tokens, up to 9 out, temperature 0.7, 2.5 requests/s, adaptive width, "
         "passes: 3"
     )
 
 
-def test_nothing_to_beware_of():
-    assert said(row("none", 1.0), row("dflash", 2.0), row("ngram", None)) == []
+def test_no_warnings():
+    assert warnings_of(row("none", 1.0), row("dflash", 2.0), row("ngram", None)) == []
 
 
-def test_what_to_beware_of():
-    synthetic, slower, late = said(row("none", 1.0, 0.2), row("dflash", 0.9, 0.1), synthetic=True)
+def test_warnings():
+    rows = row("none", 1.0, 0.2), row("dflash", 0.9, 0.1)
+    synthetic, slower, late = warnings_of(*rows, synthetic=True)
     assert synthetic.startswith("* SYNTHETIC acceptance")
     assert slower == "dflash is slower than plain decoding at concurrency 4"
     assert late == "warning: 0.3 s of compiling fell into the measured passes"
@@ -51,7 +51,7 @@ def test_what_to_beware_of():
 
 def test_a_schedule_counts_what_it_sends():
     one = schedule(4, 7, requests_per_slot=3)
-    assert [len(one.sent(concurrency)) for concurrency in (1, 2)] == [3, 6]
+    assert [len(one.requests_of_a_pass(concurrency)) for concurrency in (1, 2)] == [3, 6]
     assert one.tokens_of_a_pass() == 9 * (3 + 6)
     assert one.mean_prompt == 5 and not one.draws
     assert schedule(4, temperature=1.0).draws

@@ -21,6 +21,7 @@ def script():
     spec = importlib.util.spec_from_file_location(
         "research_loop", ROOT / "scripts" / "research_loop.py"
     )
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -37,18 +38,20 @@ def case():
 
 
 @pytest.fixture(scope="module")
-def found(script, opened, case):
+def generation(script, opened, case):
     rule = script.within(0.0)
     return script.run(opened, case["prompt"], TOKENS, script.look_back_or_drafter, rule)
 
 
-def test_without_tolerance_it_says_what_greedy_decoding_says(found, case):
-    assert found.tokens == case["greedy"][:TOKENS]
-    assert sum(found.acceptance_lengths) >= TOKENS - 1 > sum(found.acceptance_lengths[:-1])
+def test_without_tolerance_tokens_are_those_of_greedy_decoding(generation, case):
+    assert generation.tokens == case["greedy"][:TOKENS]
+    assert (
+        sum(generation.acceptance_lengths) >= TOKENS - 1 > sum(generation.acceptance_lengths[:-1])
+    )
 
 
-def test_features_are_those_of_the_committed_tokens(found, opened, case):
-    tokens = [*case["prompt"], *found.tokens]
+def test_features_are_those_of_the_committed_tokens(generation, opened, case):
+    tokens = [*case["prompt"], *generation.tokens]
     target, width = opened.models.target, len(tokens)
     one = jnp.ones(1, jnp.int32)
     block = block_after(0 * one, 0 * one, width * one, one[:, None], width=width, page_size=64)
@@ -57,15 +60,15 @@ def test_features_are_those_of_the_committed_tokens(found, opened, case):
         {"params": opened.params["target"]}, jnp.array([tokens], jnp.int32), block, cache
     )
     of_reply = np.asarray(features[0, len(case["prompt"]) :])
-    count = min(len(of_reply), len(found.features))
+    count = min(len(of_reply), len(generation.features))
     assert count >= TOKENS - 1
-    np.testing.assert_allclose(found.features[:count], of_reply[:count], atol=2e-4, rtol=2e-3)
+    np.testing.assert_allclose(generation.features[:count], of_reply[:count], atol=2e-4, rtol=2e-3)
 
 
-def test_a_looser_rule_keeps_no_less(script, opened, case, found):
+def test_a_looser_rule_keeps_no_less(script, opened, case, generation):
     rule = script.within(50.0)
     loose = script.run(opened, case["prompt"], TOKENS, script.look_back_or_drafter, rule)
-    assert np.mean(loose.acceptance_lengths) > np.mean(found.acceptance_lengths)
+    assert np.mean(loose.acceptance_lengths) > np.mean(generation.acceptance_lengths)
 
 
 def test_the_proposer_looks_back(script):

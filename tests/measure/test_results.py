@@ -1,4 +1,4 @@
-"""Rows of the table from runs that are known."""
+"""Rows of the table, from made-up runs."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.stats.acceptance import RequestStats
 from jaxspec.measure.floor import StepBytes
 from jaxspec.measure.load import Load, Run, due_times
-from jaxspec.measure.results import add_speedups, percentiles, row_of, table
+from jaxspec.measure.results import Row, add_speedups, percentiles, row_of, table
 
 
 def run(seconds, *lengths, step=0.01):
@@ -20,24 +20,24 @@ def run(seconds, *lengths, step=0.01):
     return Run(seconds, outputs, (step, step, 2 * step))
 
 
-def row(method, concurrency, runs, label=""):
-    named = {"method": method, "acceptance_of": label}
+def row(method, concurrency, runs, label="") -> Row:
+    named: Row = {"method": method, "acceptance_of": label}
     return named | row_of(concurrency, runs, LEAST, 1e5)
 
 
-LEAST = StepBytes(verify=1000, draft=0, target_row=2, draft_row=0)
+LEAST = StepBytes(verify=1000, draft=0, target_position=2, draft_position=0)
 
 
 def test_a_row():
-    found = row("none", 4, [run(1.0, 10, 30), run(2.0, 10, 30)])
-    assert found["output_tokens_per_s"] == {"median": 30, "min": 20, "max": 40}
-    assert found["step_ms"]["p50"] == pytest.approx(10)
-    assert found["tpot_ms"]["p50"] == pytest.approx(100)
+    measured = row("none", 4, [run(1.0, 10, 30), run(2.0, 10, 30)])
+    assert measured["output_tokens_per_s"] == {"median": 30, "min": 20, "max": 40}
+    assert measured["step_ms"]["p50"] == pytest.approx(10)
+    assert measured["tpot_ms"]["p50"] == pytest.approx(100)
     context = 10 + (10 + 30) / 2 / 2
-    assert found["floor_ms"] == pytest.approx(1e3 * (1000 + 4 * context * 2) / 1e5)
-    assert found["floor_fraction"] == pytest.approx(found["floor_ms"] / 10)
-    assert found["finish_reasons"] == {"length": 4}
-    assert found["speculation"]["generation_tokens"] == 80
+    assert measured["floor_ms"] == pytest.approx(1e3 * (1000 + 4 * context * 2) / 1e5)
+    assert measured["floor_fraction"] == pytest.approx(measured["floor_ms"] / 10)
+    assert measured["finish_reasons"] == {"length": 4}
+    assert measured["speculation"]["generation_tokens"] == 80
 
 
 def test_speedups_are_of_the_same_pass_and_concurrency():
@@ -56,9 +56,9 @@ def test_speedups_are_of_the_same_pass_and_concurrency():
 
 def test_nothing_measured_is_no_number():
     assert percentiles([]) == {}
-    found = row("none", 1, [Run(1.0, run(1.0, 1).outputs, ())])
-    assert found["floor_fraction"] is None and found["tpot_ms"] == {}
-    assert table([found])
+    measured = row("none", 1, [Run(1.0, run(1.0, 1).outputs, ())])
+    assert measured["floor_fraction"] is None and measured["tpot_ms"] == {}
+    assert table([measured])
 
 
 def test_arrivals():

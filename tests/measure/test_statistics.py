@@ -1,4 +1,4 @@
-"""Statistics held against counts made by hand."""
+"""Statistics against counts made by hand."""
 
 import pytest
 
@@ -14,7 +14,7 @@ PLACES = 3
 
 
 def served(steps, max_tokens=100, stop_ids=(), submitted=1.0, seated=1.5):
-    """A request's life: steps of (tokens, drafts verified, time), the first one its prefill."""
+    """Statistics of a request with these steps: (tokens, drafts verified, time), prefill first."""
     params = SamplingParams(max_tokens=max_tokens)
     request = Request(
         1, (5, 6), params, frozenset(stop_ids), 0, TextStream(), stop_scan(()), submitted, 0
@@ -136,9 +136,9 @@ def test_counts_stay_within_what_was_drafted():
 
 
 def test_json_has_every_definition_once_by_name():
-    found = stats_object(served([((1,), 0, 2.0), ((2, 3), 3, 2.5)]))
-    assert found["num_draft_tokens"] == 3 and found["acceptance_histogram"] == (0, 1, 0, 0)
-    assert {"ttft_s", "tpot_s", "itl_s", "queue_s", "synthetic"} <= set(found)
+    fields = stats_object(served([((1,), 0, 2.0), ((2, 3), 3, 2.5)]))
+    assert fields["num_draft_tokens"] == 3 and fields["acceptance_histogram"] == (0, 1, 0, 0)
+    assert {"ttft_s", "tpot_s", "itl_s", "queue_s", "synthetic"} <= set(fields)
 
 
 def test_a_drawn_acceptance_is_marked():

@@ -10,10 +10,10 @@ from jax.profiler import ProfileData
 
 from jaxspec import profile
 from jaxspec.errors import LoadError
-from jaxspec.trace.recording import scopes
+from jaxspec.trace.programs import op_names_of
+from jaxspec.trace.reading import read_trace
 from jaxspec.trace.scopes import scope_of
-from jaxspec.trace.tables import in_words, summarise
-from jaxspec.trace.trace import read_trace
+from jaxspec.trace.tables import report, summarise
 
 HLO = """HloModule jit_spec_step, is_scheduled=true
 
@@ -32,17 +32,17 @@ def space(planes: dict[str, dict[str, list[tuple]]]) -> bytes:
         names, stats, body = {}, {}, []
         for number, (line, events) in enumerate(lines.items(), 1):
             body.append(f'lines {{ id: {number} name: "{line}"')
-            for name, start, length, given in events:
+            for name, start, length, event_stats in events:
                 id = names.setdefault(name, len(names) + 1)
                 body.append(
                     f"events {{ metadata_id: {id} offset_ps: {int(start * 1e6)} "
                     f"duration_ps: {int(length * 1e6)}"
                 )
-                for key, value in given.items():
+                for key, value in event_stats.items():
                     stat = stats.setdefault(key, len(stats) + 1)
                     kind = "int64_value" if isinstance(value, int) else "str_value"
-                    said = value if isinstance(value, int) else f'"{value}"'
-                    body.append(f"stats {{ metadata_id: {stat} {kind}: {said} }}")
+                    text_value = value if isinstance(value, int) else f'"{value}"'
+                    body.append(f"stats {{ metadata_id: {stat} {kind}: {text_value} }}")
                 body.append("}")
             body.append("}")
         for name, id in names.items():
@@ -85,10 +85,10 @@ GPU = {
 
 
 def test_scopes_of_a_program():
-    found = scopes(HLO)
-    assert found["module"] == "jit_spec_step"
-    assert found["op_names"]["fusion.1"] == "jit(spec_step)/draft/a/mlp/down/dot"
-    assert scope_of(found["op_names"]["fusion.2"], "") == ("verify", "qkv")
+    program = op_names_of(HLO)
+    assert program["module"] == "jit_spec_step"
+    assert program["op_names"]["fusion.1"] == "jit(spec_step)/draft/a/mlp/down/dot"
+    assert scope_of(program["op_names"]["fusion.2"], "") == ("verify", "qkv")
 
 
 @pytest.mark.parametrize(
@@ -110,22 +110,22 @@ def test_scope_of_an_instruction(name, module, expected):
 
 def test_sums_by_scope_gaps_and_steps(folder):
     run = {"bytes": {"verify": 2000}, "copy_bytes_per_second": 1e9}  # 2 us per step
-    trace = read_trace(folder(GPU, [scopes(HLO)], run))
-    found = summarise(trace)
-    assert (found["steps"], found["kernels"]) == (2, 5), "other lines repeat the stream's"
-    assert found["kernel_ms"] == pytest.approx(0.065)
-    assert found["wall_ms"] == pytest.approx(0.1) and found["busy_ms"] == pytest.approx(0.065)
-    assert found["gaps_over_1us"] == 3 and found["longest_gap_us"] == pytest.approx(28)
-    scope = {(s["phase"], s["part"]): s for s in found["scopes"]}
+    trace = read_trace(folder(GPU, [op_names_of(HLO)], run))
+    summary = summarise(trace)
+    assert (summary["steps"], summary["kernels"]) == (2, 5), "other lines repeat the stream's"
+    assert summary["kernel_ms"] == pytest.approx(0.065)
+    assert summary["wall_ms"] == pytest.approx(0.1) and summary["busy_ms"] == pytest.approx(0.065)
+    assert summary["gaps_over_1us"] == 3 and summary["longest_gap_us"] == pytest.approx(28)
+    scope = {(s["phase"], s["part"]): s for s in summary["scopes"]}
     assert scope["draft", "down"]["ms_per_step"] == pytest.approx(0.010)
     assert scope["verify", ""]["ms_per_step"] == pytest.approx(0.020)
     assert scope["verify", ""]["floor_fraction"] == pytest.approx(0.1)
-    assert sum(s["share"] for s in found["scopes"] if s["part"]) == pytest.approx(1)
-    assert found["by_kernel"][0] | {"share": 0} == {
+    assert sum(s["share"] for s in summary["scopes"] if s["part"]) == pytest.approx(1)
+    assert summary["by_kernel"][0] | {"share": 0} == {
         "phase": "verify", "part": "qkv", "name": "gemm_b", "calls": 2,
         "ms": pytest.approx(0.04), "us_per_call": pytest.approx(20), "share": 0,
     }  # fmt: skip
-    assert any("gemm_b" in line for line in in_words(found, trace.run, top=3))
+    assert any("gemm_b" in line for line in report(summary, trace.run, top=3))
 
 
 def test_nested_instructions_count_once_and_threads_overlap(folder):
@@ -133,15 +133,17 @@ def test_nested_instructions_count_once_and_threads_overlap(folder):
         "worker/1": [("call", 0, 10, of("fusion.1")), ("inner", 2, 6, of("fusion.2"))],
         "worker/2": [("other", 5, 10, of("fusion.2")), ("no instruction", 0, 99, {})],
     }
-    found = summarise(read_trace(folder({"/host:CPU": host}, [scopes(HLO)])))
-    assert found["kernel_ms"] == pytest.approx(0.020), "4 of the call itself, 6 inside, 10 beside"
-    assert found["busy_ms"] == found["wall_ms"] == pytest.approx(0.015)
+    summary = summarise(read_trace(folder({"/host:CPU": host}, [op_names_of(HLO)])))
+    assert summary["kernel_ms"] == pytest.approx(0.020), (
+        "4 of the call itself, 6 inside, 10 on another thread"
+    )
+    assert summary["busy_ms"] == summary["wall_ms"] == pytest.approx(0.015)
 
 
 def test_programs_of_one_name_are_told_apart_by_their_instructions(folder):
     other = {"module": "jit_spec_step", "op_names": {"only.here": "jit(f)/accept/x"}}
     host = {"w": [("a", 0, 1, of("fusion.1")), ("b", 2, 1, of("only.here", program=2))]}
-    trace = read_trace(folder({"/host:CPU": host}, [other, scopes(HLO)]))
+    trace = read_trace(folder({"/host:CPU": host}, [other, op_names_of(HLO)]))
     assert [kernel.phase for kernel in trace.kernels] == ["draft", "accept"]
 
 
@@ -149,7 +151,7 @@ H100 = pathlib.Path(__file__).parents[1] / "data" / "traces" / "h100-8b-dflash"
 
 
 def test_launches_of_a_program_begin_with_its_first_instruction(folder):
-    trace = read_trace(folder(GPU, [scopes(HLO)]))
+    trace = read_trace(folder(GPU, [op_names_of(HLO)]))
     spans = [(launch.start_ns, launch.end_ns) for launch in trace.launches]
     assert spans == [(0, 32e3), (60e3, 90e3)]
     assert summarise(trace)["device_ms_per_step"] == pytest.approx((32 + 30) / 2 / 1e3)
@@ -167,25 +169,25 @@ def test_a_command_buffer_is_one_launch_whatever_is_inside(folder):
     ]
     planes = {"/device:GPU:0": {"Stream #1(Compute)": stream}, "/host:CPU": STEPS}
     about = {"mode": "timing", "environment": {"device": "NVIDIA H100"}}
-    trace = read_trace(folder(planes, [scopes(HLO)], about))
-    found = summarise(trace)
+    trace = read_trace(folder(planes, [op_names_of(HLO)], about))
+    summary = summarise(trace)
     assert [launch.end_ns - launch.start_ns for launch in trace.launches] == [25e3, 25e3]
-    assert found["device_ms_per_step"] == pytest.approx(0.025)
-    assert "--profile-readable" in "".join(in_words(found, trace.run, top=1))
-    found["timing_ms_per_step"] = 0.016
-    assert "125.0% of the 0.016 ms" in "".join(in_words(found, trace.run, top=1))
+    assert summary["device_ms_per_step"] == pytest.approx(0.025)
+    assert "--profile-readable" in "".join(report(summary, trace.run, top=1))
+    summary["timing_ms_per_step"] = 0.016
+    assert "125.0% of the 0.016 ms" in "".join(report(summary, trace.run, top=1))
 
 
 def test_three_steps_of_an_h100():
     """DFlash iterations of the Qwen3-8B shape, recorded on one H100 (`run.json`) and trimmed by
     `scripts/trim_trace.py`: the scopes account for the steps, and nearly everything has one."""
     trace = read_trace(str(H100))
-    found = summarise(trace)
-    assert found["steps"] == 3 == len(trace.launches)
-    assert found["device_ms_per_step"] == pytest.approx(7.945, abs=0.001)
-    parts = [scope for scope in found["scopes"] if scope["part"]]
+    summary = summarise(trace)
+    assert summary["steps"] == 3 == len(trace.launches)
+    assert summary["device_ms_per_step"] == pytest.approx(7.945, abs=0.001)
+    parts = [scope for scope in summary["scopes"] if scope["part"]]
     assert sum(scope["ms_per_step"] for scope in parts) == pytest.approx(7.945, rel=0.03)
-    phases = {scope["phase"]: scope for scope in found["scopes"] if not scope["part"]}
+    phases = {scope["phase"]: scope for scope in summary["scopes"] if not scope["part"]}
     assert phases["verify"]["ms_per_step"] == pytest.approx(6.362, abs=0.001)
     assert phases["draft"]["ms_per_step"] == pytest.approx(1.242, abs=0.001)
     assert phases["(no scope)"]["share"] < 0.002
@@ -194,7 +196,7 @@ def test_three_steps_of_an_h100():
     assert 0.85 < phases["verify"]["floor_fraction"] < phases["draft"]["floor_fraction"] < 1
 
 
-def test_a_picture_that_nobody_asked_for_may_fail(tmp_path, capsys, monkeypatch):
+def test_a_picture_without_a_flag_may_fail(tmp_path, capsys, monkeypatch):
     shutil.copytree(H100, tmp_path / "trace")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert profile.main([str(tmp_path / "trace")]) == 0

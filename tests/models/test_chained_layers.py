@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from jaxspec.cache.block import block_after
-from jaxspec.layers import decoder
+from jaxspec.layers import linear, stack
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
-from jaxspec.layers.stack import slots_in_eights
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
-from pallas_kernels import dense_chain, paged_attention
+from pallas_kernels import dense_chain
+from pallas_kernels.dense_chain import chain
+from pallas_kernels.dense_chain.chain import batch_in_eights
+from pallas_kernels.paged_attention.api import filled_attention
 
 CONFIG = Qwen3Config(Decoder(32, 48, 3, 4, 2, 16, 1e-6, Rope(1e4), 512), 100, True, (0,))
 PAGE_SIZE = 16
@@ -40,21 +42,41 @@ def test_the_same_numbers(slots, width, monkeypatch):
     wanted = read(slots, width)
     seen = []
 
-    def chain(attended, *given, **options):
+    def in_one_kernel(attended, *others, **options):
         seen.append(attended.shape[0])
-        return dense_chain(attended, *given, **options)
+        return dense_chain(attended, *others, **options)
 
-    def attend(query, *given, **options):
-        """As the kernel, which leaves behind whatever was in slots that are nobody's."""
-        return paged_attention(query, *given, **options).at[query.shape[0] :].set(jnp.nan)
+    def attend(query, *others, **options):
+        """As the kernel, which leaves whatever was there in requests that fill the batch up."""
+        return filled_attention(query, *others, **options).at[query.shape[0] :].set(jnp.nan)
 
-    monkeypatch.setattr(decoder, "dense_chain_runs", lambda shape, *_: shape.rows % 8 == 0)
-    monkeypatch.setattr(decoder, "dense_chain", chain)
-    monkeypatch.setattr(decoder, "paged_attention", attend)
+    monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
+    monkeypatch.setattr(chain, "dense_chain_runs", lambda shape, *_: shape.tokens % 8 == 0)
+    monkeypatch.setattr(chain, "dense_chain", in_one_kernel)
+    monkeypatch.setattr(chain, "filled_attention", attend)
     found = read(slots, width)
     assert found[0].shape == (slots, width, 32)
-    in_eights = slots_in_eights(slots, width) * width
+    in_eights = batch_in_eights(slots, width) * width
     assert in_eights % 8 == 0
     assert seen[-2 * CONFIG.decoder.num_layers :] == [in_eights] * 2 * CONFIG.decoder.num_layers
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(("slots", "width"), [(3, 1), (2, 17)])
+def test_the_same_numbers_in_parts(slots, width, monkeypatch):
+    """Without the one kernel: products in parts, which the next kernel adds up."""
+    wanted = read(slots, width)
+    calls = []
+
+    def in_pieces(x, matrix, *, implementation):
+        calls.append(matrix.shape)
+        parts = jnp.split(x, 2, axis=-1), jnp.split(matrix, 2)
+        return jnp.stack([piece @ rows for piece, rows in zip(*parts)])
+
+    monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
+    monkeypatch.setattr(linear, "split_product", in_pieces)
+    found = read(slots, width)
+    assert len(calls) >= 2 * 3 * CONFIG.decoder.num_layers
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.cache.block import block_after
 from jaxspec.cache.cache import Cache
-from jaxspec.checkpoint.load import load_drafter
+from jaxspec.checkpoint.load import open_drafter
 from jaxspec.models.dflash import DFlash
 from oracles import draws, records
 from oracles.dflash_cases import block_starts
@@ -29,7 +29,8 @@ class Drafting:
     def __init__(self, name: str, folder: pathlib.Path):
         self.record = records.read("dflash", name)
         folder = write_drafter(folder, self.record.config)
-        config, params = load_drafter(folder, target=None, dtype=jnp.float32)
+        checkpoint = open_drafter(folder)
+        config, params = checkpoint.config, checkpoint.load(jnp.float32)
         self.model = DFlash(config)
         apply = functools.partial(self.model.apply, {"params": params})
         self.draft = jax.jit(apply)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.cache.block import block_after
-from jaxspec.checkpoint.load import load_target
+from jaxspec.checkpoint.load import open_target
 from jaxspec.models.qwen3 import Qwen3
 from oracles import draws, records
 from oracles.folders import write_target
@@ -43,7 +43,8 @@ RUNS += [(name, way) for name in EVERY_WAY for way in (RAGGED, ONE_BY_ONE)]
 def test_logits_and_every_feature_equal_transformers(name, way, tmp_path):
     record = records.read("qwen3", name)
     folder = write_target(tmp_path / name, record.config, shards=3 if "parameters" in name else 1)
-    config, params = load_target(folder, jnp.float32)
+    checkpoint = open_target(folder)
+    config, params = checkpoint.config, checkpoint.load(jnp.float32)
     model = Qwen3(config, capture=tuple(range(config.decoder.num_layers)))
     prompt = draws.tokens("prompt", record.case["prompt"], config.vocab_size)
 

@@ -24,6 +24,7 @@ FLOORS = (
     ("models",),
     ("layers",),
     ("cache", "text", "demo"),
+    ("files",),
     ("errors",),
 )
 HEIGHT = {room: -line for line, rooms in enumerate(FLOORS) for room in rooms}

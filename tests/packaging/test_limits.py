@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxspec.checkpoint.draft_refusals import ONLY_AS, RELATIVES
+from jaxspec.checkpoint.draft_refusals import ONLY_AS, VARIANTS
 from jaxspec.engine.plan.conflicts import CONFLICTS
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.errors import UsageError
@@ -46,6 +46,6 @@ def test_values_of_a_plain_drafter_are_the_code_s():
     assert dict(table_after("A drafter is plain DFlash")) == written
 
 
-def test_relatives_are_named():
-    for relative in RELATIVES:
-        assert relative.name in TEXT
+def test_variants_of_dflash_are_named():
+    for variant in VARIANTS:
+        assert variant.name in TEXT

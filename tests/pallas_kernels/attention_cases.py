@@ -13,7 +13,7 @@ class Case:
     lengths: tuple[int, ...]
     width: int = 1
     causal: bool = True
-    spans: tuple[int, ...] | None = None
+    counts: tuple[int, ...] | None = None
     kv_heads: int = 1
     group: int = 4
     head_dim: int = 64
@@ -25,7 +25,7 @@ class Case:
     @property
     def name(self) -> str:
         mask = "causal" if self.causal else "full"
-        kept = "" if self.spans is None else f"-kept{self.spans}"
+        kept = "" if self.counts is None else f"-kept{self.counts}"
         return (
             f"{mask}-w{self.width}-at{self.lengths}{kept}-{self.kv_heads}x{self.group}"
             f"-d{self.head_dim}-p{self.page_size}-{self.dtype}"
@@ -43,7 +43,7 @@ class Inputs:
     value_pages: jax.Array
     page_table: jax.Array
     lengths: jax.Array
-    spans: jax.Array
+    counts: jax.Array
 
     def arguments(self) -> tuple[jax.Array, ...]:
         return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
@@ -54,17 +54,17 @@ def inputs(case: Case) -> Inputs:
     """Shuffled pages; NaN in the trash page and in every row that nobody may see."""
     rng = np.random.default_rng(case.seed)
     slots, max_pages = len(case.lengths), case.max_pages
-    spans = np.array(case.spans or (case.width,) * slots)
+    counts = np.array(case.counts or (case.width,) * slots)
     table = 1 + rng.permutation(slots * max_pages).reshape(slots, max_pages)
     pool = (slots * max_pages + 1, case.page_size, case.kv_heads, case.head_dim)
     readable = np.zeros(pool[:2], bool)
-    for slot, (length, span) in enumerate(zip(case.lengths, spans)):
-        position = np.arange(length + span)
+    for slot, (length, count) in enumerate(zip(case.lengths, counts)):
+        position = np.arange(length + count)
         readable[table[slot, position // case.page_size], position % case.page_size] = True
     pools = [np.where(readable[:, :, None, None], rng.normal(size=pool), np.nan) for _ in range(2)]
     query = rng.normal(size=(slots, case.kv_heads, case.width, case.group, case.head_dim))
     numbers = [jnp.asarray(x, case.dtype) for x in (query, *pools)]
-    return Inputs(*numbers, *(jnp.asarray(x, jnp.int32) for x in (table, case.lengths, spans)))
+    return Inputs(*numbers, *(jnp.asarray(x, jnp.int32) for x in (table, case.lengths, counts)))
 
 
 @functools.cache
@@ -72,12 +72,12 @@ def expected(case: Case) -> np.ndarray:
     """[slots, width, heads, head_dim] in float64; rows that were not kept are NaN."""
     given = inputs(case)
     query, keys, values = (np.asarray(x, np.float64) for x in given.arguments()[:3])
-    table, lengths, spans = (np.asarray(x) for x in given.arguments()[3:])
+    table, lengths, counts = (np.asarray(x) for x in given.arguments()[3:])
     slots, kv_heads, width, group, head_dim = query.shape
     out = np.full((slots, width, kv_heads, group, head_dim), np.nan)
     for slot in range(slots):
-        for row in range(spans[slot]):
-            seen = lengths[slot] + (row + 1 if case.causal else spans[slot])
+        for row in range(counts[slot]):
+            seen = lengths[slot] + (row + 1 if case.causal else counts[slot])
             position = np.arange(seen)
             place = table[slot, position // case.page_size], position % case.page_size
             scores = np.einsum("hgd,phd->hgp", query[slot, :, row], keys[place]) * head_dim**-0.5
@@ -89,9 +89,9 @@ def expected(case: Case) -> np.ndarray:
 
 def kept_rows(case: Case, out) -> np.ndarray:
     """The rows that mean something, as float64."""
-    spans = case.spans or (case.width,) * len(case.lengths)
+    counts = case.counts or (case.width,) * len(case.lengths)
     out = np.asarray(out, np.float64)
-    return np.concatenate([out[slot, :span].reshape(-1) for slot, span in enumerate(spans)])
+    return np.concatenate([out[slot, :count].reshape(-1) for slot, count in enumerate(counts)])
 
 
 def relative_error(out: np.ndarray, wanted: np.ndarray) -> float:

@@ -145,20 +145,20 @@ def test_what_bulk_copies_read_is_not_swizzled(group: int, monkeypatch, capfd):
 def test_layers_share_pools_in_place_and_lower_one_kernel_of_each_kind():
     layers = 3
 
-    def step(qkv, scale, cos, sin, rows, table, lengths, spans, *pools):
+    def step(qkv, scale, cos, sin, rows, table, lengths, counts, *pools):
         out = []
         for i in range(layers):
             query, keys, values = norm_rotate_write(
                 qkv, scale, scale, cos, sin, rows, *pools[2 * i : 2 * i + 2]
             )
-            attended = attend(True)(query, keys, values, table, lengths, spans)
+            attended = attend(True)(query, keys, values, table, lengths, counts)
             qkv = qkv + attended.reshape(*attended.shape[:2], -1).repeat(2, -1)[..., : qkv.shape[3]]
             out += [keys, values]
         return qkv, out
 
     qkv, scale, _, cos, sin, rows, pool, _ = write_arguments(1, 16)
-    *_, table, lengths, spans = attention_arguments(1, 16)
-    arguments = (qkv, scale, cos, sin, rows, table, lengths, spans, *[pool] * (2 * layers))
+    *_, table, lengths, counts = attention_arguments(1, 16)
+    arguments = (qkv, scale, cos, sin, rows, table, lengths, counts, *[pool] * (2 * layers))
     donate = tuple(range(8, 8 + 2 * layers))
     assert_in_place(compile_for_h100(step, arguments, donate), pools=2 * layers)
     assert lower(step, arguments).count("func.func private @paged_attention") == 1

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
-from jaxspec.engine.step import decode as steps
-from jaxspec.engine.step.io import Models
-from jaxspec.engine.step.state import EngineState, empty_state
+from jaxspec.engine.step.device import COMPILED
+from jaxspec.engine.step.io import Drafting, Models
+from jaxspec.engine.step.state import empty_state
+from jaxspec.engine.step.steps import decode_step
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import dflash_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.dflash import DFlashProposer
 
 PAGES_PER_SLOT, PAGE_SIZE = 17, 64
 
@@ -25,26 +27,26 @@ def lowered_step(slots: int) -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
     pages = slots * PAGES_PER_SLOT + 1
     target = qwen3("qwen3-8b")
     draft = dflash_for(target)
-    models = Models(
-        Qwen3(target, draft.target_layer_ids, jnp.bfloat16, "mosaic"),
-        DFlash(draft, jnp.bfloat16, "mosaic"),
-    )
+    model = Qwen3(target, draft.target_layer_ids, jnp.bfloat16, "mosaic")
+    drafter = DFlash(draft, jnp.bfloat16, "mosaic")
+    models = Models(model, (DFlashProposer(drafter),), PAGE_SIZE)
     params = jax.eval_shape(
         lambda: {
-            "target": random_params(models.target, jax.random.key(0)),
-            "drafter": random_params(models.drafter, jax.random.key(1)),
+            "target": random_params(model, jax.random.key(0)),
+            "drafter": random_params(drafter, jax.random.key(1)),
         }
     )
-    def state_of() -> EngineState:
-        sizes = slots + 1, pages, PAGE_SIZE
-        caches = [model.new_cache(*sizes) for model in (models.target, models.drafter)]
-        return empty_state(*caches, slots, PAGES_PER_SLOT, PAGE_SIZE)
-
-    state = jax.eval_shape(state_of)
-    rows = jax.ShapeDtypeStruct((slots,), jnp.int32)
-    step = jax.jit(steps.spec_step, static_argnums=0, donate_argnums=2, static_argnames="draws")
-    lowered = step.lower(
-        models, placed(params), placed(state), placed(rows), placed(rows), draws=False
+    positions = PAGES_PER_SLOT * PAGE_SIZE
+    state = jax.eval_shape(lambda: empty_state(models, slots, pages, PAGES_PER_SLOT, positions))
+    integers = placed(jax.ShapeDtypeStruct((slots,), jnp.int32))
+    lowered = COMPILED[decode_step].lower(
+        models,
+        placed(params),
+        placed(state),
+        integers,
+        integers,
+        drafting=Drafting(0, draft.block_size),
+        draws=False,
     )
     decoder = target.decoder
     layers = decoder.num_layers + draft.decoder.num_layers

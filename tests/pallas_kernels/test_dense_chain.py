@@ -14,11 +14,11 @@ from pallas_kernels import dense_chain
 from pallas_kernels.dense_chain import (
     ChainShape,
     dense_chain_runs,
-    first_meetings,
+    first_arrivals,
     mosaic,
 )
 from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, PAIRS, Sizes
-from pallas_kernels.dense_chain.shape import PLACES
+from pallas_kernels.dense_chain.shape import BARRIERS
 
 EPS = 1e-6
 SMALL = ChainShape(24, 512, 512, 512, 384)
@@ -38,8 +38,8 @@ def inputs(shape: ChainShape):
 
     matrix = lambda rows, columns: normal(rows, columns, scale=rows**-0.5)
     return (
-        normal(shape.rows, shape.attended),
-        normal(shape.rows, shape.hidden),
+        normal(shape.tokens, shape.attended),
+        normal(shape.tokens, shape.hidden),
         matrix(shape.attended, shape.hidden),
         normal(shape.hidden),
         matrix(shape.hidden, 2 * shape.inner),
@@ -105,22 +105,22 @@ class TestOnCpu:
             agrees(
                 given,
                 mosaic.dense_chain(
-                    *given, first_meetings(), eps=EPS, sizes=sizes, pairs=9, interpret=interpret
+                    *given, first_arrivals(), eps=EPS, sizes=sizes, pairs=9, interpret=interpret
                 ),
             )
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [8, 16, 24, 32, 40, 48, 56, 64])
-def test_rows_on_device(rows):
-    check_on_device(dataclasses.replace(QWEN3["0.6b"], rows=rows))
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 40, 48, 56, 64])
+def test_tokens_on_device(tokens):
+    check_on_device(dataclasses.replace(QWEN3["0.6b"], tokens=tokens))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("tokens", [16, 64])
 @pytest.mark.parametrize("model", ["4b", "8b"])
-def test_models_on_device(model, rows):
-    check_on_device(dataclasses.replace(QWEN3[model], rows=rows))
+def test_models_on_device(model, tokens):
+    check_on_device(dataclasses.replace(QWEN3[model], tokens=tokens))
 
 
 def check_on_device(shape: ChainShape) -> None:
@@ -142,18 +142,18 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 @pytest.mark.gpu
-def test_calls_that_hand_on_their_meetings():
+def test_calls_that_hand_on_their_arrivals():
     """One without a next layer among them, as where a model ends and another begins."""
     given = inputs(QWEN3["4b"])
     alone = run(given, "mosaic")
-    meetings = None
+    arrivals = None
     for qkv in (given[-1], None, given[-1], given[-1]):
-        *found, meetings = run((*given[:-1], qkv, meetings), "mosaic")
+        *found, arrivals = run((*given[:-1], qkv, arrivals), "mosaic")
         np.testing.assert_array_equal(found[0], alone[0])
         if qkv is not None:
             np.testing.assert_array_equal(found[1], alone[1])
-    assert meetings.calls == 4
-    assert meetings.counters.tolist() == [4 * CONSUMERS * PAIR * PAIRS] * PLACES
+    assert arrivals.calls == 4
+    assert arrivals.counters.tolist() == [4 * CONSUMERS * PAIR * PAIRS] * BARRIERS
 
 
 def test_what_it_cannot_do():
@@ -163,16 +163,16 @@ def test_what_it_cannot_do():
     assert not dense_chain_runs(QWEN3["8b"], jnp.float32, "mosaic")
     assert not dense_chain_runs(ChainShape(4, 4096, 4096, 12288, 6144), jnp.bfloat16, "mosaic")
     assert not dense_chain_runs(ChainShape(16, 5120, 5120, 25600, 7168), jnp.bfloat16, "mosaic")
-    with pytest.raises(NotImplementedError, match="rows"):
+    with pytest.raises(NotImplementedError, match="tokens"):
         run(inputs(ChainShape(4, 512, 512, 512, 384)), "mosaic")
 
 
 @needs_compiler
-@pytest.mark.parametrize(("model", "rows"), [("4b", 24), ("4b", 56), ("8b", 40), ("8b", 48)])
-def test_it_compiles_without_spills(model, rows, monkeypatch, capfd):
+@pytest.mark.parametrize(("model", "tokens"), [("4b", 24), ("4b", 56), ("8b", 40), ("8b", 48)])
+def test_it_compiles_without_spills(model, tokens, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    # Rows that no other test compiles: a kernel that was compiled before says nothing.
-    given = jax.eval_shape(lambda: inputs(dataclasses.replace(QWEN3[model], rows=rows)))
-    chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_meetings(), eps=EPS))
+    # Sizes that no other test compiles: ptxas reports nothing of a kernel that was compiled before.
+    given = jax.eval_shape(lambda: inputs(dataclasses.replace(QWEN3[model], tokens=tokens)))
+    chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
     compiled(chain.lower(*placed(given)))
     assert_no_spills("".join(capfd.readouterr()))

@@ -1,4 +1,4 @@
-"""Slots that are nobody's, behind the others: they cost nothing and change nothing."""
+"""Requests that only fill a batch up, after the others: they cost nothing and change nothing."""
 
 import functools
 
@@ -12,6 +12,7 @@ from interpreter import no_races
 
 from pallas_kernels import paged_attention, qkv_write
 from pallas_kernels.paged_attention import mosaic
+from pallas_kernels.paged_attention.api import filled_attention
 from pallas_kernels.paged_attention.blocks import BlockSizes
 from pallas_kernels.qkv_write import mosaic as writing
 
@@ -20,7 +21,8 @@ CASE = Case((62, 126), width=4)
 
 
 def attend(implementation: str, **options) -> jax.Array:
-    call = functools.partial(paged_attention, causal=True, implementation=implementation, **options)
+    op = filled_attention if options else paged_attention
+    call = functools.partial(op, causal=True, implementation=implementation, **options)
     return jax.jit(call)(*inputs(CASE).arguments())
 
 
@@ -40,7 +42,7 @@ def interpreted(**options) -> jax.Array:
 
 def same_behind_idle_slots(attend) -> None:
     wanted = attend()
-    found = attend(out_slots=2 + IDLE)
+    found = attend(filled_batch=2 + IDLE)
     assert found.shape == (2 + IDLE, *wanted.shape[1:])
     np.testing.assert_array_equal(found[:2], wanted)
 

@@ -21,8 +21,8 @@ SMALL = [
     Case((0, 37, 100), width=4),
     Case((70, 3), width=4, causal=False),
     Case((126,), width=1, kv_heads=2, group=7),
-    Case((60,), width=5, spans=(2,)),
-    Case((5, 63), width=5, causal=False, spans=(5, 1), page_size=128, spare_pages=0),
+    Case((60,), width=5, counts=(2,)),
+    Case((5, 63), width=5, causal=False, counts=(5, 1), page_size=128, spare_pages=0),
     Case((50,), width=3, head_dim=128, group=2, page_size=32),
 ]
 WIDE = [Case((61,), width=17), Case((10,), width=32, causal=False), Case((70,), width=40)]
@@ -31,9 +31,9 @@ LARGE = [
     for width, causal in ((1, True), (16, True), (16, False), (32, True))
 ] + [
     Case((700, 33), width=16, kv_heads=8, group=2, head_dim=64, page_size=64),
-    Case((700, 33), width=9, kv_heads=2, group=5, head_dim=128, page_size=128, spans=(3, 9)),
+    Case((700, 33), width=9, kv_heads=2, group=5, head_dim=128, page_size=128, counts=(3, 9)),
     Case((0, 300), width=512, kv_heads=8, head_dim=128),
-    Case((0, 300), width=256, kv_heads=8, head_dim=128, spans=(256, 100)),
+    Case((0, 300), width=256, kv_heads=8, head_dim=128, counts=(256, 100)),
     Case((100,), width=16, dtype="float16", kv_heads=8, head_dim=128),
 ]
 ALONE = Case((4095,), width=16, kv_heads=8, head_dim=128)

@@ -67,7 +67,7 @@ def test_on_device(case: Case):
 def test_rows_do_not_change_with_their_neighbours():
     case = Case(slots=4, width=4, kv_heads=8, head_dim=128)
     given = inputs(case)
-    by_slot = ("cos", "sin", "pool_rows")
+    by_slot = ("cos", "sin", "cells")
     turned_around = {
         name: x[:, ::-1] if name == "qkv" else x[::-1] if name in by_slot else x
         for name, x in given.items()
@@ -82,8 +82,8 @@ def test_rows_do_not_change_with_their_neighbours():
 def test_rows_that_are_not_kept_may_share_the_trash_page():
     case = Case(slots=2, width=2)
     given = inputs(case)
-    rows = given["pool_rows"].at[1].set(0)
-    query, keys, _ = write({**given, "pool_rows": rows}, "xla")
+    rows = given["cells"].at[1].set(0)
+    query, keys, _ = write({**given, "cells": rows}, "xla")
     kept = rows[0]
     flat = lambda pages: pages.reshape(-1, *pages.shape[2:])
     _, all_keys, _ = write(given, "xla")

@@ -42,7 +42,7 @@ def inputs(case: Case) -> dict:
         "key_norm": numbers(case.head_dim),
         "cos": jnp.asarray(np.cos(angle), jnp.float32),
         "sin": jnp.asarray(np.sin(angle), jnp.float32),
-        "pool_rows": jnp.asarray(places.reshape(case.slots, case.width), jnp.int32),
+        "cells": jnp.asarray(places.reshape(case.slots, case.width), jnp.int32),
         "key_pages": numbers(*pool),
         "value_pages": numbers(*pool),
     }
@@ -61,7 +61,7 @@ def expected(case: Case, given: dict) -> tuple[np.ndarray, np.ndarray, np.ndarra
     for name, written in (("key_pages", key), ("value_pages", value)):
         pool = wide[name].copy()
         flat = pool.reshape(-1, *pool.shape[2:])
-        flat[np.asarray(given["pool_rows"]).reshape(-1)] = written.reshape(-1, *flat.shape[1:])
+        flat[np.asarray(given["cells"]).reshape(-1)] = written.reshape(-1, *flat.shape[1:])
         pools.append(pool)
     return packed.transpose(0, 2, 1, 3, 4), *pools
 

@@ -1,4 +1,4 @@
-"""Adaptive spans: the width follows acceptance and cost, and no token follows the width."""
+"""Adaptive width: it follows acceptance and cost, and no token depends on it."""
 
 import dataclasses
 
@@ -8,13 +8,13 @@ from golden_pair import ALL_SIZES, budget, golden_engine, noisy_drafter, traject
 
 from jaxspec.acceptance.synthetic import from_length
 from jaxspec.engine.adapt.acceptance_rates import (
-    DRIFT,
+    DRIFT_RATE,
     expected_tokens,
-    hopeful,
-    learned,
+    initial_rates,
     recent_rates,
+    updated_rates,
 )
-from jaxspec.engine.adapt.width import AdaptiveSpans, Costs, choose_width
+from jaxspec.engine.adapt.width import AdaptiveWidth, Costs, choose_width
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.errors import UsageError
 
@@ -23,7 +23,7 @@ COSTS = {
     (4, 1): 6.4, (4, 4): 7.65, (4, 8): 7.7, (4, 16): 7.9,
     (32, 1): 7.4, (32, 4): 9.0, (32, 8): 10.5, (32, 16): 15.0,
 }  # fmt: skip
-"""Milliseconds, such that wide steps pay in small company and not in large."""
+"""Milliseconds, such that wide steps pay in small batches and not in large ones."""
 
 
 def constant(rate: float) -> tuple[float, ...]:
@@ -40,28 +40,28 @@ def test_expected_tokens():
 
 def test_recent_rates_count_the_drafts_that_were_reached():
     """By hand: the first draft was reached 4 times and kept 3, the second 3 and 1, the third 1."""
-    seen = [(3, 0), (3, 1), (2, 1), (3, 3)]
-    found = recent_rates(seen, (0.5, 0.5, 0.5, 0.9))
-    assert found == pytest.approx(((3 + 1) / 6, (1 + 1) / 5, (1 + 1) / 3, 0.9))
-    assert recent_rates([], hopeful(2)) == hopeful(2) == (0.8, 0.8)
+    outcomes = [(3, 0), (3, 1), (2, 1), (3, 3)]
+    rates = recent_rates(outcomes, (0.5, 0.5, 0.5, 0.9))
+    assert rates == pytest.approx(((3 + 1) / 6, (1 + 1) / 5, (1 + 1) / 3, 0.9))
+    assert recent_rates([], initial_rates(2)) == initial_rates(2) == (0.8, 0.8)
 
 
-def test_the_usual_rates_learn_and_what_is_not_verified_follows():
-    usual = (0.5, 0.5, 0.2, 0.1)
-    same = learned(usual, (0.5, 0.5, 0.2, 0.1), verified=2)
-    assert same == pytest.approx((0.5, 0.5, 0.2 + DRIFT * 0.3, 0.1 + DRIFT * 0.4))
-    changed = learned(usual, (0.9, 0.9, 0.2, 0.1), verified=2)
+def test_the_long_run_rates_learn_and_what_is_not_verified_follows():
+    long_run = (0.5, 0.5, 0.2, 0.1)
+    same = updated_rates(long_run, (0.5, 0.5, 0.2, 0.1), verified=2)
+    assert same == pytest.approx((0.5, 0.5, 0.2 + DRIFT_RATE * 0.3, 0.1 + DRIFT_RATE * 0.4))
+    changed = updated_rates(long_run, (0.9, 0.9, 0.2, 0.1), verified=2)
     assert changed[:2] == pytest.approx((0.54, 0.54))
-    assert changed[2] == pytest.approx(0.2 + (DRIFT + 0.4) * 0.7), "another text: soon"
-    assert learned(usual, (0.9,) * 4, verified=0) == usual
-    assert learned(usual, usual, verified=4) == pytest.approx(usual)
+    assert changed[2] == pytest.approx(0.2 + (DRIFT_RATE + 0.4) * 0.7), "another text: soon"
+    assert updated_rates(long_run, (0.9,) * 4, verified=0) == long_run
+    assert updated_rates(long_run, long_run, verified=4) == pytest.approx(long_run)
 
 
 @pytest.mark.parametrize(
-    ("rows", "rate", "width"), [(4, 0.95, 16), (4, 0.0, 1), (32, 0.1, 1), (32, 0.8, 8)]
+    ("batch", "rate", "width"), [(4, 0.95, 16), (4, 0.0, 1), (32, 0.1, 1), (32, 0.8, 8)]
 )
-def test_widths_follow_acceptance_and_cost(rows, rate, width):
-    assert choose_width(rows, rows, 0, constant(rate), COSTS, current=4) == width
+def test_widths_follow_acceptance_and_cost(batch, rate, width):
+    assert choose_width(batch, batch, 0, constant(rate), COSTS, current=4) == width
 
 
 def test_one_that_is_barely_better_is_not_taken():
@@ -89,7 +89,8 @@ LIKE_8B = {
 }  # fmt: skip
 """Milliseconds of steps on an H100, about."""
 BAR, RISING = 0.97, 0.95
-"""Of the best fixed width; a rise in the same company has to wait for the next try."""
+"""Shares of the best fixed width's rate; a rise at the same batch size is noticed only at the next
+trial."""
 TRACE = [
     (4, 6.5, BAR), (4, 1.15, BAR), (32, 6.5, BAR), (32, 1.3, BAR), (4, 4.24, BAR), (32, 7.87, BAR),
     (32, 1.3, BAR), (32, 6.5, RISING), (4, 1.15, BAR), (4, 6.5, RISING), (1, 1.2, BAR),
@@ -100,37 +101,38 @@ bench_spans.py does."""
 
 
 class Requests:
-    """They come and go, their results are read a step late."""
+    """Requests that come and go; their results are read a step late."""
 
     def __init__(self, costs: Costs, seed: int):
-        self.costs, self.spans = costs, AdaptiveSpans(costs)
+        self.costs, self.adaptive = costs, AdaptiveWidth(costs)
         self.random = np.random.default_rng(seed)
         self.left: dict[int, int] = {}
         self.flying: list[tuple[int, int, int]] = []
         self.submitted = 0
 
-    def share_of_the_best(self, rows: int, length: float, steps: int = 500) -> float:
-        """Tokens per second of a phase beside those of the best fixed width, counted by what was
-        to be expected from the first step on."""
+    def share_of_the_best(self, batch: int, length: float, steps: int = 500) -> float:
+        """Tokens per second of a phase over those of the best fixed width; tokens are expected
+        values, from the first step on."""
         rates = from_length(length, 15).conditional_rates
         gives = {width: expected_tokens(rates, width) for width in WIDTHS}
         time = tokens = 0.0
         for _ in range(steps):
-            self.come_and_go(rows)
-            width = self.spans.width(rows, list(self.left))
-            time += self.costs[rows, width]
+            self.come_and_go(batch)
+            width = self.adaptive.width(batch, list(self.left))
+            time += self.costs[batch, width]
             tokens += gives[width]
             self.step(rates[0], width - 1)
-        return tokens / time / max(gives[width] / self.costs[rows, width] for width in WIDTHS)
+        return tokens / time / max(gives[width] / self.costs[batch, width] for width in WIDTHS)
 
-    def come_and_go(self, rows: int) -> None:
-        for request in [id for id, left in self.left.items() if left <= 0] + list(self.left)[rows:]:
+    def come_and_go(self, batch: int) -> None:
+        ended = [id for id, left in self.left.items() if left <= 0]
+        for request in ended + list(self.left)[batch:]:
             if self.left.pop(request, None) is not None:
-                self.spans.release(request)
-        while len(self.left) < rows:
+                self.adaptive.release(request)
+        while len(self.left) < batch:
             self.submitted += 1
             self.left[self.submitted] = int(self.random.integers(200, 900))
-            self.spans.commit(self.submitted, ())
+            self.adaptive.commit(self.submitted, ())
 
     def step(self, rate: float, drafts: int) -> None:
         landing, self.flying = self.flying, []
@@ -139,40 +141,41 @@ class Requests:
             self.flying.append((request, drafts, accepted))
         for request, drafts, accepted in landing:
             if request in self.left:
-                self.spans.commit(request, (), drafts, accepted)
+                self.adaptive.commit(request, (), drafts, accepted)
                 self.left[request] -= accepted + 1
 
 
 @pytest.mark.parametrize("costs", [LIKE_4B, LIKE_8B], ids=["4b", "8b"])
 def test_it_keeps_up_with_the_best_fixed_width_in_every_phase(costs):
     runs = [Requests(costs, seed) for seed in range(3)]
-    for rows, length, least in TRACE:
-        shares = [run.share_of_the_best(rows, length) for run in runs]
-        assert min(shares) > least, (rows, length, shares)
-    assert all(set(run.spans.seen) == set(run.left) for run in runs)
+    for batch, length, least in TRACE:
+        shares = [run.share_of_the_best(batch, length) for run in runs]
+        assert min(shares) > least, (batch, length, shares)
+    assert all(set(run.adaptive.outcomes) == set(run.left) for run in runs)
 
 
-def test_it_tries_again_where_nothing_is_drafted():
-    spans = AdaptiveSpans(COSTS)
-    seen = []
+def test_it_tries_again_while_nothing_is_drafted():
+    adaptive = AdaptiveWidth(COSTS)
+    widths = []
     for _ in range(400):
         for request in range(4):
-            spans.commit(request, (), seen[-1] - 1 if seen else 0, 0)
-        seen.append(spans.width(4, range(4)))
-    late = seen[-200:]
-    assert seen[0] == 16 and set(late) == {1, 4}
+            adaptive.commit(request, (), widths[-1] - 1 if widths else 0, 0)
+        widths.append(adaptive.width(4, range(4)))
+    late = widths[-200:]
+    assert widths[0] == 16 and set(late) == {1, 4}
     lost = sum(COSTS[4, width] for width in late) / (200 * COSTS[4, 1]) - 1
     assert 0 < lost < 0.015, "tries cost about one percent"
 
 
-def test_other_company_is_a_reason_to_try():
-    spans = AdaptiveSpans(COSTS)
+def test_another_batch_size_is_a_reason_to_try():
+    adaptive = AdaptiveWidth(COSTS)
+    chosen = []
     for _ in range(100):
         for request in range(32):
-            spans.commit(request, (), 15, 0)
-        width = spans.width(32, range(32))
-    assert width == 1
-    widths = [spans.width(4, range(4)) for _ in range(4)]
+            adaptive.commit(request, (), 15, 0)
+        chosen.append(adaptive.width(32, range(32)))
+    assert chosen[-1] == 1
+    widths = [adaptive.width(4, range(4)) for _ in range(4)]
     assert widths == [4, 1, 1, 1]
 
 
@@ -190,7 +193,7 @@ def test_tokens_are_those_of_plain_decoding(prices, driver):
     loop = engine.loop
     widths = (1, 4, loop.plan.width)
     loop.plan = dataclasses.replace(loop.plan, widths=widths, driver=driver)
-    adaptive = AdaptiveSpans({(4, width): PRICES[prices](width) for width in widths})
+    adaptive = AdaptiveWidth({(4, width): PRICES[prices](width) for width in widths})
     loop.drafters.adaptive = adaptive
     cases = trajectories()[1:7]
     params = [budget(30, speculate=i != 1) for i in range(6)]
@@ -204,7 +207,7 @@ def test_tokens_are_those_of_plain_decoding(prices, driver):
         assert drafted == 7 * steps
     elif prices == "plain":
         assert steps <= 20, "a few steps of five requests, and no more"
-    assert not adaptive.seen, "all were released"
+    assert not adaptive.outcomes, "all were released"
 
 
 def test_a_table_is_measured_and_a_drafter_of_noise_is_not_asked():

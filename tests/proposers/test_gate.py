@@ -1,15 +1,17 @@
 """When a request may draft: warm-up, threshold, probing; each request for itself."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from jaxspec.proposers.gate import Gate, after_drafts, after_none, is_open
+from jaxspec.proposers.gate import Gate, after_drafts, after_no_drafts, is_open
 from jaxspec.proposers.ngram import NgramProposer, long_matches
 from jaxspec.proposers.options import SpeculationOptions
 
 OPTIONS = SpeculationOptions(ngram_threshold=0.3, ngram_warm_up=3, ngram_probe_every=4)
 
 
-def gate_after(shares: list[float]) -> Gate:
+def gate_after(shares: Sequence[float]) -> Gate:
     gate = Gate()
     for share in shares:
         gate = after_drafts(gate, float(share))
@@ -40,7 +42,7 @@ def test_it_probes_after_pauses_that_grow_and_one_probe_is_one_probe():
             gate = after_drafts(gate, 0.0)
             pauses.append(0)
         else:
-            gate = after_none(gate)
+            gate = after_no_drafts(gate)
             pauses[-1] += 1
     assert pauses[:8] == [4, 8, 12, 16, 20, 24, 28, 32]
     assert pauses[8:11] == [32] * 3
@@ -62,7 +64,7 @@ REPEATED = ((7, 0), (8, 2))
 
 
 def step(proposer: NgramProposer, request: int, accepted: int) -> int:
-    """One step in which it repeats itself and so many drafts are accepted."""
+    """One step in which the request repeats itself and `accepted` drafts are accepted."""
     drafts = proposer.propose(request, 4)
     proposer.commit(request, [1, 2], len(drafts), accepted if drafts else 0)
     return len(drafts)
@@ -98,12 +100,12 @@ def test_what_the_device_looked_up_is_judged_though_results_come_a_step_late():
     assert not proposer.propose(1, 4)
 
 
-def test_a_wide_step_for_nothing_counts_against_who_asked_for_it():
+def test_a_wide_step_in_vain_counts_against_the_request_that_caused_it():
     proposer = NgramProposer(OPTIONS)
     proposer.commit(1, [1, 2, 1])
     proposer.commit(2, [1, 2, 3])
-    asked = [len(proposer.propose(1, 4)) for _ in range(3) if not proposer.commit(1, [1])]
-    assert all(asked) and not proposer.propose(2, 4)
+    drafts = [len(proposer.propose(1, 4)) for _ in range(3) if not proposer.commit(1, [1])]
+    assert all(drafts) and not proposer.propose(2, 4)
     proposer.commit(1, [1])
     proposer.commit(2, [4])
     assert proposer.lookups[1].gate.judged == 3 and not proposer.propose(1, 4)

@@ -1,4 +1,4 @@
-"""Prompt lookup on the device says what the index on the host says."""
+"""Prompt lookup on the device proposes what the index on the host proposes."""
 
 import functools
 
@@ -13,7 +13,7 @@ from jaxspec.proposers.lookup import Lookup, look_up, lookup_of
 from jaxspec.proposers.ngram_index import NgramIndex
 from jaxspec.proposers.options import SpeculationOptions
 
-ROWS, POSITIONS, PLACES = 6, 30, 7
+BATCH, POSITIONS, ROOM = 6, 30, 7
 
 CASES = [
     SpeculationOptions(),
@@ -33,30 +33,30 @@ def by_the_index(options: SpeculationOptions, tokens: list[int], room: int) -> l
     return index.continuation(room)
 
 
-def on_the_device(lookup: Lookup, rows: list[list[int]]) -> list[list[int]]:
-    """Beyond a row's tokens lies what looks like them."""
-    tokens = np.ones((ROWS, POSITIONS), np.int32)
-    for row, own in zip(tokens, rows):
-        row[: len(own)] = own
-    counts = jnp.asarray([len(own) for own in rows], jnp.int32)
-    drafts, found = compiled(lookup)(jnp.asarray(tokens), counts)
-    return [row[:n].tolist() for row, n in zip(np.asarray(drafts), np.asarray(found))]
+def on_the_device(lookup: Lookup, requests: list[list[int]]) -> list[list[int]]:
+    """Positions beyond a request's tokens hold tokens that look like its own."""
+    tokens = np.ones((BATCH, POSITIONS), np.int32)
+    for kept, own in zip(tokens, requests):
+        kept[: len(own)] = own
+    counts = jnp.asarray([len(own) for own in requests], jnp.int32)
+    drafts, num_drafts = map(np.asarray, compiled(lookup)(jnp.asarray(tokens), counts))
+    return [own[:count].tolist() for own, count in zip(drafts, num_drafts)]
 
 
-row = st.lists(st.integers(0, 2), min_size=1, max_size=POSITIONS)
+request = st.lists(st.integers(0, 2), min_size=1, max_size=POSITIONS)
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 @settings(max_examples=60, deadline=None)
-@given(st.lists(row, min_size=ROWS, max_size=ROWS))
-def test_it_equals_the_index(options, rows):
-    lookup = lookup_of(options, PLACES)
-    room = min(options.num_drafts, PLACES)
-    expected = [by_the_index(options, own, room) for own in rows]
-    assert on_the_device(lookup, rows) == expected
+@given(st.lists(request, min_size=BATCH, max_size=BATCH))
+def test_it_equals_the_index(options, requests):
+    lookup = lookup_of(options, ROOM)
+    room = min(options.num_drafts, ROOM)
+    expected = [by_the_index(options, own, room) for own in requests]
+    assert on_the_device(lookup, requests) == expected
 
 
-def test_rows_without_a_match_draft_nothing():
-    rows = [[1, 2, 3], [5], [7, 8, 7], [1, 2, 3, 4], [9, 9], [2, 3, 2, 4, 2]]
-    found = on_the_device(lookup_of(SpeculationOptions(), PLACES), rows)
-    assert found == [[], [], [8, 7], [], [9], [4, 2]]
+def test_requests_without_a_match_draft_nothing():
+    requests = [[1, 2, 3], [5], [7, 8, 7], [1, 2, 3, 4], [9, 9], [2, 3, 2, 4, 2]]
+    drafts = on_the_device(lookup_of(SpeculationOptions(), ROOM), requests)
+    assert drafts == [[], [], [8, 7], [], [9], [4, 2]]

@@ -87,8 +87,8 @@ def test_no_more_than_there_is_room_for(room):
 
 def test_look_back_bounds_what_is_kept():
     index = index_of([i % 50 for i in range(3000)], look_back=100)
-    noted = (len(ends) if isinstance(ends, deque) else 1 for ends in index.ends.values())
-    assert sum(noted) <= 5 * 100
+    counts = (len(ends) if isinstance(ends, deque) else 1 for ends in index.ends.values())
+    assert sum(counts) <= 5 * 100
     assert index_of([1, 2, *[3] * 6, 1], look_back=8).continuation(1) == []
     assert index_of([1, 2, *[3] * 6, 1], look_back=9).continuation(1) == [2]
 
@@ -113,9 +113,9 @@ def test_work_per_token_and_lookup_does_not_grow():
             touched.append(run)
             return super().__getitem__(run)
 
-        def get(self, run):
+        def get(self, run, default=None):
             touched.append(run)
-            return super().get(run)
+            return super().get(run, default)
 
     index = index_of([], look_back=40)
     index.ends = Counting()

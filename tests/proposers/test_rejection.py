@@ -9,7 +9,7 @@ import pytest
 from golden_pair import budget, golden_engine, trajectories
 
 from jaxspec.acceptance import accept
-from jaxspec.sampling import SlotSampling, draw_drafts, sample, sample_beside_drafts
+from jaxspec.sampling import SlotSampling, draw_drafts, rejection_sample, sample
 from jaxspec.sampling.tokens import filtered
 
 VOCAB, PLACES, RUNS = 12, 3, 512
@@ -69,7 +69,7 @@ def _verified(target, drafts, logits, rows, positions):
     read = jnp.concatenate([jnp.zeros_like(drafts[:, :1]), drafts], axis=1)
     said = target[jnp.arange(PLACES + 1)[None, :], read]
     count = jnp.full(drafts.shape[:1], PLACES, jnp.int32)
-    return sample_beside_drafts(said, drafts, count, logits, rows, positions)
+    return rejection_sample(said, drafts, count, logits, rows, positions)
 
 
 @jax.jit
@@ -196,9 +196,9 @@ def test_greedy_rows_and_rows_without_drafts_are_what_they_were():
     assert drafts[0].tolist() == jnp.argmax(drafter, -1).tolist()
     said = jnp.broadcast_to(target[:, 0], (8, PLACES + 1, VOCAB))
     none = jnp.zeros(8, jnp.int32)
-    beside = sample_beside_drafts(said, drafts, none, logits, rows, positions)
+    beside = rejection_sample(said, drafts, none, logits, rows, positions)
     assert beside.tolist() == sample(said, rows, positions).tolist()
-    full = sample_beside_drafts(said, drafts, none + PLACES, logits, rows, positions)
+    full = rejection_sample(said, drafts, none + PLACES, logits, rows, positions)
     assert full[::2].tolist() == beside[::2].tolist() != full[1::2].tolist()
     assert full[:, -1].tolist() == beside[:, -1].tolist()
 

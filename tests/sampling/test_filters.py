@@ -10,11 +10,12 @@ from jaxspec.sampling.logprobs import likeliest
 from jaxspec.sampling.tokens import filtered
 
 
-def rows_of(*rows: dict) -> SlotSampling:
+def sampling_of(*requests: dict) -> SlotSampling:
     full = [
-        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0} | r for r in rows
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0} | request
+        for request in requests
     ]
-    column = lambda name, dtype: jnp.asarray([row[name] for row in full], dtype)
+    column = lambda name, dtype: jnp.asarray([request[name] for request in full], dtype)
     return SlotSampling(
         temperature=column("temperature", jnp.float32),
         top_k=column("top_k", jnp.int32),
@@ -57,37 +58,37 @@ VOCAB = 31
 @pytest.mark.parametrize("case", range(len(FILTERS)))
 def test_filters_keep_what_the_oracle_keeps(case):
     params = FILTERS[case]
-    row = jax.tree.map(lambda entries: entries[0], rows_of(params))
+    alone = jax.tree.map(lambda entries: entries[0], sampling_of(params))
     kept_somewhere = set()
     for seed in range(20):
         logits = np.random.default_rng([case, seed]).normal(size=VOCAB, scale=2).astype(np.float32)
-        found = np.asarray(filtered(jnp.asarray(logits), row))
-        kept = set(np.flatnonzero(np.isfinite(found)).tolist())
+        logits_left = np.asarray(filtered(jnp.asarray(logits), alone))
+        kept = set(np.flatnonzero(np.isfinite(logits_left)).tolist())
         assert kept == kept_by_hand(logits, **params)
         np.testing.assert_allclose(
-            found[list(kept)], logits[list(kept)] / params["temperature"], 1e-6
+            logits_left[list(kept)], logits[list(kept)] / params["temperature"], 1e-6
         )
         kept_somewhere |= {len(kept)}
     assert kept_somewhere != {VOCAB} or params == {"temperature": 1.0}
 
 
-def test_rows_do_not_see_each_other_s_parameters():
-    """A batch of all the filters at once, a greedy row among them, draws what each would alone."""
+def test_requests_do_not_see_each_other_s_parameters():
+    """In a batch of all filters, and a greedy request, each draws what it would draw alone."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(10, 4, VOCAB)), jnp.float32)
     requests = [{"temperature": 0.0}, *({**f, "seed": 7 * i} for i, f in enumerate(FILTERS))]
     positions = jnp.arange(40, dtype=jnp.int32).reshape(10, 4)
-    together = sample(logits, rows_of(*requests), positions)
+    together = sample(logits, sampling_of(*requests), positions)
     for i, request in enumerate(requests):
-        alone = sample(logits[i : i + 1], rows_of(request), positions[i : i + 1])
+        alone = sample(logits[i : i + 1], sampling_of(request), positions[i : i + 1])
         assert together[i].tolist() == alone[0].tolist()
     assert together[0].tolist() == jnp.argmax(logits[0], axis=-1).tolist()
 
 
 def test_a_draw_depends_on_seed_and_position_alone():
     logits = jnp.broadcast_to(jnp.zeros(1000), (1, 3, 1000))
-    draw = lambda seed, *at: sample(logits, rows_of({"seed": seed}), jnp.asarray([at], jnp.int32))[
-        0
-    ].tolist()
+    draw = lambda seed, *at: sample(
+        logits, sampling_of({"seed": seed}), jnp.asarray([at], jnp.int32)
+    )[0].tolist()
     first = draw(1, 10, 11, 12)
     assert len(set(first)) == 3
     assert draw(1, 12, 10, 11) == [first[2], first[0], first[1]]
@@ -97,10 +98,10 @@ def test_a_draw_depends_on_seed_and_position_alone():
 def test_draws_follow_the_filtered_distribution():
     """Chi-squared over 20,000 draws; the limit is the 1 - 1e-6 quantile for 6 degrees."""
     logits = np.array([0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 1.5, -4.0], np.float32)
-    rows = rows_of({"temperature": 1.5, "top_k": 7, "seed": 3})
+    sampling = sampling_of({"temperature": 1.5, "top_k": 7, "seed": 3})
     count = 20_000
     stacked = jnp.broadcast_to(logits, (1, count, 8))
-    drawn = sample(stacked, rows, jnp.arange(count, dtype=jnp.int32)[None])
+    drawn = sample(stacked, sampling, jnp.arange(count, dtype=jnp.int32)[None])
     seen = np.bincount(np.asarray(drawn)[0], minlength=8)
     expected = count * np.exp(logits[:7] / 1.5) / np.exp(logits[:7] / 1.5).sum()
     assert seen[7] == 0
@@ -110,39 +111,39 @@ def test_draws_follow_the_filtered_distribution():
 def test_logprobs_are_the_model_s_own():
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, VOCAB)), jnp.float32)
     chosen = jnp.asarray([[0, 1, 2], [3, 4, 5]], jnp.int32)
-    found = top_logprobs(logits, chosen)
+    top = top_logprobs(logits, chosen)
     expected = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     own = np.take_along_axis(expected, np.asarray(chosen)[..., None], -1)[..., 0]
-    np.testing.assert_allclose(found.chosen, own, rtol=1e-6)
-    np.testing.assert_allclose(found.values, -np.sort(-expected, -1)[..., :20], rtol=1e-6)
-    np.testing.assert_array_equal(found.tokens, np.argsort(-expected, -1)[..., :20])
+    np.testing.assert_allclose(top.chosen, own, rtol=1e-6)
+    np.testing.assert_allclose(top.values, -np.sort(-expected, -1)[..., :20], rtol=1e-6)
+    np.testing.assert_array_equal(top.tokens, np.argsort(-expected, -1)[..., :20])
 
 
 @pytest.mark.parametrize("vocab", [20, 63, 64, 65, 1000, 4096])
 @pytest.mark.parametrize("values", ["spread", "tied", "with minus infinity"])
 def test_the_likeliest_are_those_of_a_sort(vocab, values):
     """Ties included, which bf16 logits are full of: the lower id comes first."""
-    found = np.random.default_rng(vocab).normal(size=(2, 3, vocab)).astype(np.float32)
+    logprobs = np.random.default_rng(vocab).normal(size=(2, 3, vocab)).astype(np.float32)
     if values != "spread":
-        found = np.round(found)
+        logprobs = np.round(logprobs)
     if values == "with minus infinity":
-        found[..., 5:] = -np.inf
-    expected_values, expected_tokens = jax.lax.top_k(jnp.asarray(found), 20)
-    top_values, top_tokens = likeliest(jnp.asarray(found), 20)
+        logprobs[..., 5:] = -np.inf
+    expected_values, expected_tokens = jax.lax.top_k(jnp.asarray(logprobs), 20)
+    top_values, top_tokens = likeliest(jnp.asarray(logprobs), 20)
     np.testing.assert_array_equal(top_values, expected_values)
     np.testing.assert_array_equal(top_tokens, expected_tokens)
 
 
-def test_nothing_is_sorted_where_nobody_has_a_temperature():
-    """A batch of greedy rows says the same whether the branch that draws runs for others or not."""
+def test_nothing_is_sorted_if_no_request_has_a_temperature():
+    """Greedy requests get the same tokens whether the branch that draws runs for others or not."""
     logits = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, VOCAB)), jnp.float32)
     positions = jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
     cold, hot = {"temperature": 0.0}, {"temperature": 1.0, "seed": 5}
-    alone = sample(logits, rows_of(cold, cold), positions)
-    beside = sample(logits, rows_of(cold, hot), positions)
+    alone = sample(logits, sampling_of(cold, cold), positions)
+    together = sample(logits, sampling_of(cold, hot), positions)
     assert alone.tolist() == jnp.argmax(logits, axis=-1).tolist()
-    assert beside[0].tolist() == alone[0].tolist() and beside[1].tolist() != alone[1].tolist()
-    jaxpr = jax.make_jaxpr(sample)(logits, rows_of(cold, cold), positions)
+    assert together[0].tolist() == alone[0].tolist() and together[1].tolist() != alone[1].tolist()
+    jaxpr = jax.make_jaxpr(sample)(logits, sampling_of(cold, cold), positions)
     always = [str(step) for step in jaxpr.eqns if step.primitive.name != "cond"]
     assert len(always) == len(jaxpr.eqns) - 1
     assert "sort" in str(jaxpr) and not any("sort" in step for step in always)

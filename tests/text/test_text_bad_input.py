@@ -1,4 +1,4 @@
-"""Damaged folders, hostile templates and impossible chats end in one clear line."""
+"""Damaged folders, hostile templates and invalid chats are each refused in one clear line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Pieces of a growing text: whole characters only, and joined they are the whole."""
+"""A streamed text comes in pieces of whole characters, which joined are the decoded text."""
 
 import random
 import unicodedata

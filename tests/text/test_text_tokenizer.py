@@ -28,7 +28,7 @@ def test_ids_equal_tiktoken_and_round_trip(qwen, oracle, name):
 @given(text=st.text(alphabet=st.sampled_from(EVERYTHING), max_size=80))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_shuffled_text_equals_tiktoken(qwen, oracle, text):
-    """Hypothesis tries strings that it finds in the code too; tokens' own names are one id each."""
+    """Hypothesis also tries strings from the code; those that name a special token are one id."""
     text = unicodedata.normalize("NFC", text)
     assume(not any(token in text for token in SPECIAL + MARKERS))
     ids = qwen.encode(text, add_special_tokens=False)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from training_toys import VOCAB, toy_drafter, toy_target
 
-from jaxspec.checkpoint.load import load_pair, load_target
+from jaxspec.checkpoint.load import open_drafter, open_target
+from jaxspec.checkpoint.pair import check_pair
 from jaxspec.layers.decoder import BlockMask
 from jaxspec.layers.rope import Rope, Yarn
 from jaxspec.models.dflash import DFlash
@@ -42,6 +43,13 @@ def same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+def read_drafter(tmp_path):
+    """Config and parameters of a drafter that fits its target."""
+    target, drafter = open_target(tmp_path / "target"), open_drafter(tmp_path / "draft")
+    check_pair(target.config, drafter.config)
+    return drafter.config, drafter.load(jnp.float32)
+
+
 @pytest.fixture(params=[True, False], ids=["tied", "own head"])
 def target(request, tmp_path):
     model = target_model(request.param)
@@ -52,16 +60,16 @@ def target(request, tmp_path):
 
 def test_target(target, tmp_path):
     model, params = target
-    config, read = load_target(tmp_path / "target", jnp.float32)
-    assert config == model.config
-    same(params, read)
+    read = open_target(tmp_path / "target")
+    assert read.config == model.config
+    same(params, read.load(jnp.float32))
 
 
 def test_zlab(target, tmp_path):
     drafter = drafter_model()
     params = random_params(drafter, jax.random.key(1))
     export_zlab(tmp_path / "draft", drafter.config, params, jnp.float32)
-    _, _, config, read = load_pair(tmp_path / "target", tmp_path / "draft", jnp.float32)
+    config, read = read_drafter(tmp_path)
     assert config == drafter.config
     same(params, read)
 
@@ -81,7 +89,7 @@ def test_speculators(target, tmp_path, draft_vocab):
         "../target",
         jnp.float32,
     )
-    _, _, config, read = load_pair(tmp_path / "target", tmp_path / "draft", jnp.float32)
+    config, read = read_drafter(tmp_path)
     assert config.target_path == str(tmp_path / "target")
     assert config.owns_embedding and config.owns_head
     same(read.pop("embedding"), target_params["embedding"])
@@ -98,7 +106,7 @@ def test_a_reduced_vocabulary_in_zlab_layout_drafts_all_tokens(target, tmp_path)
     drafter = drafter_model(len(KEPT))
     params = first_drafter_params(drafter, model.config, target_params, KEPT, jax.random.key(1))
     export_zlab(tmp_path / "draft", drafter.config, params, jnp.float32)
-    _, _, config, read = load_pair(tmp_path / "target", tmp_path / "draft", jnp.float32)
+    config, read = read_drafter(tmp_path)
     assert config.draft_vocab_size is None and not config.owns_head
     same(read, {name: part for name, part in params.items() if name not in ("head", "target_ids")})
 

@@ -20,6 +20,7 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.models.dflash import DFlash
+from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.objective import Batch, TargetObjective
 from jaxspec.training.optimization import first_state, make_step
@@ -55,7 +56,7 @@ def test_toy_overfits_to_full_acceptance():
     assert metrics["acceptance_length"] == objective.drafter.config.block_size
 
     params = {"target": taught, "drafter": {**frozen["drafter"], **learned}}
-    models = Models(objective.target, objective.drafter)
+    models = Models(objective.target, (DFlashProposer(objective.drafter),))
     engine = Engine.from_models(models, params, max_batch=2, max_model_len=24, page_size=8)
     prompts = rows.tokens[:2, :6].tolist()
     for output in engine.generate(prompts, SamplingParams(max_tokens=13)):

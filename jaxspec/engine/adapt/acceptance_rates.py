@@ -1,6 +1,7 @@
 """How often drafts are accepted, by their place in the block, from what recent steps accepted.
 
-A rate is conditional: of a draft that was verified after all drafts before it had been accepted.
+A rate is conditional: the share of accepted drafts among those that were verified after all drafts
+before them had been accepted.
 """
 
 import itertools
@@ -8,51 +9,53 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-HOPE = 0.8
-"""The rate of every place, before anything was seen."""
-PRIOR = 2.0
-"""What was usual so far counts as much as so many drafts."""
-LEARNING, DRIFT = 0.1, 0.02
-"""Steps of the usual rates towards the recent ones: of places that are verified, and of those that
-are not and follow the last one that is."""
+INITIAL_RATE = 0.8
+"""Rate of every place before the first result."""
+PSEUDO_COUNT = 2.0
+"""Weight of the long-run rates, as a number of drafts."""
+LEARNING_RATE = 0.1
+"""Share of the way from a long-run rate to the recent one that a step goes, at verified places."""
+DRIFT_RATE = 0.02
+"""The same at the places that are not verified, at least: they follow the last verified one."""
 
 Rates = tuple[float, ...]
-Seen = tuple[int, int]
+"""Conditional acceptance rate of every place."""
+Outcome = tuple[int, int]
 """Drafts that a step verified for a request, and how many it accepted."""
 
 
-def hopeful(places: int) -> Rates:
-    return (HOPE,) * places
+def initial_rates(num_drafts: int) -> Rates:
+    return (INITIAL_RATE,) * num_drafts
 
 
-def recent_rates(seen: Iterable[Seen], usual: Rates) -> Rates:
-    """Shares of the drafts that were reached; the usual ones where few were."""
-    steps = Counter(seen)
-    reached, kept = [0] * len(usual), [0] * len(usual)
-    for (drafts, accepted), count in steps.items():
-        for place in range(min(drafts, accepted + 1)):
+def recent_rates(outcomes: Iterable[Outcome], long_run: Rates) -> Rates:
+    """Shares of accepted drafts in these outcomes, with the long-run rates as prior."""
+    reached, accepted = [0] * len(long_run), [0] * len(long_run)
+    for (num_drafts, num_accepted), count in Counter(outcomes).items():
+        for place in range(min(num_drafts, num_accepted + 1)):
             reached[place] += count
-        for place in range(accepted):
-            kept[place] += count
+        for place in range(num_accepted):
+            accepted[place] += count
     return tuple(
-        (kept[place] + PRIOR * rate) / (reached[place] + PRIOR) for place, rate in enumerate(usual)
+        (accepted[place] + PSEUDO_COUNT * rate) / (reached[place] + PSEUDO_COUNT)
+        for place, rate in enumerate(long_run)
     )
 
 
-def learned(usual: Rates, recent: Rates, verified: int) -> Rates:
-    """The usual rates after a step that verified so many places.
+def updated_rates(long_run: Rates, recent: Rates, verified: int) -> Rates:
+    """The long-run rates after a step in which the first `verified` places were verified.
 
-    Nobody knows what places further on would give by now. They follow the last one verified:
-    slowly as a rule, at once where the text has changed.
+    What later places would give is not known. They follow the last verified one: slowly as a rule,
+    fast if the first place's rate has changed, for then the text has changed.
     """
     if not verified:
-        return usual
-    follow = min(1.0, DRIFT + abs(recent[0] - usual[0]))
-    near = [rate + LEARNING * (recent[i] - rate) for i, rate in enumerate(usual[:verified])]
-    far = [rate + follow * (recent[verified - 1] - rate) for rate in usual[verified:]]
+        return long_run
+    follow = min(1.0, DRIFT_RATE + abs(recent[0] - long_run[0]))
+    near = [rate + LEARNING_RATE * (recent[i] - rate) for i, rate in enumerate(long_run[:verified])]
+    far = [rate + follow * (recent[verified - 1] - rate) for rate in long_run[verified:]]
     return (*near, *far)
 
 
 def expected_tokens(rates: Sequence[float], width: int) -> float:
-    """Of a step of this width."""
+    """Tokens that a step of this width emits for a request, on average."""
     return 1.0 + sum(itertools.accumulate(rates[: width - 1], operator.mul))

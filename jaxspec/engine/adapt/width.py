@@ -1,108 +1,120 @@
 """How many of the drafter's drafts to verify: the width that gives the most tokens per second.
 
-A wide step costs more and gives more where drafts are accepted. What the live requests accepted in
-their last steps says what a width would give; a table of measured steps says what it costs. Width 1
-drafts nothing. The choice changes speed and never a token.
+A wide step costs more, and emits more if drafts are accepted. What the live requests accepted in
+their last steps predicts what a width would emit; a table of measured steps gives what it costs.
+Width 1 drafts nothing. The choice changes speed and never a token.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 from jaxspec.engine.adapt.acceptance_rates import (
+    Outcome,
     Rates,
-    Seen,
     expected_tokens,
-    hopeful,
-    learned,
+    initial_rates,
     recent_rates,
+    updated_rates,
 )
 
 MARGIN = 0.02
-"""By how much another width has to be better than the current one."""
-LOOKED_AT, FEWEST_STEPS, MOST_STEPS = 64, 6, 24
-"""Recent results to judge from, over all requests together; and how old they may be, in steps."""
-PRICE_OF_TRIES = 0.01
-"""Share of the time that tries in vain may cost where nothing is drafted."""
+"""How much better than the current width another has to be, as a share."""
+NUM_OUTCOMES = 64
+"""Recent outcomes to estimate rates from, over all requests together."""
+FEWEST_STEPS, MOST_STEPS = 6, 24
+"""Bounds of how old those outcomes may be."""
+TRIAL_SHARE = 0.01
+"""Share of the time that drafting in vain may cost while plain decoding is faster."""
 
 Costs = Mapping[tuple[int, int], float]
-"""Seconds of a step, by its compiled rows and width."""
+"""Seconds of a step, by its compiled batch size and width."""
 
 
 def choose_width(
-    rows: int, speculating: int, others: int, rates: Rates, costs: Costs, current: int
+    batch: int, speculating: int, others: int, rates: Rates, costs: Costs, current: int
 ) -> int:
     """The width with most tokens per second; the current one until another is clearly better."""
     per_second = {
         width: (speculating * expected_tokens(rates, width) + others) / cost
-        for (of_rows, width), cost in costs.items()
-        if of_rows == rows
+        for (batch_size, width), cost in costs.items()
+        if batch_size == batch
     }
     best = max(per_second, key=per_second.__getitem__)
     stays = per_second[best] <= (1 + MARGIN) * per_second.get(current, 0.0)
     return current if stays else best
 
 
-class AdaptiveSpans:
+class AdaptiveWidth:
     """Keeps what live requests accepted lately and chooses a width for every step."""
 
     def __init__(self, costs: Costs):
         self.costs = costs
         self.widths = sorted({width for _, width in costs})
-        self.usual = hopeful(self.widths[-1] - 1)
-        """Rates of all requests together; they say what places that nobody verifies would give."""
-        self.seen: dict[int, deque[tuple[int, Seen]]] = {}
-        """Of every speculating request its last steps, with when they were read."""
-        self.now = 0
-        self.current, self.rows = self.widths[-1], 0
-        self.undrafted = 0
-        """Steps since something was drafted."""
+        self.long_run_rates = initial_rates(self.widths[-1] - 1)
+        """Rates of all requests together; estimates for places that are not being verified."""
+        self.outcomes: dict[int, deque[tuple[int, Outcome]]] = {}
+        """The most recent outcomes of each speculating request, each with the step number at which
+        its result was read."""
+        self.step = 0
+        self.current, self.batch = self.widths[-1], 0
+        self.steps_without_drafts = 0
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
     ) -> None:
-        steps = self.seen.setdefault(request, deque(maxlen=MOST_STEPS))
+        """Records what a step accepted; the first call makes the request a speculating one."""
+        outcomes = self.outcomes.setdefault(request, deque(maxlen=MOST_STEPS))
         if num_drafts:
-            steps.append((self.now, (num_drafts, accepted)))
+            outcomes.append((self.step, (num_drafts, accepted)))
 
     def release(self, request: int) -> None:
-        self.seen.pop(request, None)
+        """Forgets a request."""
+        self.outcomes.pop(request, None)
 
-    def width(self, rows: int, requests: Sequence[int]) -> int:
-        """Of the next step, which these requests take part in."""
-        self.now += 1
-        speculating = [request for request in requests if request in self.seen]
-        rates = self._rates(speculating)
+    def width(self, batch: int, requests: Sequence[int]) -> int:
+        """The width of the next step, for these requests padded to this batch size."""
+        self.step += 1
+        speculating = [request for request in requests if request in self.outcomes]
+        rates = self._update_rates(speculating)
         others = len(requests) - len(speculating)
-        if rows != self.rows:  # other company, and perhaps other texts: try soon
-            self.rows = rows
-            self.undrafted = self._pause()
-        width = choose_width(rows, len(speculating), others, rates, self.costs, self.current)
-        self.current = width
-        if width > 1:
-            self.undrafted = 0
-            return width
-        return self._try() if speculating else 1
+        if batch != self.batch:  # different requests, perhaps different texts: try soon
+            self.batch = batch
+            self.steps_without_drafts = self._pause()
+        self.current = choose_width(
+            batch, len(speculating), others, rates, self.costs, self.current
+        )
+        if self.current > 1:
+            self.steps_without_drafts = 0
+            return self.current
+        return self._trial_width() if speculating else 1
 
-    def _rates(self, speculating: Sequence[int]) -> Rates:
-        steps = LOOKED_AT // max(len(speculating), 1)
-        oldest = self.now - min(max(steps, FEWEST_STEPS), MOST_STEPS)
-        seen = [result for id in speculating for at, result in self.seen[id] if at > oldest]
-        rates = recent_rates(seen, self.usual)
-        self.usual = learned(self.usual, rates, max((drafts for drafts, _ in seen), default=0))
+    def _update_rates(self, speculating: Sequence[int]) -> Rates:
+        """The recent rates; the long-run rates learn from them."""
+        steps = NUM_OUTCOMES // max(len(speculating), 1)
+        oldest = self.step - min(max(steps, FEWEST_STEPS), MOST_STEPS)
+        recent = [
+            outcome
+            for request in speculating
+            for step, outcome in self.outcomes[request]
+            if step > oldest
+        ]
+        rates = recent_rates(recent, self.long_run_rates)
+        verified = max((num_drafts for num_drafts, _ in recent), default=0)
+        self.long_run_rates = updated_rates(self.long_run_rates, rates, verified)
         return rates
 
-    def _try(self) -> int:
-        """Nothing is drafted, so nothing is seen. After a pause one step drafts, as narrowly as
-        can be, to see what it would give by now. More at once would make the pauses longer, and
-        they are what a rise in acceptance has to wait for."""
-        self.undrafted += 1
-        if self.undrafted <= self._pause():
+    def _trial_width(self) -> int:
+        """Without drafts there are no outcomes to learn from. So after a pause one step drafts, at
+        the narrowest width that does, to find out what drafting would give. Wider trials would
+        make the pauses longer, and a rise in acceptance is noticed only at the next trial."""
+        self.steps_without_drafts += 1
+        if self.steps_without_drafts <= self._pause():
             return 1
-        self.undrafted = 0
+        self.steps_without_drafts = 0
         return self.widths[1]
 
     def _pause(self) -> int:
-        """So long that tries in vain cost their share of the time."""
-        plain, drafting = (self.costs[self.rows, width] for width in self.widths[:2])
-        more = max(drafting / plain - 1, 0.0)
-        return int(1 + more / PRICE_OF_TRIES)
+        """Steps between trials, enough that trials in vain cost only their share of the time."""
+        plain, drafting = (self.costs[self.batch, width] for width in self.widths[:2])
+        extra = max(drafting / plain - 1, 0.0)
+        return int(1 + extra / TRIAL_SHARE)

@@ -1,4 +1,4 @@
-"""Options that do not go together: what an engine refuses, and what docs/limits.md lists."""
+"""Options that cannot be combined: an engine refuses them, and docs/limits.md lists them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class Conflict:
     one: str
     other: str
     why: str
-    found: Callable[[Any], bool]
+    holds: Callable[[Any], bool]
     """Whether these `EngineOptions` ask for both."""
 
 
@@ -22,7 +22,7 @@ CONFLICTS = (
     Conflict(
         "adaptive",
         "exact",
-        "spans that adapt have a program per width, exact has one",
+        "adaptive chooses among programs of several widths, exact has one program",
         lambda options: options.adaptive and options.exact,
     ),
     Conflict(
@@ -36,5 +36,5 @@ CONFLICTS = (
 
 def refuse_conflicts(options: Any) -> None:
     for conflict in CONFLICTS:
-        if conflict.found(options):
+        if conflict.holds(options):
             raise UsageError(f"{conflict.one} and {conflict.other}: {conflict.why}; choose one")

@@ -95,6 +95,11 @@ class Plan:
         """The most positions that one request can write."""
         return self.max_model_len + self.block_size
 
+    def positions_of(self, length_limit: int) -> int:
+        """Positions that a request can write until it has `length_limit` committed tokens: a block
+        may begin at its end."""
+        return length_limit + self.block_size
+
     @property
     def reads_before_decoding(self) -> bool:
         """Whether the host has to know every result before it launches the next decode step."""

@@ -1,1 +1,1 @@
-"""One request: what it asks for, how far it is, and what it returns."""
+"""One request: its parameters, its progress and its output."""

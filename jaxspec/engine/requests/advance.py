@@ -1,4 +1,4 @@
-"""What a request makes of a step's tokens: cut at budget, stop id and stop string, then told."""
+"""Adding a step's tokens to a request, up to its budget, a stop id or a stop string."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ def emit(
     tokenizer: Tokenizer | None,
     now: float,
 ) -> tuple[Request, Increment]:
-    """Adds a step's tokens, exactly up to where the request ends."""
+    """The request with a step's tokens added up to where it ends, and what was added."""
     before = request
     request = dataclasses.replace(
         request,
@@ -33,7 +33,7 @@ def emit(
 
 
 def end(request: Request, reason: str, error: str | None = None) -> tuple[Request, Increment]:
-    """Ends a request from outside: abort or error."""
+    """Ends a request for a reason other than its own tokens: abort or error."""
     ended = _add_held_text(dataclasses.replace(request, finish_reason=reason, error=error))
     return ended, _difference(request, ended)
 
@@ -68,7 +68,8 @@ def _add_text(request: Request, token: int, tokenizer: Tokenizer) -> Request:
 
 
 def _add_held_text(request: Request) -> Request:
-    """The end of the text: what was held back for a character or a stop string to complete."""
+    """Adds the end of the text: what was held back because it could have become a character or a
+    stop string."""
     scan, piece = feed_text(request.scan, finish_tokens(request.stream))
     piece += "" if scan.found is not None else finish_text(scan)
     return dataclasses.replace(request, text=request.text + piece)

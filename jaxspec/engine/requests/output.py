@@ -1,4 +1,4 @@
-"""What a finished request hands back."""
+"""What a finished request returns."""
 
 import dataclasses
 import itertools
@@ -13,20 +13,22 @@ class RequestOutput:
 
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """Tokens emitted, an ending one included."""
+    """Tokens emitted, the one that ended it included."""
     text: str
-    """Their text, without special tokens and without the stop string; empty without tokenizer."""
+    """Their text, without special tokens and without the stop string; empty without a
+    tokenizer."""
     finish_reason: str
     """stop, length, abort or error."""
     error: str | None
-    """Why it failed, where finish_reason is error."""
+    """Why it failed, if finish_reason is error."""
     logprobs: tuple[TokenLogprobs, ...] | None
-    """Per token, log probabilities by token id; None where not asked for."""
+    """Per token, log probabilities by token id; None if the request did not ask for them."""
     stats: RequestStats
 
 
 def output_of(request: Request, num_drafts: int, synthetic: bool = False) -> RequestOutput:
-    """The output of a finished request; blocks hold `num_drafts` drafts."""
+    """The output of a finished request; blocks have room for `num_drafts` drafts."""
+    assert request.finish_reason is not None, f"request {request.id} has not finished"
     return RequestOutput(
         prompt_token_ids=request.prompt,
         token_ids=request.token_ids,

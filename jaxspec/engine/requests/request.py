@@ -1,4 +1,4 @@
-"""One request on its way: what is known of it on the host, as a value."""
+"""A request as the host knows it: an immutable record."""
 
 import dataclasses
 
@@ -11,55 +11,55 @@ TokenLogprobs = dict[int, float]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request from submission to its last token. A step gives its successor."""
+    """A request between submission and its last token. A step makes a new record of it."""
 
     id: int
     prompt: tuple[int, ...]
     params: SamplingParams
     stop_ids: frozenset[int]
-    """Ids that end it: the model's own unless ignored, and those it asked for."""
+    """Ids that end it: the model's own unless ignored, and those of its parameters."""
     seed: int
-    """Of its draws."""
+    """Seed of its draws."""
     stream: TextStream
-    """Bytes of a character that is not complete yet."""
+    """Holds the bytes of a character that is not complete yet."""
     scan: StopScan
-    """Text held back because a stop string may start with it."""
+    """Holds back text that may be the beginning of a stop string."""
     submitted_at: float
     slot: int | None = None
     """Its place in the engine's state; None while it waits."""
     prefilled: int = 0
-    """Tokens of `context` that prefill steps were launched for."""
+    """Tokens of `context` for which prefill steps were launched."""
     resumed: int = 0
-    """Emitted tokens that count as prompt, after its pages were lost and it began anew."""
+    """Emitted tokens that prefill reads again after the prompt, since the pages were lost."""
     token_ids: tuple[int, ...] = ()
     """Tokens emitted."""
     text: str = ""
     """Text emitted."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Per emitted token, where asked for."""
+    """Per emitted token, if the request asks for them."""
     finish_reason: str | None = None
     """stop, length, abort or error; None while it runs."""
     error: str | None = None
     """Why it failed."""
     tally: Tally = Tally()
     seated_at: float = 0.0
-    """When it was given a slot."""
+    """Time at which it was given a slot."""
     arrivals: tuple[float, ...] = ()
-    """When results with tokens for it were read."""
+    """Times at which results with tokens for it were read."""
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What prefill reads."""
+        """The tokens that prefill reads."""
         return self.prompt + self.token_ids[: self.resumed]
 
     @property
     def length_limit(self) -> int:
-        """Committed rows at which the last token of the budget has been emitted."""
+        """Committed positions at which the last token of the budget has been emitted."""
         return len(self.prompt) + self.params.max_tokens - 1
 
     @property
-    def rows(self) -> int:
-        """Committed rows, as far as the host has read: all tokens but the newest."""
+    def committed(self) -> int:
+        """Committed positions, as far as the host has read: all tokens but the newest."""
         return len(self.prompt) + max(len(self.token_ids) - 1, 0)
 
     @property
@@ -69,7 +69,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Increment:
-    """What a step added to one request."""
+    """What a step added to a request."""
 
     request: int
     token_ids: tuple[int, ...]

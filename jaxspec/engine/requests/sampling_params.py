@@ -31,22 +31,22 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on after the model's end-of-text tokens."""
     logprobs: int | None = None
-    """Return the log probabilities of this many most likely tokens beside every token's own."""
+    """Return the log probabilities of this many most likely tokens next to every token's own."""
     speculate: bool = True
     """Whether tokens may be drafted for this request, its tokens are drawn from the
     same distribution either way."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
-            if not isinstance(found := getattr(self, name), Iterable):
-                raise UsageError(f"{name} is {found!r}; expected a list, empty for none")
+            if not isinstance(value := getattr(self, name), Iterable):
+                raise UsageError(f"{name} is {value!r}; expected a list, empty for none")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         self._check_types()
-        for wrong, found, expected in self._rules():
+        for wrong, actual, expected in self._rules():
             if wrong:
-                raise UsageError(f"{found}; expected {expected}")
+                raise UsageError(f"{actual}; expected {expected}")
         if self.logprobs is not None:
             self._check_logprobs(self.logprobs)
 
@@ -67,8 +67,8 @@ class SamplingParams:
 
     def _expect(self, kind: Any, expected: str, names: list[str]) -> None:
         for name in names:
-            if not isinstance(found := getattr(self, name), kind):
-                raise UsageError(f"{name} is {found!r}; expected {expected}")
+            if not isinstance(value := getattr(self, name), kind):
+                raise UsageError(f"{name} is {value!r}; expected {expected}")
 
     def _check_logprobs(self, count: int) -> None:
         from jaxspec.sampling.logprobs import MAX_LOGPROBS  # imports jax, which --help never needs

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 from jaxtyping import Array, Int
 
-from jaxspec.engine.adapt.width import AdaptiveSpans
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.requests.request import Request
 from jaxspec.engine.step.device import Device, Tracer
@@ -42,10 +42,10 @@ class Drafters:
     """Who decides on the host what is drafted."""
 
     proposer: HostProposer | None
-    adaptive: AdaptiveSpans | None
+    adaptive: AdaptiveWidth | None
 
     @property
-    def all(self) -> list[HostProposer | AdaptiveSpans]:
+    def all(self) -> list[HostProposer | AdaptiveWidth]:
         return [one for one in (self.proposer, self.adaptive) if one is not None]
 
 

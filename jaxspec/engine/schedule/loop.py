@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from jaxspec.engine.adapt.width import AdaptiveSpans
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.advance import emit, end
 from jaxspec.engine.requests.request import Increment, Request
@@ -51,7 +51,7 @@ class Loop:
         plan: Plan,
         tokenizer: Tokenizer | None,
         proposer: HostProposer | None = None,
-        adaptive: AdaptiveSpans | None = None,
+        adaptive: AdaptiveWidth | None = None,
     ):
         self.device = device
         self.new_state = new_state
@@ -138,7 +138,7 @@ class Loop:
         free = [slot for slot in range(self.plan.num_slots) if slot not in taken]
         while self.waiting and free and not self.suspects:
             request = self.waiting[0]
-            positions = request.length_limit + self.plan.block_size
+            positions = self.plan.positions_of(request.length_limit)
             if not pages.can_admit(self.book, positions):
                 return
             book = pages.admit(self.book, request.id, positions)
@@ -246,7 +246,7 @@ class Loop:
                 self._inform_drafters(request, increment.token_ids, drafts, emitted - 1)
                 self._publish(request, increment)
         live = [id for id in step.requests if id in self.running]
-        self.book = pages.commit(self.book, {id: self.running[id].rows for id in live})
+        self.book = pages.commit(self.book, {id: self.running[id].committed for id in live})
 
     def _with_tokens(
         self, request: Request, result: StepResult, index: int, now: float

@@ -1,4 +1,4 @@
-"""Who holds which pages: an immutable book, and its three transitions.
+"""Which request holds which pages: an immutable book, and its three transitions.
 
 The book that a step leads to is computed whole and then takes the old one's place in a single
 assignment, so a step that fails half-way leaves the old book as it was.
@@ -15,8 +15,8 @@ class Holding:
 
     pages: tuple[int, ...]
     """In the order of the positions they hold."""
-    rows: int = 0
-    """Committed rows."""
+    positions: int = 0
+    """Committed positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,33 +32,33 @@ class PageBook:
     def total(self) -> int:
         return len(self.free) + sum(len(holding.pages) for holding in self.held.values())
 
-    def pages_for(self, rows: int) -> int:
-        return -(-rows // self.page_size)
+    def pages_for(self, positions: int) -> int:
+        return -(-positions // self.page_size)
 
 
 def new_book(num_pages: int, page_size: int) -> PageBook:
-    """A book over a pool of `num_pages`, the trash page among them."""
+    """A book over caches of `num_pages`, the trash page among them."""
     return PageBook(page_size, free=tuple(range(1, num_pages)))
 
 
-def can_admit(book: PageBook, rows: int) -> bool:
-    return book.pages_for(rows) <= len(book.free)
+def can_admit(book: PageBook, positions: int) -> bool:
+    return book.pages_for(positions) <= len(book.free)
 
 
-def admit(book: PageBook, request: int, rows: int) -> PageBook:
-    """Hands a request all the pages that its rows can ever need."""
+def admit(book: PageBook, request: int, positions: int) -> PageBook:
+    """Hands a request all the pages that it can ever need."""
+    count = book.pages_for(positions)
     assert request not in book.held, f"request {request} holds pages already"
-    assert can_admit(book, rows), f"{book.pages_for(rows)} pages wanted, {len(book.free)} free"
-    count = book.pages_for(rows)
+    assert can_admit(book, positions), f"{count} pages wanted, {len(book.free)} free"
     return _with(book, book.free[count:], {**book.held, request: Holding(book.free[:count])})
 
 
-def commit(book: PageBook, rows: Mapping[int, int]) -> PageBook:
-    """Notes how many rows each of these requests has committed by now."""
+def commit(book: PageBook, positions: Mapping[int, int]) -> PageBook:
+    """Records how many positions each of these requests has committed by now."""
     held = dict(book.held)
-    for request, count in rows.items():
-        pages = held[request].pages
-        assert held[request].rows <= count <= len(pages) * book.page_size, "rows beyond the pages"
+    for request, count in positions.items():
+        pages, before = held[request].pages, held[request].positions
+        assert before <= count <= len(pages) * book.page_size, "positions beyond the pages"
         held[request] = Holding(pages, count)
     return _with(book, book.free, held)
 

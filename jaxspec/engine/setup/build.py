@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 
-from jaxspec.engine.adapt.width import AdaptiveSpans
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.plan.planning import plan_engine, synthetic_of
@@ -34,7 +34,7 @@ def build_loop(
     device = Device(models, params, _new_state(models, plan))
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
-    adaptive = AdaptiveSpans(measure_costs(device, plan)) if plan.widths else None
+    adaptive = AdaptiveWidth(measure_costs(device, plan)) if plan.widths else None
     return Loop(device, partial(_new_state, models, plan), plan, tokenizer, proposer, adaptive)
 
 

@@ -18,8 +18,8 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.text.chat import ChatTemplate, open_chat_template
-from jaxspec.text.files import VOCABULARY_FILE, read_text_config
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
+from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
 
 DEFAULT_DTYPE = "bfloat16"
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}

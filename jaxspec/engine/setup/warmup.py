@@ -83,6 +83,7 @@ def temporaries(device: Device, plan: Plan) -> int:
 
 def _temporary_bytes(program: Program) -> int:
     analysis = program.traced.lower().compile().memory_analysis()
+    assert analysis is not None, "the backend reports memory, but not what programs need"
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return analysis.temp_size_in_bytes + fresh
 

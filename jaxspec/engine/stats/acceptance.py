@@ -1,14 +1,15 @@
-"""What is counted, with one definition each; names and meanings are vLLM's.
+"""Acceptance statistics, each with one definition; names and meanings are vLLM's.
 
-A verify step is a target forward that checked drafts for a request; a forward without drafts is
-plain decoding and no verify step. Drafts are numbered by their place in the block, 1 first. What a
-step accepted is counted before any stop or budget cuts the reply: these figures measure the
-drafter, and can add up to more tokens than the text has.
+A verify step is a forward pass of the target that checked drafts for a request; a pass without
+drafts is plain decoding and no verify step. Drafts are numbered by their place in the block, 1
+first. What a step accepted is counted before a stop or the budget cuts the reply: these figures
+measure the drafter, and can add up to more tokens than the text has.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class AcceptanceCounts:
 
     @property
     def num_accepted_draft_tokens(self) -> int:
-        """Drafts among them that the target agreed with."""
+        """Those of them that were accepted."""
         return sum(self.accepted_per_position)
 
     @property
@@ -70,7 +71,7 @@ class RequestStats(AcceptanceCounts):
     generation_tokens: int
     """Tokens emitted, the ending one included."""
     acceptance_lengths: tuple[int, ...] = ()
-    """Tokens that every verify step gave: accepted drafts and the bonus token."""
+    """Acceptance length of every verify step: accepted drafts and the bonus token."""
     queue_s: float = 0.0
     """Seconds from submission to a slot."""
     ttft_s: float = 0.0
@@ -78,26 +79,26 @@ class RequestStats(AcceptanceCounts):
     decode_s: float = 0.0
     """Seconds from the first token to the last."""
     itl_s: tuple[float, ...] = ()
-    """Inter-token times as a stream shows them: seconds between results with tokens in them. The
-    tokens of one step come together."""
+    """Inter-token latencies as a stream shows them: seconds between results that contain tokens.
+    The tokens of one step arrive together."""
     synthetic: bool = False
-    """Acceptance was drawn, not found: text and lengths say nothing of the models."""
+    """Acceptance was drawn, not measured: text and lengths mean nothing about the models."""
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per output token after the first; 0 where there is only one."""
+        """Seconds per output token after the first; 0 if there is only one."""
         return _ratio(self.decode_s, self.generation_tokens - 1)
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of the reply but the first per verify step, after stop and budget."""
+        """Tokens of the reply, cut by stop and budget, but the first, per verify step."""
         return _ratio(self.generation_tokens - 1, self.num_spec_steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PooledStats(AcceptanceCounts):
-    """Sums over requests. Rates of sums weigh a request by its steps, so they lean to long replies;
-    means over requests do not. Both are shown."""
+    """Sums over requests. A rate of sums weights each request by its number of steps, so long
+    replies dominate it; a mean over requests does not. Both are shown."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
@@ -107,7 +108,7 @@ class PooledStats(AcceptanceCounts):
     num_speculating: int = 0
     """Requests that had a verify step."""
     synthetic: bool = False
-    """Some acceptance was drawn, not found."""
+    """Some acceptance was drawn, not measured."""
 
     @property
     def mean_acceptance_length_per_request(self) -> float:
@@ -118,7 +119,7 @@ class PooledStats(AcceptanceCounts):
 
 
 def pool(stats: Iterable[RequestStats], start: PooledStats | None = None) -> PooledStats:
-    """Everything summed, on top of `start`."""
+    """The sums over these requests, added to `start`."""
     pooled = start or PooledStats()
     for one in stats:
         speculated = one.num_spec_steps > 0
@@ -140,29 +141,38 @@ def pool(stats: Iterable[RequestStats], start: PooledStats | None = None) -> Poo
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Running counts behind `RequestStats`; an entry per verify step."""
+    """Running counts of a request, from which its statistics are made; an entry per verify step."""
 
     acceptance_lengths: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
-    """How many were verified."""
+    """Drafts that were verified."""
 
 
 def count_step(tally: Tally, emitted: int, num_drafts: int) -> Tally:
-    """Adds one step's result; a step without drafts is plain decoding and counts no drafts."""
+    """Adds one step's result; a step without drafts is plain decoding and is not counted."""
     if num_drafts == 0:
         return tally
     return Tally((*tally.acceptance_lengths, emitted), (*tally.drafts, num_drafts))
 
 
-def counts_of(tally: Tally, places: int) -> dict[str, int | tuple[int, ...]]:
-    """The fields of `AcceptanceCounts`, for blocks of `places` drafts."""
+class CountFields(TypedDict):
+    """The fields of `AcceptanceCounts`."""
+
+    num_spec_steps: int
+    drafted_per_position: tuple[int, ...]
+    reached_per_position: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
+
+
+def counts_of(tally: Tally, most_drafts: int) -> CountFields:
+    """The counts of a request whose blocks have room for `most_drafts` drafts."""
     steps = list(zip(tally.acceptance_lengths, tally.drafts, strict=True))
-    at = range(1, places + 1)
+    places = range(1, most_drafts + 1)
     return {
         "num_spec_steps": len(steps),
-        "drafted_per_position": tuple(sum(d >= i for _, d in steps) for i in at),
-        "reached_per_position": tuple(sum(d >= i and n >= i for n, d in steps) for i in at),
-        "accepted_per_position": tuple(sum(n > i for n, _ in steps) for i in at),
+        "drafted_per_position": tuple(sum(d >= i for _, d in steps) for i in places),
+        "reached_per_position": tuple(sum(d >= i and n >= i for n, d in steps) for i in places),
+        "accepted_per_position": tuple(sum(n > i for n, _ in steps) for i in places),
     }
 
 

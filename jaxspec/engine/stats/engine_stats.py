@@ -1,4 +1,4 @@
-"""What an engine says of itself."""
+"""A snapshot of an engine: its load, its memory, and the statistics of finished requests."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from jaxspec.engine.stats.latencies import Latencies
 
 @dataclasses.dataclass(frozen=True)
 class EngineStats:
-    """An engine at one moment, and all that it has finished."""
+    """An engine at one moment, and the requests it has finished so far."""
 
     waiting: int
     """Requests without a slot."""
@@ -17,7 +17,7 @@ class EngineStats:
     pages_in_use: int
     pages_total: int
     peak_memory_bytes: int | None
-    """Of the device, in this process; None where the backend does not say."""
+    """Most memory of the device that this process used; None if the backend does not report it."""
     finished: PooledStats
     latencies: Latencies
-    """Of the finished requests."""
+    """Latencies of the finished requests."""

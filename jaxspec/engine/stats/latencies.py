@@ -1,4 +1,4 @@
-"""How long requests took, as histograms, which add up where percentiles do not."""
+"""Latencies of requests, as histograms: unlike percentiles, they can be summed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ BOUNDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Durations."""
+    """A histogram of durations."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
-    """How many were at most as long as each of `BOUNDS` and longer than the bound before it; at
-    the end, how many were longer than all."""
+    """For each of `BOUNDS`, the durations up to it and above the bound before it; at the end, those
+    above all bounds."""
     seconds: float = 0.0
-    """Their sum."""
+    """Sum of the durations."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Latencies:
-    """Of the requests that ended and gave a token; see `RequestStats` for what each is."""
+    """Latencies of the finished requests that emitted a token, as `RequestStats` defines them."""
 
     queue_s: Histogram = Histogram()
     ttft_s: Histogram = Histogram()
     itl_s: Histogram = Histogram()
     tpot_s: Histogram = Histogram()
-    """Of requests with more than one token."""
+    """Only of requests with more than one token."""
     total_s: Histogram = Histogram()
     """From submission to the last token."""
 
@@ -51,8 +51,8 @@ def with_request(latencies: Latencies, stats: RequestStats) -> Latencies:
 
 
 def _with(histogram: Histogram, durations: Sequence[float]) -> Histogram:
-    found = np.bincount(np.searchsorted(BOUNDS, durations), minlength=len(BOUNDS) + 1)
+    counts = np.bincount(np.searchsorted(BOUNDS, durations), minlength=len(BOUNDS) + 1)
     return Histogram(
-        counts=tuple(had + more for had, more in zip(histogram.counts, found.tolist())),
+        counts=tuple(before + new for before, new in zip(histogram.counts, counts.tolist())),
         seconds=histogram.seconds + sum(durations),
     )

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from jaxspec.engine.stats.acceptance import PooledStats
 from jaxspec.engine.stats.engine_stats import EngineStats
 from jaxspec.engine.stats.latencies import BOUNDS, Histogram, Latencies
 from jaxspec.errors import LoadError
@@ -23,60 +24,73 @@ def exposition(stats: EngineStats) -> str:
 
 
 class _Snapshot:
-    """What prometheus-client asks for metrics."""
+    """A collector as prometheus-client expects one."""
 
     def __init__(self, stats: EngineStats):
         self.stats = stats
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        stats, finished = self.stats, self.stats.finished
-        used = stats.pages_in_use / stats.pages_total if stats.pages_total else 0.0
-        gauges = (
-            ("num_requests_running", "Requests with a slot", stats.running),
-            ("num_requests_waiting", "Requests without a slot", stats.waiting),
-            ("kv_cache_usage_perc", "Share of pages in use, 1 is all", used),
-            ("synthetic_acceptance", "1: drafts were not compared", float(finished.synthetic)),
-            ("peak_memory_bytes", "Most memory of the device in use", stats.peak_memory_bytes),
-        )
-        counters = (
-            ("request", "Requests that ended", finished.num_requests),
-            ("prompt_tokens", "Their prompt tokens", finished.prompt_tokens),
-            ("generation_tokens", "Their tokens emitted", finished.generation_tokens),
-            ("spec_decode_num_drafts", "Their verify steps", finished.num_spec_steps),
-            ("spec_decode_num_draft_tokens", "Drafts verified", finished.num_draft_tokens),
-            (
-                "spec_decode_num_accepted_tokens",
-                "Drafts accepted",
-                finished.num_accepted_draft_tokens,
-            ),
-        )
-        for name, text, value in gauges:
-            if value is not None:
-                yield GaugeMetricFamily(f"jaxspec:{name}", text, value)
-        for name, text, value in counters:
-            yield CounterMetricFamily(f"jaxspec:{name}", text, value)
-        places = CounterMetricFamily(
-            "jaxspec:spec_decode_num_accepted_tokens_per_pos",
-            "Verify steps that accepted the draft at this place, 0 first",
-            labels=["position"],
-        )
-        for place, count in enumerate(finished.accepted_per_position):
-            places.add_metric([str(place)], count)
-        yield places
-        yield from _latencies(stats.latencies)
+        yield from _gauges(self.stats)
+        yield from _counters(self.stats.finished)
+        yield _accepted_per_position(self.stats.finished)
+        yield from _latencies(self.stats.latencies)
 
 
-def _latencies(found: Latencies) -> Iterator[Any]:
+def _gauges(stats: EngineStats) -> Iterator[Any]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    used = stats.pages_in_use / stats.pages_total if stats.pages_total else 0.0
+    synthetic = float(stats.finished.synthetic)
+    gauges = (
+        ("num_requests_running", "Requests with a slot", stats.running),
+        ("num_requests_waiting", "Requests without a slot", stats.waiting),
+        ("kv_cache_usage_perc", "Share of pages in use, 1 is all", used),
+        ("synthetic_acceptance", "1: drafts were not compared", synthetic),
+        ("peak_memory_bytes", "Most memory of the device in use", stats.peak_memory_bytes),
+    )
+    for name, text, value in gauges:
+        if value is not None:
+            yield GaugeMetricFamily(f"jaxspec:{name}", text, value)
+
+
+def _counters(finished: PooledStats) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily
+
+    accepted = finished.num_accepted_draft_tokens
+    counters = (
+        ("request", "Requests that ended", finished.num_requests),
+        ("prompt_tokens", "Their prompt tokens", finished.prompt_tokens),
+        ("generation_tokens", "Their tokens emitted", finished.generation_tokens),
+        ("spec_decode_num_drafts", "Their verify steps", finished.num_spec_steps),
+        ("spec_decode_num_draft_tokens", "Drafts verified", finished.num_draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Drafts accepted", accepted),
+    )
+    for name, text, value in counters:
+        yield CounterMetricFamily(f"jaxspec:{name}", text, value)
+
+
+def _accepted_per_position(finished: PooledStats) -> Any:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(
+        "jaxspec:spec_decode_num_accepted_tokens_per_pos",
+        "Verify steps that accepted the draft at this place, 0 first",
+        labels=["position"],
+    )
+    for place, count in enumerate(finished.accepted_per_position):
+        family.add_metric([str(place)], count)
+    return family
+
+
+def _latencies(latencies: Latencies) -> Iterator[Any]:
     from prometheus_client.core import HistogramMetricFamily
 
     histograms = (
-        ("time_to_first_token", "Seconds from submission to the first token", found.ttft_s),
-        ("inter_token_latency", "Seconds between results with tokens in them", found.itl_s),
-        ("request_time_per_output_token", "Seconds per token after the first", found.tpot_s),
-        ("e2e_request_latency", "Seconds from submission to the last token", found.total_s),
-        ("request_queue_time", "Seconds from submission to a slot", found.queue_s),
+        ("time_to_first_token", "Seconds from submission to the first token", latencies.ttft_s),
+        ("inter_token_latency", "Seconds between results with tokens in them", latencies.itl_s),
+        ("request_time_per_output_token", "Seconds per token after the first", latencies.tpot_s),
+        ("e2e_request_latency", "Seconds from submission to the last token", latencies.total_s),
+        ("request_queue_time", "Seconds from submission to a slot", latencies.queue_s),
     )
     for name, text, histogram in histograms:
         buckets = _buckets(histogram)
@@ -84,6 +98,6 @@ def _latencies(found: Latencies) -> Iterator[Any]:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Prometheus counts everything up to a bound, not what lies between two."""
+    """Prometheus counts everything up to a bound, not what lies between two bounds."""
     bounds = [*map(str, BOUNDS), "+Inf"]
     return list(zip(bounds, map(float, itertools.accumulate(histogram.counts))))

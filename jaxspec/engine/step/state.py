@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec.cache.block import Block, block_after
@@ -66,6 +67,24 @@ class EngineState:
         """The `width` positions after the committed ones, of which the first `counts` are kept."""
         table = self.page_table[slots]
         return block_after(slots, self.lengths[slots], counts, table, width, page_size)
+
+
+def occupied(state: EngineState, batch: int, context: int, limit: int) -> EngineState:
+    """The state with `batch` slots in the middle of a generation, each with `context` committed
+    tokens and budget up to `limit`, to time steps by hand. The other slots are empty. Slots share
+    pages if there are not enough for all, and caches hold whatever they did."""
+    slots, max_pages = state.page_table.shape
+    num_pages = jax.tree.leaves(state.cache)[0].shape[0] - 1
+    in_use = np.arange(slots) < batch
+    pages = 1 + np.arange(slots * max_pages).reshape(slots, max_pages) % num_pages
+    table, lengths, limits = jax.device_put(
+        (
+            np.where(in_use[:, None], pages, 0).astype(np.int32),
+            np.where(in_use, context, 0).astype(np.int32),
+            np.where(in_use, limit, 0).astype(np.int32),
+        )
+    )
+    return dataclasses.replace(state, page_table=table, lengths=lengths, limits=limits)
 
 
 def empty_state(

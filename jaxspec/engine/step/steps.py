@@ -33,7 +33,7 @@ from jaxspec.engine.step.io import (
 )
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params, no_drafts
-from jaxspec.sampling import TopLogprobs, greedy, sample, sample_beside_drafts, top_logprobs
+from jaxspec.sampling import TopLogprobs, greedy, rejection_sample, sample, top_logprobs
 
 Slots = Int[Array, " batch"]
 
@@ -174,7 +174,7 @@ def accept_step(
             rates = params["synthetic"][:places]
             accepted = draw_accepted(rates, seeds, lengths, verified.num_drafts)
         else:
-            accepted = accept(drafts.tokens, verified.tokens, verified.num_drafts)
+            accepted = jnp.asarray(accept(drafts.tokens, verified.tokens, verified.num_drafts))
     return commit_step(models, params, state, slots, verified, accepted)
 
 
@@ -254,7 +254,7 @@ def _target_tokens(
         tokens = sample(logits, sampling, positions)
     else:
         drawn = drafts.tokens, drafts.num_drafts, drafts.logits
-        tokens = sample_beside_drafts(logits, *drawn, sampling, positions)
+        tokens = rejection_sample(logits, *drawn, sampling, positions)
     return tokens, top_logprobs(logits, tokens)
 
 

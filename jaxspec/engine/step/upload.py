@@ -31,6 +31,7 @@ def prompt_chunk(
     slots, tokens = np.full(batch, padding_slot, np.int32), np.zeros((batch, width), np.int32)
     starts, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
     for i, request in enumerate(requests):
+        assert request.slot is not None, "a prompt is read by a request with a slot"
         unread = request.context[request.prefilled : request.prefilled + width]
         slots[i] = request.slot
         tokens[i, : len(unread)] = unread
@@ -41,6 +42,7 @@ def prompt_chunk(
 
 def admission_of(request: Request, pages: Sequence[int], max_pages: int) -> Admission:
     """A request's entries in the engine's state."""
+    assert request.slot is not None, "an admitted request has a slot"
     params = request.params
     table = np.zeros(max_pages, np.int32)
     table[: len(pages)] = pages

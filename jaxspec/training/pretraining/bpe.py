@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from jaxspec.text.files import CONFIG_FILE, VOCABULARY_FILE
+from jaxspec.text.tokenizer_files import CONFIG_FILE, VOCABULARY_FILE
 
 END, MASK = "<|endoftext|>", "<|mask|>"
 PIECES = (

@@ -1,4 +1,4 @@
-"""A profiler's recording as events, read without a viewer."""
+"""The profiler's recording (xplane files) as events, read without a viewer."""
 
 import dataclasses
 import warnings
@@ -11,7 +11,7 @@ from jaxspec.errors import LoadError
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One launch, or one instruction where the device is the CPU, as the profiler tells it."""
+    """One launch of a kernel; on the CPU, one instruction of a program."""
 
     name: str
     line: str
@@ -19,11 +19,12 @@ class Event:
     start_ns: float
     duration_ns: float
     op: str
-    """Instruction of the program; empty where it is none's."""
+    """The program's instruction; empty if it belongs to none."""
     module: str
     program: int | None
     graph: int | None
-    """Which launch of a command buffer it was in; None for a kernel launched by itself."""
+    """Number of the command buffer's launch that it was part of; None for a kernel launched by
+    itself."""
 
     @property
     def end_ns(self) -> float:
@@ -31,7 +32,7 @@ class Event:
 
 
 def read_planes(folder: Path) -> list[Any]:
-    """Of the newest recording in a folder that a `--profile-dir` run wrote."""
+    """The planes of the newest recording in a folder that a `--profile-dir` run wrote."""
     from jax.profiler import ProfileData
 
     files = sorted(folder.glob("**/*.xplane.pb"))
@@ -44,7 +45,7 @@ def read_planes(folder: Path) -> list[Any]:
 
 
 def device_events(planes: Sequence[Any]) -> Iterator[Event]:
-    """What ran on accelerators: their streams; other lines there repeat it in other words."""
+    """What ran on accelerators: the events of their streams, which other lines only repeat."""
     for plane in planes:
         if plane.name.startswith("/device:"):
             for line in plane.lines:
@@ -53,10 +54,10 @@ def device_events(planes: Sequence[Any]) -> Iterator[Event]:
 
 
 def host_events(planes: Sequence[Any]) -> Iterator[Event]:
-    """On the CPU: the instructions among what its threads did."""
+    """What ran on the CPU: those events of its threads that are instructions of programs."""
     for line in _host_lines(planes):
-        found = (_event(event, line.name) for event in line.events)
-        yield from (event for event in found if event.op)
+        events = (_event(event, line.name) for event in line.events)
+        yield from (event for event in events if event.op)
 
 
 def host_steps(planes: Sequence[Any]) -> Iterator[tuple[int, float, float]]:

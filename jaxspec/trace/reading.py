@@ -1,4 +1,4 @@
-"""A recorded trace as kernels with the scope that each came from, programs and steps."""
+"""Reading a recorded trace: its kernels with their scopes, launches of programs, and steps."""
 
 import dataclasses
 from collections import defaultdict
@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.console.files import read_json
-from jaxspec.trace.planes import Event, device_events, host_events, host_steps, read_planes
-from jaxspec.trace.scopes import OpNames, op_names_of, scope_of
+from jaxspec.trace.events import Event, device_events, host_events, host_steps, read_planes
+from jaxspec.trace.scopes import OpNames, match_programs, scope_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One launch, or one instruction where the device is the CPU."""
+    """One launch of a kernel; on the CPU, one instruction of a program."""
 
     name: str
     phase: str
-    """prefill, draft, verify, accept, commit, seat, or that it is not known."""
+    """prefill, draft, verify, accept, commit, seat, or `UNKNOWN`."""
     part: str
-    """Of a layer or of a model: qkv, attention, head ..."""
+    """Part of a layer or of a model: qkv, attention, head ..."""
     line: str
     """Stream or thread."""
     start_ns: float
     end_ns: float
     self_ns: float
-    """Its time without that of launches inside it."""
+    """Its time without that of kernels inside it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Everything that a recording holds."""
+    """Everything in a recording."""
 
     kernels: tuple[Kernel, ...]
     steps: tuple[tuple[int, float, float], ...]
     """Number, start and end of every step on the host, in nanoseconds."""
     run: dict[str, Any]
-    """run.json."""
+    """The contents of run.json."""
     launches: tuple[Launch, ...] = ()
-    """Of programs on an accelerator, in their order; empty on the CPU."""
+    """Launches of programs on an accelerator, by start; empty on the CPU."""
 
 
 def read_trace(folder: str) -> Trace:
@@ -57,7 +57,7 @@ def read_trace(folder: str) -> Trace:
     planes = read_planes(place)
     on_device = list(device_events(planes))
     events = on_device or list(host_events(planes))
-    names = op_names_of(events, _read_if_there(place / "programs.json", []))
+    names = match_programs(events, _read_if_there(place / "programs.json", []))
     return Trace(
         kernels=tuple(_kernels(events, names)),
         steps=tuple(sorted(host_steps(planes))),
@@ -70,29 +70,28 @@ def _read_if_there(file: Path, otherwise: Any) -> Any:
     return read_json(file) if file.exists() else otherwise
 
 
-def _launches(events: Sequence[Event]) -> Iterator[Launch]:
-    """A program begins anew where its first instruction comes again, or the command buffer that
-    it is."""
+def _launches(events: Sequence[Event]) -> list[Launch]:
     programs = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start_ns):
         if event.op:
-            programs[event.module, event.program].append(event)
-    launches = []
-    for (module, program), own in programs.items():
-        first = own[0]
-        begins = [
-            i
-            for i, event in enumerate(own)
-            if event.op == first.op and (event.graph is None or _is_new(event, own[i - 1 : i]))
-        ]
-        for begin, end in pairwise([*begins, len(own)]):
-            last = max(event.end_ns for event in own[begin:end])
-            launches.append(Launch(f"{module}({program})", own[begin].start_ns, last))
-    yield from sorted(launches, key=lambda launch: launch.start_ns)
+            programs[f"{event.module}({event.program})"].append(event)
+    launches = (one for name, own in programs.items() for one in _launches_of(name, own))
+    return sorted(launches, key=lambda launch: launch.start_ns)
 
 
-def _is_new(event: Event, before: Sequence[Event]) -> bool:
-    return not before or before[-1].graph != event.graph
+def _launches_of(program: str, events: Sequence[Event]) -> Iterator[Launch]:
+    begins = [i for i in range(len(events)) if _begins_a_launch(events, i)]
+    for begin, end in pairwise([*begins, len(events)]):
+        last = max(event.end_ns for event in events[begin:end])
+        yield Launch(program, events[begin].start_ns, last)
+
+
+def _begins_a_launch(events: Sequence[Event], i: int) -> bool:
+    """Whether the program's first instruction is here again, or another launch of the command
+    buffer that stands for it."""
+    if events[i].op != events[0].op:
+        return False
+    return i == 0 or events[i].graph is None or events[i].graph != events[i - 1].graph
 
 
 def _kernels(events: Sequence[Event], names: OpNames) -> Iterator[Kernel]:
@@ -107,7 +106,7 @@ def _kernels(events: Sequence[Event], names: OpNames) -> Iterator[Kernel]:
 
 
 def _self_times(events: list[Event]) -> list[tuple[Event, float]]:
-    """Durations less those of events inside them, on one line."""
+    """The duration of every event of one line without those of events inside it."""
     inside: dict[int, float] = defaultdict(float)
     order = sorted(events, key=lambda event: (event.start_ns, -event.duration_ns))
     open_events: list[int] = []

@@ -1,50 +1,39 @@
 """The tokenizer files of a Hugging Face folder, read and checked."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import LoadError
+from jaxspec.errors import LoadError, one_line
+from jaxspec.files import read_json_object, read_text
 
 VOCABULARY_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"
 TOKENIZER_FILES = (VOCABULARY_FILE, CONFIG_FILE, TEMPLATE_FILE, f"{NAMED_TEMPLATES}/*.jinja")
-"""Glob patterns of every file this room reads: what to download, what to copy."""
+"""Glob patterns of every file that a tokenizer and its chat template may consist of."""
 
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """What tokenizer_config.json and the template files say."""
+    """The contents of tokenizer_config.json and of the chat template files."""
 
     special_tokens: Mapping[str, str]
     """Text of each special token by its role, such as `eos_token`."""
     added_tokens: Mapping[int, str]
-    """Text of each token that the config claims was added to the vocabulary, by id."""
+    """Text, by id, of each token that the config lists as added to the vocabulary."""
     chat_templates: Mapping[str, str]
-    """Template source by name; the usual one is called `default`."""
-
-
-def one_line(error: BaseException) -> str:
-    """The message of a foreign error, fit for a one-line report."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"cannot read {path}: {one_line(error)}; download it again") from error
+    """Template source by name; the one for ordinary chats is called `default`."""
 
 
 def read_text_config(folder: Path) -> TextConfig:
-    """Reads a folder that may lack any of these files; a damaged one is a LoadError."""
-    config = _read_json_object(folder / CONFIG_FILE)
+    """Reads the files that the folder has; a missing file is fine, a damaged one a LoadError."""
+    path = folder / CONFIG_FILE
+    config = read_json_object(path) if path.exists() else {}
     try:
         return TextConfig(
             special_tokens=_special_tokens(config),
@@ -52,22 +41,10 @@ def read_text_config(folder: Path) -> TextConfig:
             chat_templates=_templates_in_config(config) | _templates_in_files(folder),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        found = f"{type(error).__name__}: {one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         raise LoadError(
-            f"{folder / CONFIG_FILE} is not a tokenizer config ({found}); download it again"
+            f"{path} is not a tokenizer config ({reason}); download it again"
         ) from error
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is not JSON: {one_line(error)}; download it again") from error
-    if not isinstance(value, dict):
-        raise LoadError(f"{path} holds a {type(value).__name__}, expected a JSON object")
-    return value
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

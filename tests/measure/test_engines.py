@@ -1,7 +1,8 @@
-"""Which programs a benchmark's engine is made of."""
+"""The prefill programs of a benchmark's engine."""
 
 from jaxspec.engine.plan.shapes import Shapes, shapes_for
-from jaxspec.measure.contenders import _needed_shapes
+
+from jaxspec.measure.engines import _needed_shapes
 
 
 def test_prefill_is_no_narrower_than_the_prompts_need():
@@ -16,5 +17,5 @@ def test_every_prompt_still_finds_a_shape():
     shapes = shapes_for(8, 512, exact=False).prefill_shapes
     needed = Shapes((8,), _needed_shapes(shapes, [300, 512, 513]))
     for left in ([300], [512, 300], [1], [1, 512, 512, 300, 1]):
-        rows, width = needed.prefill_for(left)
-        assert rows >= min(len(left), 4) and width >= max(left)
+        batch, width = needed.prefill_for(left)
+        assert batch >= min(len(left), 4) and width >= max(left)

@@ -1,0 +1,100 @@
+"""Attention over the pages of a cache: how decoding attends."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxspec.cache.block import Block
+from jaxspec.cache.cache import Cache
+from jaxspec.cache.keys_values import KeysValues, empty_pages
+from jaxspec.layers.decoder import Attention, Decoder
+from jaxspec.layers.rope import Rotation, rotation
+from pallas_kernels import paged_attention, qkv_write
+from pallas_kernels.dispatch import Implementation
+
+
+@dataclasses.dataclass(frozen=True)
+class Paged:
+    """Writes keys and values of a block into a layer's pages, then attends over the pages."""
+
+    block: Block
+    rotation: Rotation
+    """Of the block's positions."""
+    implementation: Implementation
+    over_pages: Callable[..., Array] = paged_attention
+    """The op, or one that leaves its result where the next kernel of a stack wants it."""
+
+    def __call__(
+        self, attention: Attention, qkv: Float[Array, "batch width fused"], pages: KeysValues
+    ) -> tuple[Float[Array, "batch width attended"], KeysValues]:
+        return self.of_parts(attention, qkv[None], pages)
+
+    def of_parts(
+        self,
+        attention: Attention,
+        qkv: Float[Array, "parts filled width fused"],
+        pages: KeysValues,
+    ) -> tuple[Float[Array, "filled width attended"], KeysValues]:
+        """`qkv` as the parts of a product. It may have more requests than the block; what is made
+        of those means nothing."""
+        mask, block = attention.mask, self.block
+        with jax.named_scope("qkv_write"):
+            query, pages = self.write(attention, qkv, pages)
+        with jax.named_scope("attention"):
+            attended = self.over_pages(
+                query,
+                pages.keys,
+                pages.values,
+                block.page_table,
+                block.lengths,
+                block.counts,
+                causal=mask.causal,
+                window=mask.window,
+                implementation=self.implementation,
+            )
+        return attended.reshape(*attended.shape[:2], -1), pages
+
+    def write_context(
+        self, attention: Attention, context: Float[Array, "batch width hidden"], pages: KeysValues
+    ) -> KeysValues:
+        """Writes keys and values of tokens that are never queried."""
+        _, pages = self.write(attention, attention.keys_values(context)[None], pages, queries=False)
+        return pages
+
+    def write(
+        self,
+        attention: Attention,
+        qkv: Float[Array, "parts filled width fused"],
+        pages: KeysValues,
+        queries: bool = True,
+    ) -> tuple[Float[Array, "batch kv_heads width group head_dim"], KeysValues]:
+        query, *written = qkv_write(
+            qkv,
+            attention.q_norm.scale if queries else None,
+            attention.k_norm.scale,
+            *self.rotation,
+            self.block.cells,
+            pages.keys,
+            pages.values,
+            eps=attention.geometry.rms_norm_eps,
+            implementation=self.implementation,
+        )
+        return query, KeysValues(*written)
+
+
+def paged(decoder: Decoder, block: Block, implementation: Implementation) -> Paged:
+    """How all layers of a decoder attend in one step."""
+    rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
+    return Paged(block, rotated, implementation)
+
+
+def empty_cache(
+    decoder: Decoder, num_pages: int, page_size: int, dtype: DTypeLike
+) -> Cache[KeysValues]:
+    """Empty pages for every layer of a decoder."""
+    heads = decoder.num_kv_heads, decoder.head_dim
+    layers = range(decoder.num_layers)
+    return Cache(tuple(empty_pages(num_pages, page_size, *heads, dtype) for _ in layers))

@@ -1,0 +1,129 @@
+"""Engines that share parameters, one per method, with only the programs that the loads need."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.plan import shapes_for
+from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
+from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.warmup import compile_side_by_side
+from jaxspec.engine.step.io import Models
+from jaxspec.measure.load import Work
+from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import random_params
+from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.dflash import DFlashProposer
+from jaxspec.proposers.methods import METHODS
+
+
+def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) -> Opened:
+    """A published geometry with random weights, and a drafter for it; nothing is downloaded."""
+    config = qwen3(shape)
+    return random_models(config, dflash_for(config, block_size), dtype, seed)
+
+
+def random_models(
+    config: Qwen3Config, draft: DFlashConfig, dtype: DTypeLike, seed: int = 0
+) -> Opened:
+    """A target and its drafter with random weights."""
+    target, drafter = Qwen3(config, draft.target_layer_ids, dtype), DFlash(draft, dtype)
+    target_key, drafter_key = jax.random.split(jax.random.key(seed))
+    params = {
+        "target": random_params(target, target_key),
+        "drafter": random_params(drafter, drafter_key),
+    }
+    models = Models(target, (DFlashProposer(drafter),))
+    return Opened(models, jax.block_until_ready(params), None, None)
+
+
+def without_drafter(opened: Opened) -> Opened:
+    """The target alone; it captures no features, which plain decoding does not need."""
+    target = opened.models.target
+    assert isinstance(target, Qwen3), "a checkpoint holds a Qwen3 target"
+    target = dataclasses.replace(target, capture=())
+    return dataclasses.replace(
+        opened, models=Models(target), params={"target": opened.params["target"]}
+    )
+
+
+def engines_for(
+    opened: Opened,
+    methods: Sequence[str],
+    concurrencies: Sequence[int],
+    work: Sequence[Work],
+    page_size: int,
+    **options: Any,
+) -> dict[str, Engine]:
+    """An engine per method, with room for the longest of these requests in every slot."""
+    longest = max(len(one.prompt) + one.params.max_tokens for one in work)
+    pages_each = -(-(longest + _widest_block(opened)) // page_size)
+    return {
+        method: engine_for(
+            opened,
+            method,
+            concurrencies,
+            [len(one.prompt) for one in work],
+            max_batch=max(concurrencies),
+            max_model_len=longest,
+            page_size=page_size,
+            num_pages=pages_each * max(concurrencies),
+            **options,
+        )
+        for method in methods
+    }
+
+
+def _widest_block(opened: Opened) -> int:
+    return max(WIDTH_WITHOUT_DRAFTER, *(one.num_drafts + 1 for one in opened.models.proposers), 0)
+
+
+def engine_for(
+    opened: Opened,
+    method: str,
+    batch_sizes: Sequence[int],
+    prompt_lengths: Sequence[int],
+    **options: Any,
+) -> Engine:
+    """An engine that compiles decode steps for these batch sizes only, and prefill steps only as
+    wide as prompts of these lengths need. With an adaptive width it keeps the batch sizes whose
+    steps it has measured."""
+    if method in METHODS and not METHODS[method].drafter:
+        opened = without_drafter(opened)
+    if method == "none":
+        options["synthetic_acceptance"] = None
+    sizes = EngineOptions(method=method, **options)
+    shapes = shapes_for(
+        sizes.max_batch, min(sizes.prefill_chunk, sizes.max_model_len), sizes.exact
+    )
+    if not (sizes.exact or sizes.adaptive):
+        options["batch_sizes"] = tuple(sorted(batch_sizes))
+    options["prefill_shapes"] = _needed_shapes(shapes.prefill_shapes, prompt_lengths)
+    return Engine.from_models(
+        opened.models, opened.params, opened.tokenizer, method=method, **options
+    )
+
+
+def _needed_shapes(
+    shapes: tuple[tuple[int, int], ...], prompt_lengths: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """The shapes of the largest width, and of each smaller one that the last chunk of some prompt
+    fits into."""
+    widths = sorted({width for _, width in shapes})
+    ends = {(length - 1) % widths[-1] + 1 for length in prompt_lengths}
+    needed = {widths[-1], *(next(w for w in widths if w >= end) for end in ends)}
+    return tuple(shape for shape in shapes if shape[1] in needed)
+
+
+def compile_all(engines: Sequence[Engine], draws: bool) -> int:
+    """Compiles every program that these engines can need, and returns their number."""
+    return compile_side_by_side(
+        program for engine in engines for program in engine.programs(draws, only_needed=True)
+    )
