@@ -2,16 +2,17 @@
 
     python scripts/bench_ngram.py --model qwen3-8b --json ngram.json
 
-Weights are random, but the head is made so that every token has one successor, and layers whisper
-so that nothing else decides. That gives texts of two kinds at the full price of a step:
+Weights are random, except for a head that gives every token one successor, and layers that add so
+little that nothing else decides. A step costs what it always does, and texts are of two kinds:
 
     repetitive   a loop of 32 tokens; once it was seen, every lookup is right
     prose        never the same token twice, but the prompt holds three of ten tokens to come, each
                  followed by something else: every lookup is wrong
 
-Both methods decode the same requests in one engine, in turns; plain ones opt out of drafting, which
-is the program of plain decoding. A window is so many steps from the first tokens on, the warm-up of
-the gates included. Every token is checked against the successor that it must be.
+Both methods decode the same requests in one engine, in turns; plain requests opt out of drafting,
+which runs the program of plain decoding. A window is a number of steps from the first tokens on,
+so it includes the steps in which the engine finds out whether lookup pays. Every token is checked
+against the successor that it must be.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import json
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,25 +29,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec.engine.plan.shapes import Shapes
 from measuring import tell, write_json
+from steady import step_until_all_decode
 
 from jaxspec import cli
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.observer import StepObserver
+from jaxspec.engine.step.device import Step
 from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
-from jaxspec.measure.engines import compile_all
 from jaxspec.measure.environment import environment
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import NAMES, qwen3
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.device import Params
 
 LOOP, LOOPS = 32, 32
-"""Tokens of a loop, and loops; the rest of the vocabulary is prose."""
+"""Tokens of a loop, and number of loops; the rest of the vocabulary is prose."""
 MISLEADING = 0.3
-WHISPER = 2.0**-14
+"""Share of the prose to come that the prompt holds."""
+QUIET = 2.0**-14
+"""What layers' outputs are multiplied by, so that only the head decides."""
 BAR = 0.98
+"""The least speed, as a share of plain decoding's."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,8 @@ class Load:
     repetitive: int
 
     def steps(self, options: argparse.Namespace) -> int:
-        """Of a window. Fewer with text that repeats itself: it grows fast, and the keys and values
-        that it adds slow down everybody's steps."""
+        """Steps of a window. Fewer if text repeats itself: it grows fast, and with the keys and
+        values that it adds every step becomes slower."""
         return max(options.steps // 4, 1) if self.repetitive else options.steps
 
     def __str__(self) -> str:
@@ -68,12 +75,22 @@ class Load:
 
 @dataclass(frozen=True)
 class Window:
-    """What some steps gave."""
+    """What the steps of a window gave."""
 
     seconds: float
     tokens: dict[str, int]
     """By kind, over its requests."""
-    programs: Counter
+    wide_steps: int
+    """Steps that drafted."""
+
+
+class WideSteps(StepObserver):
+    """Counts decode steps that draft."""
+
+    count = 0
+
+    def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
+        self.count += step is decode_step and static["drafting"] is not None
 
 
 def main() -> None:
@@ -106,8 +123,8 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="qwen3-8b", choices=(*NAMES, "tiny"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="qwen3-8b", choices=NAMES)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--num-drafts", type=int, default=7)
     parser.add_argument("--prompt", type=int, default=256)
@@ -126,7 +143,7 @@ def build(options: argparse.Namespace) -> Engine:
     most, page = max(options.concurrency), 64
     longest = options.prompt + most_tokens(options)
     engine = Engine.from_models(
-        Models(model, None),
+        Models(model),
         jax.block_until_ready(params),
         method="ngram",
         num_drafts=options.num_drafts,
@@ -135,41 +152,42 @@ def build(options: argparse.Namespace) -> Engine:
         page_size=page,
         num_pages=most * -(-(longest + 16) // page),
         prefill_chunk=options.prompt,
+        batch_sizes=tuple(sorted(options.concurrency)),
+        prefill_shapes=((min(4, most), options.prompt),),
         driver="overlapped",
     )
-    shapes = Shapes(tuple(sorted(options.concurrency)), ((min(4, most), options.prompt),))
-    engine.loop.plan = replace(engine.loop.plan, shapes=shapes)
-    compile_all([engine], draws=False)
+    engine.warm_up()
     return engine
 
 
 def most_tokens(options: argparse.Namespace) -> int:
-    """That one request can be given in a window, and a few before it."""
+    """The most tokens that a request can be given in a window, and a few before it."""
     loads = Load(1, 0), Load(0, options.num_drafts + 1)
     return 32 + max(load.steps(options) * max(load.repetitive, 1) for load in loads)
 
 
 def successors(vocabulary: int) -> np.ndarray:
-    """Loops first, then one ring of prose."""
+    """The token after every token: loops first, then one ring of prose."""
     token = np.arange(vocabulary)
     in_loop = token // LOOP * LOOP + (token + 1) % LOOP
     in_prose = np.where(token + 1 < vocabulary, token + 1, LOOP * LOOPS)
     return np.where(token < LOOP * LOOPS, in_loop, in_prose)
 
 
-def with_successors(params: dict[str, Any]) -> dict[str, Any]:
-    """The head says a token where it sees the embedding of the one before."""
+def with_successors(params: Params) -> Params:
+    """Parameters whose head answers the embedding of a token with the token's successor."""
     embedding = params["embedding"]["embedding"]
     before = np.argsort(successors(embedding.shape[0]))
-    quieter = jax.jit(lambda leaf: leaf * WHISPER)
+    quieter = jax.jit(lambda leaf: leaf * QUIET)
     quiet = lambda path, leaf: quieter(leaf) if path[-2].key in ("out", "down") else leaf
     params = jax.tree_util.tree_map_with_path(quiet, params)
-    head = jax.jit(lambda rows, before: rows[before].T)(embedding, jax.device_put(before))
+    of_head = jax.jit(lambda embedding, before: embedding[before].T)
+    head = of_head(embedding, jax.device_put(before))
     return params | {"head": {"kernel": head}}
 
 
 def prompts_of(load: Load, length: int, vocabulary: int) -> list[list[int]]:
-    """Prose first. Every request has a loop, or a stretch of the ring, of its own."""
+    """Those of prose first. Every request has its own loop, or its own stretch of the ring."""
     random, prose = np.random.default_rng(0), LOOP * LOOPS
     apart = (vocabulary - prose) // (2 * max(load.prose, 1))
     elsewhere = lambda count: random.integers(prose + vocabulary // 2, vocabulary, count).tolist()
@@ -194,58 +212,31 @@ def in_turn(
 
 
 def window(engine: Engine, load: Load, speculate: bool, options: argparse.Namespace) -> Window:
-    loop, most = engine.loop, most_tokens(options)
-    vocabulary = loop.device.models.target.config.vocab_size
-    prompts = prompts_of(load, options.prompt, vocabulary)
-    params = SamplingParams(most, ignore_eos=True, speculate=speculate)
+    vocab_size = engine.models.target.vocab_size
+    prompts = prompts_of(load, options.prompt, vocab_size)
+    params = SamplingParams(most_tokens(options), ignore_eos=True, speculate=speculate)
     ids = [engine.submit(prompt, params) for prompt in prompts]
-    while loop.waiting or not all(request.token_ids for request in loop.running.values()):
-        loop.step()
-    before = {id: len(loop.running[id].token_ids) for id in ids}
-    with counted(engine) as programs:
+    tokens: dict[int, list[int]] = defaultdict(list)
+    for event in step_until_all_decode(engine, ids):
+        tokens[event.index] += event.token_ids
+    before = [len(tokens[id]) for id in ids]
+    wide = WideSteps()
+    with engine.observe(wide):
         begin = time.perf_counter()
-        for _ in range(load.steps(options)):
-            loop.step()
+        events = [event for _ in range(load.steps(options)) for event in engine.step(ids)]
         seconds = time.perf_counter() - begin
-    tokens = {id: tokens_of(engine, id) for id in ids}
-    loop.abort(ids)
-    loop.land_all()
+    engine.abort(ids)
+    for event in events:
+        tokens[event.index] += event.token_ids
     for id, prompt in zip(ids, prompts):
-        check(prompt, tokens[id], successors(vocabulary))
-        loop.forget(id)
-    kinds = ["prose"] * load.prose + ["repetitive"] * load.repetitive
-    gained = Counter()
-    for id, kind in zip(ids, kinds):
-        gained[kind] += len(tokens[id]) - before[id]
-    return Window(seconds, dict(gained), programs)
+        check(prompt, tokens[id], successors(vocab_size))
+    given = [len(tokens[id]) - count for id, count in zip(ids, before)]
+    by_kind = {"prose": given[: load.prose], "repetitive": given[load.prose :]}
+    sums = {kind: sum(counts) for kind, counts in by_kind.items() if counts}
+    return Window(seconds, sums, wide.count)
 
 
-def tokens_of(engine: Engine, id: int) -> tuple[int, ...]:
-    loop = engine.loop
-    return (loop.running.get(id) or loop.finished[id]).token_ids
-
-
-class counted:
-    """Counts the programs that an engine runs."""
-
-    def __init__(self, engine: Engine):
-        self.device, self.programs = engine.loop.device, Counter()
-
-    def __enter__(self) -> Counter:
-        run = self.device.run
-
-        def counting(step: str, *inputs: Any, **static: Any) -> Any:
-            self.programs[step] += 1
-            return run(step, *inputs, **static)
-
-        self.device.run = counting
-        return self.programs
-
-    def __exit__(self, *_: object) -> None:
-        del self.device.run
-
-
-def check(prompt: list[int], tokens: tuple[int, ...], after: np.ndarray) -> None:
+def check(prompt: list[int], tokens: list[int], after: np.ndarray) -> None:
     for before, token in zip((prompt[-1], *tokens), tokens):
         assert token == after[before], f"after {before} came {token}, not {after[before]}"
 
@@ -259,27 +250,27 @@ def row_of(
     def rate(window: Window, kind: str) -> float:
         return window.tokens[kind] / window.seconds / max(getattr(load, kind), 1)
 
-    def middle(of: Callable[[dict[str, Window]], float]) -> float:
+    def median(of: Callable[[dict[str, Window]], float]) -> float:
         return statistics.median(map(of, turns))
 
     def tokens_per_s(method: str, kind: str) -> float:
-        return middle(lambda turn: rate(turn[method], kind))
+        return median(lambda turn: rate(turn[method], kind))
 
     def ratio(kind: str, turn: dict[str, Window]) -> float:
         return rate(turn["ngram"], kind) / rate(turn["plain"], kind)
 
-    wide = sum(turn["ngram"].programs["lookup_spec_step"] for turn in turns)
+    wide = sum(turn["ngram"].wide_steps for turn in turns)
     steps = load.steps(options)
     return {
         "load": str(load),
-        "plain_step_ms": middle(lambda turn: 1e3 * turn["plain"].seconds / steps),
-        "ngram_step_ms": middle(lambda turn: 1e3 * turn["ngram"].seconds / steps),
+        "plain_step_ms": median(lambda turn: 1e3 * turn["plain"].seconds / steps),
+        "ngram_step_ms": median(lambda turn: 1e3 * turn["ngram"].seconds / steps),
         "wide_steps": wide / (len(turns) * steps),
         "tokens_per_s_each": {
             method: {kind: tokens_per_s(method, kind) for kind in kinds}
             for method in ("plain", "ngram")
         },
-        "ratio": {kind: middle(partial(ratio, kind)) for kind in kinds},
+        "ratio": {kind: median(partial(ratio, kind)) for kind in kinds},
     }
 
 

@@ -1,48 +1,55 @@
-"""Adaptive spans against every fixed width and plain decoding, on a trace that changes.
+"""Adaptive widths against every fixed width and plain decoding, on a load that changes.
 
     python scripts/bench_spans.py --model qwen3-4b --json spans.json
 
-Acceptance is drawn (synthetic), at a mean length that changes from phase to phase, as does the
-number of requests. Every policy runs the whole trace through the engine's overlapped loop; requests
-come and go. Their ages are spread evenly and stay so, whatever the policy and however long a phase
-is, so that nobody reads longer contexts than the others. Counted are steps in which everybody
-decodes, those in which a policy notices that the phase changed among them, and of each the tokens
-that its width gives on average at the rates that are drawn from: luck decides nothing. Fixed widths
-have nothing to notice and get fewer steps per phase.
+Acceptance is synthetic, with a mean length that changes from phase to phase, as does the number of
+requests. Every policy runs all phases through the engine's overlapped loop, while requests come and
+go. Their ages are spread evenly in every phase, whatever the policy, so that no policy reads longer
+contexts than another.
+
+Steps in which every request decodes are counted, also those in which a policy has yet to notice
+that the phase changed. Each counts the tokens that its width gives on average at the rates that
+acceptance is drawn from, so that luck decides nothing. Fixed widths have nothing to notice and get
+fewer steps per phase.
 """
 
 import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxspec.engine.plan.shapes import Shapes
 from measuring import tell, write_json
 
 from jaxspec import cli
-from jaxspec.acceptance.synthetic import from_length
+from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length
 from jaxspec.engine.adapt.acceptance_rates import expected_tokens
-from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.plan.planning import NARROWER_WIDTHS
 from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.observer import StepObserver
+from jaxspec.engine.setup.load_models import Opened
 from jaxspec.engine.setup.step_costs import measure_costs
+from jaxspec.engine.setup.warmup import compile_side_by_side
+from jaxspec.engine.step.device import Step
+from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
-from jaxspec.measure.engines import compile_all, random_pair
+from jaxspec.measure.engines import random_pair
 from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES
 
 LONGEST, FIRST_CHUNK, LATER_CHUNK = 1024, 512, 16
-"""Tokens of a request; of the chunks in which its prompt is read: of one that is in the middle of
-its reply when the phase begins, and of one that takes an ended one's place."""
+"""Tokens of a request, and of the chunks in which prompts are read: that of a request in the middle
+of its reply when the phase begins, and that of one that takes the place of an ended one."""
 SETTLING = 1
-"""Steps that only decode after one that did more, or of another phase, whose time is in part that
-one's: it was launched before."""
+"""Steps that only decode after one that did more, or of another phase. They are not timed, because
+what was launched before is part of their time."""
 BAR = 0.97
+"""The least speed of adaptive widths, as a share of the best fixed one's."""
 
 
 @dataclass(frozen=True)
@@ -54,61 +61,61 @@ class Phase:
     def __str__(self) -> str:
         return f"{self.requests} x {self.length:g}"
 
+    def acceptance(self, block_size: int) -> SyntheticAcceptance:
+        return from_length(self.length, block_size - 1)
 
-class Fixed:
-    """Always the same width."""
 
-    def __init__(self, width: int):
-        self.fixed = width
+@dataclass(frozen=True)
+class Policy:
+    """How wide steps are."""
 
-    def commit(self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0):
-        pass
+    name: str
+    steps: int
+    """Steps that are counted in every phase."""
+    options: dict[str, Any]
+    """Of the engine."""
+    speculate: bool = True
 
-    def release(self, request: int) -> None:
-        pass
 
-    def width(self, rows: int, requests: Sequence[int]) -> int:
-        return self.fixed
+class LastWidth(StepObserver):
+    """Keeps the width of the decode step that was launched last."""
+
+    width = 1
+
+    def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
+        if step is decode_step:
+            self.width = static["drafting"].width if static["drafting"] else 1
 
 
 def main() -> None:
     options = parse()
     clock, begin = CompileClock(), time.perf_counter()
-    engine = build(options)
-    tell("weights and programs", begin)
-    costs = measure_costs(engine.loop.device, engine.loop.plan)
+    pair = random_pair(options.model, options.block_size, jnp.bfloat16)
+    costs = compile_and_measure_costs(options, pair)
     report: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(),
         "model": options.model,
         "synthetic": True,
-        "costs_ms": {f"{rows} x {width}": 1e3 * cost for (rows, width), cost in costs.items()},
+        "costs_ms": costs,
         "phases": [
             {"phase": str(phase), "tokens_per_s": {}, "emitted_per_s": {}}
             for phase in options.phases
         ],
     }
-    tell(f"costs {report['costs_ms']}", begin)
-    tiers = engine.loop.plan.tiers
-    policies = {"plain" if w == 1 else f"width {w}": (Fixed(w), options.fixed_steps) for w in tiers}
-    policies["adaptive"] = (AdaptiveWidth(costs), options.steps)
-    for policy, (spans, steps) in policies.items():
-        engine.loop.spans = spans
-        for row, found in zip(report["phases"], trace(engine, options.phases, steps), strict=True):
-            for rate in ("tokens_per_s", "emitted_per_s"):
-                row[rate][policy] = found[rate]
-            if policy == "adaptive":
-                row |= {"widths": found["widths"]} | verdict(row["tokens_per_s"])
+    tell(f"weights and programs; costs {costs}", begin)
+    for policy in policies(options):
+        add_policy(report, policy, options, pair)
         report["seconds"], report["compile_s"] = time.perf_counter() - begin, clock.seconds
         write_json(options.json, report)  # what a time limit leaves is still written
-        tell(policy, begin)
+        tell(policy.name, begin)
     print(table(report["phases"]))
     lost = [row["phase"] for row in report["phases"] if row["of_the_best_fixed"] < BAR]
     sys.exit(f"more than 3 % below the best fixed width: {', '.join(lost)}" if lost else None)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="qwen3-4b", choices=NAMES)
     parser.add_argument(
         "--phases",
@@ -116,8 +123,8 @@ def parse() -> argparse.Namespace:
         default="4x6.5,4x1.15,32x6.5,32x1.3,4x4.24,32x7.87",
         help="requests x mean acceptance length",
     )
-    parser.add_argument("--steps", type=int, default=500, help="of the adaptive policy per phase")
-    parser.add_argument("--fixed-steps", type=int, default=200, help="of the others")
+    parser.add_argument("--steps", type=int, default=500, help="per phase, of the adaptive policy")
+    parser.add_argument("--fixed-steps", type=int, default=200, help="of the other policies")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--json", help="file for the figures")
     return parser.parse_args()
@@ -128,110 +135,136 @@ def phases(text: str) -> list[Phase]:
     return [Phase(int(requests), float(length)) for requests, length in pairs]
 
 
-def build(options: argparse.Namespace) -> Engine:
-    opened = random_pair(options.model, options.block_size, jnp.bfloat16)
-    rows = sorted({phase.requests for phase in options.phases})
-    page = 64
-    engine = Engine.from_models(
-        opened.models,
-        opened.params,
+def policies(options: argparse.Namespace) -> list[Policy]:
+    """The adaptive one is the last, to be compared with the others."""
+    few, most = options.fixed_steps, options.steps
+    narrower = [width for width in NARROWER_WIDTHS if 1 < width < options.block_size]
+    return [
+        Policy("plain", few, {}, speculate=False),
+        *(
+            Policy(f"width {width}", few, {"width": width})
+            for width in (*narrower, options.block_size)
+        ),
+        Policy("adaptive", most, {"adaptive": True}),
+    ]
+
+
+def build(options: argparse.Namespace, pair: Opened, **changes: Any) -> Engine:
+    batches, page = sorted({phase.requests for phase in options.phases}), 64
+    prefill = min(4, batches[-1])
+    return Engine.from_models(
+        pair.models,
+        pair.params,
         method="dflash",
-        max_batch=rows[-1],
+        max_batch=batches[-1],
         max_model_len=LONGEST,
         page_size=page,
-        num_pages=rows[-1] * -(-(LONGEST + options.block_size) // page),
+        num_pages=batches[-1] * -(-(LONGEST + options.block_size) // page),
         prefill_chunk=FIRST_CHUNK,
+        batch_sizes=tuple(batches),
+        prefill_shapes=((prefill, LATER_CHUNK), (prefill, FIRST_CHUNK)),
         driver="overlapped",
         synthetic_acceptance=1.0,
+        **changes,
     )
-    most = min(4, rows[-1])
-    shapes = Shapes(tuple(rows), ((most, LATER_CHUNK), (most, FIRST_CHUNK)))
-    tiers = (*(width for width in (1, 4, 8) if width < options.block_size), options.block_size)
-    engine.loop.plan = replace(engine.loop.plan, shapes=shapes, tiers=tiers)
-    compile_all([engine], draws=False)
-    return engine
 
 
-def trace(engine: Engine, phases: Sequence[Phase], steps: int):
-    """What every phase gave; requests live on from one to the next."""
-    random, live = np.random.default_rng(0), []
-    for phase in phases:
-        places = engine.loop.plan.block_size - 1
-        device = engine.loop.device
-        device.params |= {"synthetic": from_length(phase.length, places).on_device}
-        staying = of_all_ages(engine, live, phase.requests)
-        retire(engine, [id for id in live if id not in staying])
-        live[:] = staying
-        live += [submit(engine, random, age) for age in ages(random, phase.requests - len(live))]
-        yield measured(engine, live, phase, steps, random)
-    retire(engine, live)
-    engine.loop.land_all()
+def compile_and_measure_costs(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
+    """Compiles the programs of every policy, which share them, and measures steps alone."""
+    engine = build(options, pair)
+    widths = (1, *(policy.options["width"] for policy in policies(options)[1:-1]))
+    plan = replace(engine.plan, widths=widths)
+    compile_side_by_side(engine.programs(draws=False, plan=plan))
+    with engine.borrow_device() as device:
+        costs = measure_costs(device, plan)
+    return {f"{batch} x {width}": 1e3 * cost for (batch, width), cost in costs.items()}
 
 
-def measured(
-    engine: Engine, live: list[int], phase: Phase, steps: int, random: np.random.Generator
-) -> dict[str, Any]:
-    """Rates over steps that decode and do nothing else, after some more that do."""
-    seconds, emitted, widths, steady = 0.0, 0, Counter(), 0
-    while sum(widths.values()) < steps:
-        while len(live) < phase.requests:
-            live.append(submit(engine, random, int(random.integers(1, LATER_CHUNK))))
-        if not (decodes := only_decodes(engine)):
-            steady = 0
+def add_policy(
+    report: dict[str, Any], policy: Policy, options: argparse.Namespace, pair: Opened
+) -> None:
+    """Adds what a policy reaches to the rows of all phases."""
+    bench = Bench(build(options, pair, **policy.options), policy)
+    for row, reached in zip(report["phases"], bench.run(options.phases), strict=True):
+        for rate in ("tokens_per_s", "emitted_per_s"):
+            row[rate][policy.name] = reached[rate]
+        if policy.name == "adaptive":
+            row |= {"widths": reached["widths"]} | verdict(row["tokens_per_s"])
+
+
+class Bench:
+    """A policy at work: requests come and go, and live on from one phase to the next."""
+
+    def __init__(self, engine: Engine, policy: Policy):
+        self.engine, self.policy = engine, policy
+        self.random = np.random.default_rng(0)
+        self.ages: dict[int, int] = {}
+        """Tokens that each live request has, its prompt included."""
+
+    def run(self, phases: Sequence[Phase]) -> Iterator[dict[str, Any]]:
+        for phase in phases:
+            self.engine.set_synthetic_acceptance(phase.acceptance(self.engine.plan.block_size))
+            staying = self.spread_by_age(phase.requests)
+            self.abort([id for id in self.ages if id not in staying])
+            for age in self.spread_ages(phase.requests - len(self.ages)):
+                self.submit(age)
+            yield self.measure(phase)
+        self.abort(list(self.ages))
+
+    def measure(self, phase: Phase) -> dict[str, Any]:
+        """Rates over steps that only decode, except the first after one that did more."""
+        seconds, emitted, widths, steady = 0.0, 0, Counter(), 0
+        last = LastWidth()
+        with self.engine.observe(last):
+            while sum(widths.values()) < self.policy.steps:
+                while len(self.ages) < phase.requests:
+                    self.submit(int(self.random.integers(1, LATER_CHUNK)))
+                steady = steady + 1 if self.engine.num_decoding == len(self.ages) else 0
+                took, given = self.timed_step()
+                if steady > SETTLING:
+                    seconds += took
+                    emitted += given
+                    widths[last.width] += 1
+        rates = phase.acceptance(self.engine.plan.block_size).conditional_rates
+        expected = sum(count * expected_tokens(rates, width) for width, count in widths.items())
+        return {
+            "tokens_per_s": phase.requests * expected / seconds,
+            "emitted_per_s": emitted / seconds,
+            "widths": dict(sorted(widths.items())),
+        }
+
+    def timed_step(self) -> tuple[float, int]:
+        """Seconds of one step, and the tokens whose results it read."""
         begin = time.perf_counter()
-        events = engine.step(live)
-        took = time.perf_counter() - begin
-        ended = {event.index for event in events if event.output is not None}
-        live[:] = [id for id in live if id not in ended]
-        steady += decodes
-        if decodes and steady > SETTLING:
-            seconds += took
-            emitted += sum(len(event.token_ids) for event in events)
-            widths[width_of(engine)] += 1
-    rates = from_length(phase.length, engine.loop.plan.block_size - 1).conditional_rates
-    expected = sum(count * expected_tokens(rates, width) for width, count in widths.items())
-    return {
-        "tokens_per_s": phase.requests * expected / seconds,
-        "emitted_per_s": emitted / seconds,
-        "widths": dict(sorted(widths.items())),
-    }
+        events = self.engine.step(self.ages)
+        seconds = time.perf_counter() - begin
+        for event in events:
+            self.ages[event.index] += len(event.token_ids)
+            if event.output is not None:
+                del self.ages[event.index]
+        return seconds, sum(len(event.token_ids) for event in events)
 
+    def spread_ages(self, requests: int) -> list[int]:
+        """As many ages, evenly spread over a request's life, in random order."""
+        stages = self.random.permutation(requests) + self.random.random(requests)
+        return [1 + int((LONGEST - 2) * stage / requests) for stage in stages]
 
-def ages(random: np.random.Generator, requests: int) -> list[int]:
-    """One of every stage of life, in any order."""
-    stages = random.permutation(requests) + random.random(requests)
-    return [1 + int((LONGEST - 2) * stage / requests) for stage in stages]
+    def spread_by_age(self, requests: int) -> list[int]:
+        """As many of the live requests, if there are, evenly spread from young to old."""
+        by_age = sorted(self.ages, key=self.ages.__getitem__)
+        every = max(len(by_age) // requests, 1)
+        return by_age[every // 2 :: every][:requests]
 
+    def submit(self, age: int) -> None:
+        """A request with a prompt of `age` tokens, which ends when it has all its tokens."""
+        prompt = self.random.integers(0, self.engine.models.target.vocab_size, age).tolist()
+        params = SamplingParams(LONGEST - age, ignore_eos=True, speculate=self.policy.speculate)
+        self.ages[self.engine.submit(prompt, params)] = age
 
-def of_all_ages(engine: Engine, live: Sequence[int], requests: int) -> list[int]:
-    """So many of them, if there are, evenly spread from young to old."""
-    by_age = sorted(live, key=lambda id: engine.loop.running[id].committed)
-    every = max(len(live) // requests, 1)
-    return by_age[every // 2 :: every][:requests]
-
-
-def submit(engine: Engine, random: np.random.Generator, age: int) -> int:
-    """A request that ends when it has all its tokens, of which the prompt is so many."""
-    vocab = engine.loop.device.models.target.config.vocab_size
-    prompt = random.integers(0, vocab, age).tolist()
-    return engine.submit(prompt, SamplingParams(LONGEST - age, ignore_eos=True))
-
-
-def retire(engine: Engine, ids: Sequence[int]) -> None:
-    engine.loop.abort(ids)
-    for id in ids:
-        engine.loop.forget(id)
-
-
-def only_decodes(engine: Engine) -> bool:
-    """Whether the next step decodes and does nothing else."""
-    loop = engine.loop
-    return not loop.waiting and all(request.token_ids for request in loop.running.values())
-
-
-def width_of(engine: Engine) -> int:
-    """Of the step that was launched last."""
-    return int(engine.loop.flights[-1].result.tokens.shape[1]) if engine.loop.flights else 0
+    def abort(self, ids: Sequence[int]) -> None:
+        self.engine.abort(ids)
+        for id in ids:
+            del self.ages[id]
 
 
 def verdict(rates: dict[str, float]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
     python scripts/bench_steps.py --model qwen3-8b --draft dflash-b16 --json steps.json
 
-Random weights: a step's time does not depend on them. Acceptance is set by hand, because random
-drafts are never right: every step keeps `--accepted` drafts, which changes no step's time either.
+Weights are random: a step's time does not depend on them. Random drafts are never right, so
+acceptance is synthetic: through the loop every step keeps `--accepted` drafts, which changes no
+step's time either.
 """
 
 import argparse
@@ -11,43 +12,40 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxspec.engine.schedule.drivers import DRIVERS
-from jaxspec.engine.step.propose import draft_step
-from jaxspec.engine.step.target import commit_step, verify_step
 from measuring import milliseconds_per_call, write_json
+from steady import occupied_device, random_prompts, step_until_all_decode
 
 from jaxspec import cli
+from jaxspec.acceptance.synthetic import from_rates
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.schedule.loop import Loop
-from jaxspec.engine.step.io import Models, PromptChunk
-from jaxspec.engine.step.upload import filled
+from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.io import PromptChunk
+from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, verify_step
 from jaxspec.measure.compile_clock import CompileClock
+from jaxspec.measure.engines import random_pair, without_drafter
 from jaxspec.measure.environment import environment
 from jaxspec.measure.peers import read_peers
-from jaxspec.models.dflash import DFlash
-from jaxspec.models.parameters import random_params
-from jaxspec.models.presets import NAMES, dflash_for, qwen3
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.presets import NAMES, qwen3
+from jaxspec.proposers.device import Drafts
 
-BANDWIDTH = 2.95e12
-"""Bytes per second of a large copy on one H100, read plus written."""
 FLOPS = 798e12
 """bf16 FLOP/s of a large matrix product on one H100."""
+SETTLING = 5
+"""Steps of the loop before the first that is timed."""
 
 
 def main() -> None:
     options = parse()
     peers = read_peers(options.anchors, options.model) if options.anchors else []
-    models, params = build(options)
-    result = {
+    pair = random_pair(options.model, options.block_size, jnp.bfloat16)
+    report = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(),
         "model": options.model,
@@ -57,29 +55,16 @@ def main() -> None:
         "rows": [],
     }
     if options.prefill:
-        result["prefill"] = prefill(options, models, params)
-        write_json(options.json, result)
-        print(json.dumps(result["prefill"]), flush=True)
-    builders = {
-        "plain": lambda: build_engine(
-            options, Models(models.target, None), {"target": params["target"]}
-        ),
-        "dflash": lambda: build_engine(options, models, params),
-    }
-    engines = {method: builders[method]() for method in options.methods}
-    for concurrency in options.concurrency:
-        row = measure(engines, concurrency, options)
-        for peer in peers:
-            if peer["concurrency"] == concurrency:
-                row[f"{peer['system']} {peer['mode']}"] = peer["step_ms"]
-        result["rows"].append(row)
-        write_json(options.json, result)  # what a time limit leaves is still written
-    print(table(result["rows"]))
+        report["prefill"] = prefill(options, pair)
+        write_json(options.json, report)
+        print(json.dumps(report["prefill"]), flush=True)
+    measure_steps(options, pair, report, peers)
+    print(table(report["rows"]))
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="qwen3-8b", choices=(*NAMES, "tiny"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="qwen3-8b", choices=NAMES)
     parser.add_argument(
         "--draft",
         dest="block_size",
@@ -116,55 +101,51 @@ def block_size(draft: str) -> int:
     return int(draft.removeprefix("dflash-b"))
 
 
-def build(options: argparse.Namespace) -> tuple[Models, dict[str, Any]]:
-    name = "qwen3-0.6b" if options.model == "tiny" else options.model
-    config = qwen3(name)
-    if options.model == "tiny":
-        config = shrunk(config)
-    draft = dflash_for(config, options.block_size, num_layers=5 if options.model != "tiny" else 1)
-    models = Models(
-        Qwen3(config, draft.target_layer_ids, jnp.bfloat16), DFlash(draft, jnp.bfloat16)
-    )
-    params = {
-        "target": random_params(models.target, jax.random.key(0)),
-        "drafter": random_params(models.drafter, jax.random.key(1)),
-    }
-    return models, jax.block_until_ready(params)
+def measure_steps(
+    options: argparse.Namespace,
+    pair: Opened,
+    report: dict[str, Any],
+    peers: list[dict[str, Any]],
+) -> None:
+    """Fills the report's rows, one per concurrency."""
+    clock = CompileClock()
+    engines = {method: build_engine(options, pair, method) for method in options.methods}
+    if options.apart:
+        engines["lockstep"] = build_engine(options, pair, "lockstep")
+    for engine in engines.values():
+        engine.warm_up()
+    report["compile_s"] = clock.seconds
+    for concurrency in options.concurrency:
+        row = measure(engines, concurrency, options)
+        for peer in peers:
+            if peer["concurrency"] == concurrency:
+                row[f"{peer['system']} {peer['mode']}"] = peer["step_ms"]
+        report["rows"].append(row)
+        write_json(options.json, report)  # what a time limit leaves is still written
 
 
-def shrunk(config):
-    """Small enough to try this script on a CPU."""
-    decoder = replace(
-        config.decoder, num_layers=5, hidden_size=64, intermediate_size=128, num_heads=4,
-        num_kv_heads=2, head_dim=64,
-    )  # fmt: skip
-    return replace(config, decoder=decoder)
-
-
-def build_engine(options: argparse.Namespace, models: Models, params: dict[str, Any]) -> Engine:
+def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engine:
+    """Of a method, plain or dflash, or lockstep: dflash whose parts are programs of their own."""
     most = max(options.concurrency)
-    pages = most * (-(-(options.max_model_len + options.block_size) // options.page_size))
+    plain, lockstep = method == "plain", method == "lockstep"
+    models = without_drafter(pair) if plain else pair
     return Engine.from_models(
-        models,
-        params,
+        models.models,
+        models.params,
         max_batch=most,
         max_model_len=options.max_model_len,
         page_size=options.page_size,
-        num_pages=pages,
-        driver="overlapped",
+        num_pages=most * -(-(options.max_model_len + options.block_size) // options.page_size),
+        batch_sizes=tuple(sorted(options.concurrency)),
+        prefill_shapes=((min(4, most), options.prompt),),
+        driver="lockstep" if lockstep else "overlapped",
+        synthetic_acceptance=None if plain or lockstep else keeps(options.accepted),
     )
 
 
-def forced_step(models, params, state, slots, accepted):
-    """A whole speculative step that keeps so many drafts, right or wrong."""
-    state, drafts = draft_step(models, params, state, slots)
-    num_drafts = jnp.full_like(slots, drafts.shape[1])
-    state, verified = verify_step(models, params, state, slots, drafts, num_drafts, draws=False)
-    return commit_step(models, params, state, slots, verified, accepted)
-
-
-CLOCK = CompileClock()
-FORCED = jax.jit(forced_step, static_argnums=0, donate_argnums=2)
+def keeps(accepted: int) -> tuple[float, ...]:
+    """Synthetic acceptance that keeps exactly this many drafts in every step."""
+    return (1.0,) * accepted or (0.0,)
 
 
 def measure(
@@ -172,180 +153,109 @@ def measure(
 ) -> dict[str, Any]:
     """All figures at one concurrency; plain decoding by an engine that has no drafter."""
     row: dict[str, Any] = {"concurrency": concurrency}
-    begin, compiled = time.perf_counter(), CLOCK.seconds
-    for method, engine in engines.items():
-        row[f"{method}_device_ms"] = device_time(engine, concurrency, options, method)
-        times = run_engine(engine, concurrency, options, method)
+    begin = time.perf_counter()
+    for method in options.methods:
+        row[f"{method}_device_ms"] = device_ms(engines[method], concurrency, options, "step")
+        times = engine_ms(engines[method], concurrency, options)
         row[f"{method}_engine_ms"] = statistics.median(times)
         row[f"{method}_steps"] = len(times)
     if concurrency in options.apart:
         for part in ("draft", "verify"):
-            row[f"{part}_device_ms"] = device_time(engines["dflash"], concurrency, options, part)
-        times = run_engine(engines["dflash"], concurrency, options, "lockstep")
+            row[f"{part}_device_ms"] = device_ms(engines["lockstep"], concurrency, options, part)
+        times = engine_ms(engines["lockstep"], concurrency, options)
         row["dflash_lockstep_ms"] = statistics.median(times)
-    row["compile_s"] = CLOCK.seconds - compiled
     row["measured_in_s"] = time.perf_counter() - begin
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
 
 
-def run_engine(
-    engine: Engine, concurrency: int, options: argparse.Namespace, method: str
-) -> list[float]:
+def engine_ms(engine: Engine, concurrency: int, options: argparse.Namespace) -> list[float]:
     """Milliseconds per step of the engine's loop while all slots decode."""
-    loop = engine.loop
-    loop.driver = driver_of(method, options.accepted)
-    loop.plan = plan_of(loop, method)
-    random = np.random.default_rng(0)
-    vocabulary = loop.device.models.target.config.vocab_size
-    prompts = random.integers(0, vocabulary, (concurrency, options.prompt)).tolist()
     budget = options.max_model_len - options.prompt
-    stream = engine.stream(prompts, SamplingParams(max_tokens=budget, ignore_eos=True))
-    next(stream)
-    while loop.waiting or any(not request.token_ids for request in loop.running.values()):
-        loop.step()
-    for _ in range(5):
-        loop.step()
+    params = SamplingParams(max_tokens=budget, ignore_eos=True)
+    prompts = random_prompts(engine, concurrency, options.prompt)
+    ids = [engine.submit(prompt, params) for prompt in prompts]
+    step_until_all_decode(engine, ids)
+    for _ in range(SETTLING):
+        engine.step(ids)
     times = []
-    while len(times) < options.steps and len(loop.running) == concurrency:
+    while len(times) < options.steps and engine.num_decoding == concurrency:
         begin = time.perf_counter()
-        loop.step()
+        engine.step(ids)
         times.append((time.perf_counter() - begin) * 1e3)
-    stream.close()
-    loop.land_all()
+    engine.abort(ids)
     return times
 
 
-def driver_of(method: str, accepted: int):
-    if method == "plain":
-        return DRIVERS["overlapped"]
-    return (forced_lockstep if method == "lockstep" else forced_driver)(accepted)
-
-
-def plan_of(loop: Loop, method: str) -> Plan:
-    name = "none" if method == "plain" else "dflash"
-    return replace(loop.plan, method=name, width=1 if method == "plain" else loop.plan.block_size)
-
-
-def forced_driver(accepted: int):
-    """The overlapped driver with acceptance set by hand."""
-
-    def drive(loop: Loop) -> None:
-        loop.admit()
-        before = len(loop.flights)
-        loop.read_prompts()
-        if requests := loop.decoding():
-            slots, device = loop.slots(requests), loop.device
-            keep = filled((slots.size,), accepted)
-            device.state, result = FORCED(device.models, device.params, device.state, slots, keep)
-            loop.fly(requests, result)
-        loop.land_all(but=len(loop.flights) - before)
-
-    return drive
-
-
-def forced_lockstep(accepted: int):
-    """The lockstep driver with acceptance set by hand, after the host has seen the tokens."""
-
-    def drive(loop: Loop) -> None:
-        loop.admit()
-        loop.read_prompts()
-        loop.land_all()
-        if requests := loop.decoding():
-            slots, device = loop.slots(requests), loop.device
-            drafts = device.run("draft_step", slots)
-            num_drafts = filled((slots.size,), drafts.shape[1])
-            verified = device.run("verify_step", slots, drafts, num_drafts, draws=False)
-            np.asarray(drafts), np.asarray(verified.tokens)
-            keep = filled((slots.size,), accepted)
-            loop.fly(requests, device.run("commit_step", slots, verified, keep))
-            loop.land_all()
-
-    return drive
-
-
-def device_time(engine: Engine, concurrency: int, options: argparse.Namespace, step: str) -> float:
+def device_ms(engine: Engine, concurrency: int, options: argparse.Namespace, part: str) -> float:
     """Milliseconds of one program, called in a row without reading anything back."""
-    device = engine.loop.device
-    slots = filled_slots(concurrency)
-    keep = filled((concurrency,), 0)
-    drafts = filled((concurrency, options.block_size - 1), 7)
-    num_drafts = filled((concurrency,), options.block_size - 1)
-
-    def forced():
-        device.state, result = FORCED(device.models, device.params, device.state, slots, keep)
-        return result
-
-    calls = {
-        "plain": lambda: device.run("plain_step", slots, draws=False),
-        "draft": lambda: device.run("draft_step", slots),
-        "verify": lambda: device.run("verify_step", slots, drafts, num_drafts, draws=False),
-        "dflash": forced,
-    }
-    for _ in range(3):
-        jax.block_until_ready(calls[step]())
-    seat_everybody(engine, concurrency, options)
-    milliseconds = milliseconds_per_call(calls[step], options.steps // 5 or 1)["median"]
-    if options.trace:
-        with jax.profiler.trace(f"{options.trace}/{options.model}-{step}-{concurrency}"):
-            jax.block_until_ready([calls[step]() for _ in range(3)])
+    if engine.options.synthetic_acceptance:  # contexts grow least if no draft is kept
+        rates = from_rates(keeps(0), options.block_size - 1)
+        engine.set_synthetic_acceptance(rates)
+    with occupied_device(engine, concurrency, options.prompt) as device:
+        call = calls(engine, device, concurrency)[part]
+        for _ in range(3):
+            jax.block_until_ready(call())
+        milliseconds = milliseconds_per_call(call, options.steps // 5 or 1)["median"]
+        if options.trace:
+            name = f"{options.model}-{engine.plan.method}-{part}-{concurrency}"
+            with jax.profiler.trace(f"{options.trace}/{name}"):
+                jax.block_until_ready([call() for _ in range(3)])
+    if engine.options.synthetic_acceptance:
+        engine.set_synthetic_acceptance(
+            from_rates(keeps(options.accepted), options.block_size - 1)
+        )
     return milliseconds
 
 
-def prefill(
-    options: argparse.Namespace, models: Models, params: dict[str, Any]
-) -> dict[str, float]:
+def calls(engine: Engine, device: Device, concurrency: int) -> dict[str, Callable[[], Any]]:
+    """A whole decode step and its two largest parts."""
+    plan = engine.plan
+    programs = plan.decode_programs(concurrency, plan.width, host_drafts=False, draws=False)
+    how = {"drafting": programs.drafting}
+    slots = jnp.arange(concurrency, dtype=jnp.int32)
+    num_drafts = jnp.full(concurrency, plan.width - 1, jnp.int32)
+    drafts = Drafts(jnp.full((concurrency, plan.width - 1), 7, jnp.int32), num_drafts)
+    return {
+        "step": lambda: device.run(decode_step, slots, num_drafts, **how, draws=False),
+        "draft": lambda: device.run(draft_step, slots, num_drafts, **how),
+        "verify": lambda: device.run(verify_step, slots, drafts, draws=False),
+    }
+
+
+def prefill(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
     """One chunk that is the whole prompt of every slot, read by the target alone."""
     slots, tokens = options.prefill
-    sizes = replace_options(options, concurrency=[slots], prompt=0, max_model_len=tokens + 64)
-    engine = build_engine(sizes, Models(models.target, None), {"target": params["target"]})
-    seat_everybody(engine, slots, sizes)
+    sizes = {"concurrency": [slots], "prompt": tokens, "max_model_len": tokens + 64}
+    engine = build_engine(argparse.Namespace(**vars(options) | sizes), pair, "plain")
     chunk = PromptChunk(
-        slots=filled_slots(slots),
+        slots=jnp.arange(slots, dtype=jnp.int32),
         tokens=jnp.full((slots, tokens), 7, jnp.int32),
-        starts=filled((slots,), 0),
-        counts=filled((slots,), tokens),
+        starts=jnp.zeros(slots, jnp.int32),
+        counts=jnp.full(slots, tokens, jnp.int32),
     )
-    call = lambda: engine.loop.device.run("prefill_step", chunk, draws=False)
-    jax.block_until_ready(call())
-    milliseconds = milliseconds_per_call(call, 3)["median"]
-    decoder = models.target.config.decoder
-    matrices = sum(leaf.size for leaf in jax.tree.leaves(params["target"]["layers_0"]))
-    weights = 2 * matrices * decoder.num_layers * slots * tokens
-    seen = tokens * (tokens + 1) // 2
-    attention = 4 * decoder.num_heads * decoder.head_dim * decoder.num_layers * slots * seen
+    with occupied_device(engine, slots, context=0) as device:
+        call = lambda: device.run(prefill_step, chunk, draws=False)
+        jax.block_until_ready(call())
+        milliseconds = milliseconds_per_call(call, 3)["median"]
+    matrices = sum(leaf.size for leaf in jax.tree.leaves(pair.params["target"]["layers_0"]))
+    operations = prefill_operations(options.model, matrices, slots, tokens)
+    per_second = operations / milliseconds * 1e3
     return {
         "slots": slots,
         "tokens": tokens,
         "ms": milliseconds,
-        "tflop_s": (weights + attention) / milliseconds / 1e9,
-        "share_of_matrix_rate": (weights + attention) / milliseconds / 1e-3 / FLOPS,
+        "tflop_s": per_second / 1e12,
+        "share_of_matrix_rate": per_second / FLOPS,
     }
 
 
-def replace_options(options: argparse.Namespace, **changed: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(options), **changed})
-
-
-def filled_slots(concurrency: int):
-    return jnp.asarray(np.arange(concurrency, dtype=np.int32))
-
-
-def seat_everybody(engine: Engine, concurrency: int, options: argparse.Namespace) -> None:
-    """Slots in the middle of a generation: the prompt counted, pages held, budget left."""
-    state, plan = engine.loop.device.state, engine.loop.plan
-    table = np.zeros(state.page_table.shape, np.int32)
-    table[:concurrency] = 1 + np.arange(concurrency * plan.max_pages).reshape(concurrency, -1)
-    lengths = np.zeros(state.lengths.shape, np.int32)
-    lengths[:concurrency] = options.prompt
-    limits = np.zeros(state.limits.shape, np.int32)
-    limits[:concurrency] = options.max_model_len - 1
-    engine.loop.device.state = replace(
-        state,
-        page_table=jnp.asarray(table),
-        lengths=jnp.asarray(lengths),
-        limits=jnp.asarray(limits),
-    )
+def prefill_operations(model: str, matrices: int, slots: int, tokens: int) -> int:
+    """Of attention and the layers' matrices, whose sizes add up to `matrices` in each layer."""
+    decoder = qwen3(model).decoder
+    seen = tokens * (tokens + 1) // 2
+    attention = 4 * decoder.num_heads * decoder.head_dim * seen
+    return decoder.num_layers * slots * (2 * matrices * tokens + attention)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -181,6 +181,13 @@ class Engine:
                 self.loop.forget(event.index)
         return events
 
+    def abort(self, ids: Iterable[int]) -> None:
+        """Ends these submitted requests now; nothing more is reported of them."""
+        ids = set(ids)
+        self.loop.abort(ids)
+        for id in ids:
+            self.loop.forget(id)
+
     def stats(self) -> EngineStats:
         """A snapshot."""
         return EngineStats(

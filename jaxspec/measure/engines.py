@@ -15,6 +15,7 @@ from jaxspec.engine.setup.load_models import Opened
 from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.io import Models
 from jaxspec.measure.load import Work
+from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import dflash_for, qwen3
@@ -26,7 +27,13 @@ from jaxspec.proposers.methods import METHODS
 def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) -> Opened:
     """A published geometry with random weights, and a drafter for it; nothing is downloaded."""
     config = qwen3(shape)
-    draft = dflash_for(config, block_size)
+    return random_models(config, dflash_for(config, block_size), dtype, seed)
+
+
+def random_models(
+    config: Qwen3Config, draft: DFlashConfig, dtype: DTypeLike, seed: int = 0
+) -> Opened:
+    """A target and its drafter with random weights."""
     target, drafter = Qwen3(config, draft.target_layer_ids, dtype), DFlash(draft, dtype)
     target_key, drafter_key = jax.random.split(jax.random.key(seed))
     params = {

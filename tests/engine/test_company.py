@@ -96,3 +96,19 @@ def test_a_stream_that_nobody_reads_holds_nothing():
     assert len(engine.loop.waiting) == 2
     del events
     assert engine.loop.idle and engine.free_pages == engine.total_pages
+
+
+def test_submitted_requests_are_aborted():
+    engine, cases = golden_engine(), trajectories()[1:4]
+    ids = [engine.submit(case["prompt"], budget(40)) for case in cases]
+    while engine.num_decoding < len(ids):
+        engine.step([])
+    engine.abort(ids[1:])
+    outputs = {}
+    while not outputs:
+        outputs = {e.index: e.output for e in engine.step(ids) if e.output is not None}
+    assert list(outputs) == ids[:1]
+    check_golden(outputs[ids[0]], cases[0], 40)
+    engine.step([])
+    assert engine.loop.idle and engine.free_pages == engine.total_pages
+    assert not engine.loop.finished and not engine.loop.increments

@@ -36,6 +36,9 @@ class EngineOptions(SpeculationOptions):
     exact: bool = False
     """Run every phase through one program of one shape, so that the bits of a request depend
     neither on the method nor on the requests beside it."""
+    width: int | None = None
+    """Tokens per request that a step verifies with drafts of a drafter: the newest token and its
+    first drafts; by default the drafter's whole block."""
     adaptive: bool = False
     """Choose in every step how many of the drafter's drafts to verify, from recent acceptance and
     from step times that are measured first. Has no effect without a drafter."""
@@ -95,6 +98,7 @@ class EngineKeywords(TypedDict, total=False):
     num_pages: int | None
     memory_fraction: float
     exact: bool
+    width: int | None
     adaptive: bool
     seed: int
     prefill_chunk: int

@@ -51,7 +51,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         page_size=options.page_size,
         num_pages=0,
         shapes=_shapes(options, chunk),
-        widths=_widths(method, options, block_size),
+        widths=_widths(method, options, width),
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
@@ -92,16 +92,26 @@ def _block_size(models: Models, options: EngineOptions) -> int:
 def _width(method: str, options: EngineOptions, block_size: int) -> int:
     uses = METHODS[method]
     if options.exact or uses.drafter:
-        return block_size
+        return _width_of_drafter(options, block_size)
     if uses.host is None and uses.device is None:
         return 1
     return min(options.num_drafts + 1, block_size)
 
 
-def _widths(method: str, options: EngineOptions, block_size: int) -> tuple[int, ...]:
+def _width_of_drafter(options: EngineOptions, block_size: int) -> int:
+    if options.width is None:
+        return block_size
+    if not 2 <= options.width <= block_size:
+        raise UsageError(
+            f"width is {options.width}; expected 2 to {block_size}, the size of a block"
+        )
+    return options.width
+
+
+def _widths(method: str, options: EngineOptions, width: int) -> tuple[int, ...]:
     if not (options.adaptive and METHODS[method].drafter):
         return ()
-    return (*(width for width in NARROWER_WIDTHS if width < block_size), block_size)
+    return (*(narrower for narrower in NARROWER_WIDTHS if narrower < width), width)
 
 
 def choose_method(method: str, has_drafter: bool) -> str:
