@@ -23,6 +23,7 @@ from steady import occupied_device, random_prompts, step_until_all_decode
 from jaxspec import cli
 from jaxspec.acceptance.synthetic import from_rates
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import Opened
 from jaxspec.engine.step.device import Device
@@ -129,13 +130,14 @@ def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engi
     most = max(options.concurrency)
     plain, lockstep = method == "plain", method == "lockstep"
     models = without_drafter(pair) if plain else pair
+    longest = options.max_model_len + max(options.block_size, WIDTH_WITHOUT_DRAFTER)
     return Engine.from_models(
         models.models,
         models.params,
         max_batch=most,
         max_model_len=options.max_model_len,
         page_size=options.page_size,
-        num_pages=most * -(-(options.max_model_len + options.block_size) // options.page_size),
+        num_pages=most * -(-longest // options.page_size),
         batch_sizes=tuple(sorted(options.concurrency)),
         prefill_shapes=((min(4, most), options.prompt),),
         driver="lockstep" if lockstep else "overlapped",
@@ -202,9 +204,7 @@ def device_ms(engine: Engine, concurrency: int, options: argparse.Namespace, par
             with jax.profiler.trace(f"{options.trace}/{name}"):
                 jax.block_until_ready([call() for _ in range(3)])
     if engine.options.synthetic_acceptance:
-        engine.set_synthetic_acceptance(
-            from_rates(keeps(options.accepted), options.block_size - 1)
-        )
+        engine.set_synthetic_acceptance(from_rates(keeps(options.accepted), options.block_size - 1))
     return milliseconds
 
 

@@ -78,7 +78,8 @@ class Worker:
 
     def __init__(self, name: str, folder: Path, options: argparse.Namespace):
         self.name = name
-        environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
+        paths = [str(folder.resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", SHARE_OF_MEMORY)
         wanted = {"model": options.model, "block_size": options.block_size}
         wanted |= {"slots": max(options.slots), "prompt": options.prompt, "steps": options.steps}

@@ -33,6 +33,6 @@ def step_until_all_decode(engine: Engine, ids: Sequence[int]) -> list[StreamEven
     while engine.num_decoding < len(ids):
         new = engine.step(ids)
         ended = [event.output for event in new if event.output is not None]
-        assert not ended, f"a request ended before all decoded: {ended[0]}"
+        assert not ended, f"ended too early: {ended[0].error or ended[0].finish_reason}"
         events += new
     return events

@@ -145,7 +145,7 @@ def build_engines(sizes: Sizes) -> dict[str, Engine]:
         "max_batch": sizes.slots,
         "max_model_len": longest,
         "page_size": PAGE_SIZE,
-        "num_pages": sizes.slots * -(-(longest + sizes.block_size) // PAGE_SIZE),
+        "num_pages": sizes.slots * -(-(longest + max(sizes.block_size, 16)) // PAGE_SIZE),
         "driver": "overlapped",
     }
     acceptance = (1.0,) * ACCEPTED
