@@ -18,12 +18,12 @@ from jaxspec.errors import UsageError
 from jaxspec.measure.options import Passes, Requests
 from jaxspec.proposers.methods import METHODS
 from jaxspec.trace.options import Profiling
-from jaxspec.training.recipe import Cadence, DrafterShape, Optimization, Recipe, Source
+from jaxspec.training.recipe import Cadence, DrafterShape, Optimization, Recipe, TrainingInputs
 
 RECORDS = {
     generate: (EngineOptions, SamplingParams, Profiling),
     bench: (EngineOptions, Requests, Passes, Profiling),
-    train: (Source, DrafterShape, Recipe, Optimization, Cadence),
+    train: (TrainingInputs, DrafterShape, Recipe, Optimization, Cadence),
 }
 DECIDED_LATER = {
     "max_batch": "as many as there are prompts, up to the record's",

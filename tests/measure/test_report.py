@@ -10,7 +10,7 @@ from jaxspec.measure.results import _warnings, title
 def schedule(*lengths, **options):
     params = SamplingParams(max_tokens=9, temperature=options.pop("temperature", 0.0))
     work = [Work((1,) * length, params) for length in lengths]
-    return Schedule(work, [1, 2], passes=3, **options)
+    return Schedule(work=work, concurrencies=[1, 2], passes=3, **options)
 
 
 def row(method, speedup, late=0.0):

@@ -5,7 +5,7 @@ import pytest
 from jaxspec.console.report import speculation_line, stats_object
 from jaxspec.engine.requests.advance import emit, end
 from jaxspec.engine.requests.output import output_of
-from jaxspec.engine.requests.request import Request
+from jaxspec.engine.requests.request import NewTokens, Request
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.stats.acceptance import AcceptanceCounts, PooledStats, RequestStats, pool
 from jaxspec.text.stream import TextStream, stop_scan
@@ -17,12 +17,12 @@ def served(steps, max_tokens=100, stop_ids=(), submitted=1.0, seated=1.5):
     """Statistics of a request with these steps: (tokens, drafts verified, time), prefill first."""
     params = SamplingParams(max_tokens=max_tokens)
     request = Request(
-        1, (5, 6), params, frozenset(stop_ids), 0, TextStream(), stop_scan(()), submitted, 0
+        1, (5, 6), params, frozenset(stop_ids), 0, TextStream(), stop_scan(()), submitted, slot=0
     )
     object.__setattr__(request, "seated_at", seated)
     for tokens, drafts, now in steps:
         assert request.finish_reason is None, "the case goes on after its end"
-        request, _ = emit(request, list(tokens), drafts, [], None, now)
+        request, _ = emit(request, NewTokens(list(tokens), drafts, [], now), None)
     if request.finish_reason is None:
         request, _ = end(request, "abort")
     return output_of(request, PLACES).stats

@@ -15,7 +15,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer import open_tokenizer
 
 TARGET = pathlib.Path(__file__).parents[1] / "data" / "goldens" / "a" / "target"
-MODELS = Models(Qwen3(qwen3("tiny"), (), jnp.float32), None)
+MODELS = Models(Qwen3(qwen3("tiny"), (), jnp.float32))
 WITHOUT_TOKENIZER = Opened(MODELS, {}, None, None)
 TOKENIZER = open_tokenizer(TARGET)
 WITH_TOKENIZER = Opened(MODELS, {}, TOKENIZER, None)
