@@ -1,7 +1,6 @@
 """The prefill programs of a benchmark's engine."""
 
 from jaxspec.engine.plan.plan import Shapes, shapes_for
-
 from jaxspec.measure.engines import _needed_shapes
 
 
