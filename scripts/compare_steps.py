@@ -35,6 +35,8 @@ SHARE_OF_MEMORY = "0.45"
 
 def main() -> None:
     options = parse()
+    if not (options.before / "jaxspec").is_dir():
+        sys.exit(f"error: {options.before} holds no jaxspec; make it with the commands above")
     begin = time.perf_counter()
     now = Path(__file__).resolve().parents[1]
     workers = [Worker("before", options.before, options), Worker("now", now, options)]
