@@ -35,9 +35,8 @@ from steady import step_until_all_decode
 from jaxspec import cli
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.schedule.observer import StepObserver
-from jaxspec.engine.step.device import Step
 from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.environment import environment

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
@@ -20,7 +19,6 @@ from jaxspec.engine.requests.prompts import Prompt, as_list, params_per_prompt, 
 from jaxspec.engine.requests.request import Increment, Request
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.loop import Loop
-from jaxspec.engine.schedule.observer import StepObserver
 from jaxspec.engine.schedule.refusals import never_fits
 from jaxspec.engine.setup.build import build_loop
 from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, choose_dtype, open_models
@@ -29,8 +27,10 @@ from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for
 from jaxspec.engine.stats.acceptance import PooledStats, pool
 from jaxspec.engine.stats.engine_stats import EngineStats
 from jaxspec.engine.stats.latencies import Latencies, with_request
-from jaxspec.engine.step.device import Device, Program, Step
+from jaxspec.engine.step.device import Device, Program
 from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.observer import Step, StepObserver
+from jaxspec.engine.step.state import occupied
 from jaxspec.errors import UsageError
 from jaxspec.proposers.device import Params
 from jaxspec.text.chat import ChatTemplate
@@ -231,14 +231,12 @@ class Engine:
     @contextmanager
     def observe(self, observer: StepObserver) -> Iterator[None]:
         """Has an observer watch every step and program meanwhile."""
-        watched = (self.loop.observers, self.loop.device.observers)
-        for observers in watched:
-            observers.append(observer)
+        observers = self.loop.device.observers
+        observers.append(observer)
         try:
             yield
         finally:
-            for observers in watched:
-                observers.remove(observer)
+            observers.remove(observer)
 
     @contextmanager
     def borrow_device(self) -> Iterator[Device]:
@@ -251,13 +249,8 @@ class Engine:
         try:
             yield device
         finally:
-            state = device.state
-            assert state is not None, "the device was given back without a state"
-            empty = {
-                name: jnp.zeros_like(getattr(state, name))
-                for name in ("page_table", "lengths", "limits")
-            }
-            device.state = dataclasses.replace(state, **empty)
+            assert device.state is not None, "the device was given back without a state"
+            device.state = occupied(device.state, batch=0, context=0, limit=0)
 
     def wait(self) -> None:
         """Waits until the device has run everything that was launched."""

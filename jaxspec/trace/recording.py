@@ -17,8 +17,7 @@ import jax
 
 from jaxspec.console.files import make_folder, write_json
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.schedule.observer import StepObserver
-from jaxspec.engine.step.device import Step
+from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.measure.environment import environment
 from jaxspec.measure.floor import copy_bytes_per_second, step_bytes
 from jaxspec.trace.programs import hlo_of, op_names_of

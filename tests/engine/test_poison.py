@@ -10,7 +10,7 @@ from golden_pair import budget, check_golden, golden_engine, trajectories
 
 from jaxspec.cache.cache import Cache
 from jaxspec.engine.schedule.loop import Loop
-from jaxspec.engine.schedule.observer import StepObserver
+from jaxspec.engine.step.observer import StepObserver
 
 
 def stale_cells(loop: Loop) -> np.ndarray:

@@ -1,7 +1,7 @@
 """What an engine runs, seen by an observer."""
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.schedule.observer import StepObserver
+from jaxspec.engine.step.observer import StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.proposers.lookup import Lookup
 

@@ -20,7 +20,6 @@ from jaxspec.engine.schedule.decode import (
     decode_inputs,
     launch_decode,
 )
-from jaxspec.engine.schedule.observer import StepObserver
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import StepResult
 from jaxspec.engine.step.state import EngineState
@@ -58,7 +57,6 @@ class Loop:
         self.plan = plan
         self.tokenizer = tokenizer
         self.drafters = Drafters(proposer, adaptive)
-        self.observers: list[StepObserver] = []
         self.book = pages.new_book(plan.num_pages, plan.page_size)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
@@ -88,7 +86,7 @@ class Loop:
     def step(self) -> None:
         """One transaction: it counts whole, or not at all."""
         self.stepping = ()
-        for observer in self.observers:
+        for observer in self.device.observers:
             observer.step_begins(len(self.running))
         try:
             if self.state_lost:
@@ -99,7 +97,7 @@ class Loop:
         except BaseException:  # Ctrl-C, at any line
             self.state_lost = True
             raise
-        for observer in self.observers:
+        for observer in self.device.observers:
             observer.step_ends()
 
     def _step(self) -> None:

@@ -1,9 +1,9 @@
 """The steps as compiled programs, and the state they act on."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,10 +12,9 @@ from jaxtyping import Array, Int
 from jaxspec.acceptance import accept
 from jaxspec.engine.step import steps
 from jaxspec.engine.step.io import Models, Verified
+from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Drafts, Params
-
-Step = Callable[..., tuple[EngineState, Any]]
 
 STATIC: dict[Step, tuple[str, ...]] = {
     steps.admit_step: (),
@@ -52,14 +51,6 @@ class Program:
         return self.step.__name__
 
 
-@runtime_checkable
-class ProgramObserver(Protocol):
-    """Watches which programs run."""
-
-    def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
-        """This step is about to run on these inputs."""
-
-
 class Device:
     """Models, parameters and the one live state. Every run replaces the state."""
 
@@ -67,7 +58,7 @@ class Device:
         self.models = models
         self.params = params
         self.state: EngineState | None = state
-        self.observers: list[ProgramObserver] = []
+        self.observers: list[StepObserver] = []
         self.integers = lru_cache(maxsize=256)(_upload)
         """Uploads a tuple of integers, padded to a shape; once, as long as it stays the same."""
 

@@ -1,8 +1,10 @@
 """The seam for whatever watches an engine at work: profilers, benchmarks, tests."""
 
+from collections.abc import Callable
 from typing import Any
 
-from jaxspec.engine.step.device import Step
+Step = Callable[..., tuple[Any, Any]]
+"""One of the step functions: it returns the next state, and what it gives besides."""
 
 
 class StepObserver:
