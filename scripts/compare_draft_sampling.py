@@ -22,8 +22,12 @@ from jaxspec import cli
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.measure.environment import environment
+from jaxspec.proposers.options import DraftSampling
 
-RULES = {"rejection sampling": "drawn", "sample and match": "likeliest"}
+RULES: dict[str, DraftSampling] = {
+    "rejection sampling": "drawn",
+    "sample and match": "likeliest",
+}
 RESAMPLED = 2000
 
 

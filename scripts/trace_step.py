@@ -68,7 +68,7 @@ def walk_one_step() -> Walk:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.parse_args()
     walk = walk_one_step()
     for name in walk.files:
