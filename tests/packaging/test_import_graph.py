@@ -27,6 +27,16 @@ FLOORS = (
     ("files",),
     ("errors",),
 )
+# The rooms of the engine, and the modules beside them, in the same way.
+ENGINE_FLOORS = (
+    ("engine",),
+    ("event_stream", "setup"),
+    ("schedule",),
+    ("plan",),
+    ("step",),
+    ("requests",),
+    ("stats", "adapt"),
+)
 HEIGHT = {room: -line for line, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -104,6 +114,18 @@ def points_down(module: str, target: str) -> bool:
         return target not in COMMANDS
     height = HEIGHT.get(room(target), 1)
     return room(module) == room(target) or height < HEIGHT[room(module)]
+
+
+def test_the_engine_s_rooms_import_only_what_lies_below():
+    height = {room: -line for line, rooms in enumerate(ENGINE_FLOORS) for room in rooms}
+    inside = [
+        (one.split(".")[2], other.split(".")[2])
+        for one, other in ARROWS
+        if one.startswith("jaxspec.engine.") and other.startswith("jaxspec.engine.")
+    ]
+    assert len(inside) > 50
+    assert {room for arrow in inside for room in arrow} <= set(height)
+    assert [(a, b) for a, b in inside if a != b and height[a] <= height[b]] == []
 
 
 def test_kernels_know_nothing_of_jaxspec():

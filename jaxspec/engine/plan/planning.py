@@ -25,22 +25,21 @@ NARROWER_WIDTHS = (1, 4, 8)
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     """The models with every proposer that the engine needs, and the layout, but for the number of
     pages, which depends on how much memory is left."""
-    has_drafter = bool(models.proposers)
-    method = choose_method(options.method, has_drafter)
+    plan = _plan(models, options)
+    proposers = (*models.proposers, *_added_proposers(plan, options))
+    synthetic = options.synthetic_acceptance is not None
+    return _same_models(models.target, proposers, options.page_size, synthetic), plan
+
+
+def _plan(models: Models, options: EngineOptions) -> Plan:
+    method = choose_method(options.method, has_drafter=bool(models.proposers))
     uses, driver = METHODS[method], choose_driver(options)
     block_size = _block_size(models, options)
     width = _width(method, options, block_size)
-    # With a host proposer beside it, a device proposer pays only if the host need not wait.
-    on_device = uses.device is not None and (driver == "overlapped" or uses.host is None)
-    added = ()
-    if uses.device is not None and on_device:
-        added = (uses.device(options, width - 1),)
-    elif options.exact:  # so that every method compiles the same programs
-        added = (lookup_of(options, width - 1),)
+    on_device = _proposes_on_device(method, driver)
     host_drafts = uses.host is not None and not on_device
     max_model_len = context_limit(models, options.max_model_len)
-    chunk = min(options.prefill_chunk, max_model_len)
-    plan = Plan(
+    return Plan(
         method=method,
         driver=driver,
         exact=options.exact,
@@ -50,7 +49,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         max_model_len=max_model_len,
         page_size=options.page_size,
         num_pages=0,
-        shapes=_shapes(options, chunk),
+        shapes=_shapes(options, min(options.prefill_chunk, max_model_len)),
         widths=_widths(method, options, width),
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
@@ -58,13 +57,22 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         host_drafts=host_drafts,
         reads_before_decoding=host_drafts or driver == "lockstep",
     )
-    models = _same_models(
-        models.target,
-        (*models.proposers, *added),
-        options.page_size,
-        options.synthetic_acceptance is not None,
-    )
-    return models, plan
+
+
+def _proposes_on_device(method: str, driver: str) -> bool:
+    """Whether the method's own device proposer proposes. With a host proposer beside it, that pays
+    only if the host does not have to wait for results."""
+    uses = METHODS[method]
+    return uses.device is not None and (driver == "overlapped" or uses.host is None)
+
+
+def _added_proposers(plan: Plan, options: EngineOptions) -> tuple[DeviceProposer, ...]:
+    """Device proposers without weights. With `exact` there always is one, so that every method
+    compiles the same programs."""
+    make = METHODS[plan.method].device
+    if make is not None and _proposes_on_device(plan.method, plan.driver):
+        return (make(options, plan.width - 1),)
+    return (lookup_of(options, plan.width - 1),) if options.exact else ()
 
 
 @functools.lru_cache
