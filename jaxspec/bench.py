@@ -86,8 +86,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--synthetic-acceptance-rates",
         metavar="R1,R2,...",
-        help="Like --synthetic-acceptance-length, but with the share of steps that accept each "
-        "position of a block",
+        help="Give, instead of a length, the share of steps that accept each position of a block",
     )
 
 
@@ -107,9 +106,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--plot", metavar="PNG", help="Draw the figures; needs the extra `plot`")
     group.add_argument(
-        "--breakdown",
-        action="store_true",
-        help="Also time drafting, verifying and accepting alone",
+        "--breakdown", action="store_true", help="Also time drafting, verifying and accepting alone"
     )
     group.add_argument(
         "--bandwidth",

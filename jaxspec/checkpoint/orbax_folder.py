@@ -1,4 +1,4 @@
-"""Checkpoints in our own layout: parameters in Orbax's format beside configs and tokenizer files.
+"""Checkpoints in our own layout: parameters in Orbax's format, configs and tokenizer files.
 
 folder/config.json, generation_config.json, tokenizer.json, ...   as in the source
 folder/params/                                                    our parameter tree

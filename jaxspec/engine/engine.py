@@ -219,9 +219,8 @@ class Engine:
     def programs(
         self, draws: bool, only_needed: bool = False, plan: Plan | None = None
     ) -> Iterator[Program]:
-        """Every program that the engine can run, traced. `draws` includes the programs for requests
-        that sample or return log probabilities. `only_needed` leaves out steps that run only if a
-        request opts out of drafting."""
+        """Every program that the engine can run, traced. With `draws`, requests sample or return
+        log probabilities. With `only_needed`, no request opts out of drafting."""
         return every_program(self.loop.device, plan or self.plan, draws, only_needed)
 
     def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
@@ -242,8 +241,7 @@ class Engine:
 
     @contextmanager
     def borrow_device(self) -> Iterator[Device]:
-        """The device of an engine without requests, for running steps directly. The slots are
-        cleared afterwards."""
+        """The device of an idle engine, to run steps directly. Slots are cleared afterwards."""
         self.loop.read_results()  # a step that was launched before the last reply was read
         if not self.loop.idle:
             raise UsageError("the engine has requests; borrow its device when they have ended")

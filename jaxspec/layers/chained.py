@@ -7,8 +7,8 @@ So one kernel can do all of them, across the border between two layers:
                 ^ out          norm    ^ down           norm, its qkv
     qkv -- attention            gate, up  ----------------------------- qkv of the next layer
 
-If there are too many tokens for that kernel, each product is left in parts, and the next kernel
-adds them up: the one for the residual sum and its norm, or the one that writes keys and values.
+If there are too many tokens for that kernel, each product is left in parts. The kernel that reads
+the product adds them up: it adds to the residual stream and norms, or writes keys and values.
 """
 
 import dataclasses

@@ -25,8 +25,8 @@ class Paged:
     """Rotary embedding of the block's positions."""
     implementation: Implementation
     over_pages: Callable[..., Array] = paged_attention
-    """The attention op: the usual one, or one that leaves its result where the next kernel of a
-    chain reads it."""
+    """The attention op. In a chain of kernels, it leaves its result where the next kernel reads it.
+    """
 
     def __call__(
         self, attention: Attention, qkv: Float[Array, "batch width fused"], pages: KeysValues

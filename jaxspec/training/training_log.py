@@ -55,7 +55,7 @@ class TrainingLog:
         print(line, file=sys.stderr, flush=True)
 
     def advance(self, step: int, metrics: Metrics) -> None:
-        """Records a step. Reading metrics waits for the device, so it is done only if they are due."""
+        """Records a step. Its metrics are read, which waits for the device, only if due."""
         self._bar.update()
         self._newest = step, metrics
         if step % self._every == 0:

@@ -79,7 +79,8 @@ class Plan:
     """Widths that an adaptive engine chooses from, in increasing order; empty if it does not adapt.
     """
     proposer: int | None = None
-    """Index in `Models.proposers` of the one that drafts; None if no device proposer drafts."""
+    """Index in `Models.proposers` of the proposer that drafts; None if the device does not draft.
+    """
     drafter: bool = False
     """Whether that proposer is a drafter model, which may draft in every step."""
     drawn_drafts: bool = False

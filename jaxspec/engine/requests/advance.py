@@ -10,7 +10,7 @@ from jaxspec.text.tokenizer import Tokenizer
 def emit(
     request: Request, new: NewTokens, tokenizer: Tokenizer | None
 ) -> tuple[Request, Increment]:
-    """The request with a step's tokens added, up to the one that ends it, and the increment."""
+    """The request with a step's tokens added, up to the token that ends it, and the increment."""
     before, count = request, len(new.tokens)
     tally = _count_step(request.tally, count, new.num_drafts)
     request = dataclasses.replace(request, tally=tally, arrivals=(*request.arrivals, new.read_at))

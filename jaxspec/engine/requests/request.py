@@ -1,4 +1,4 @@
-"""A request as the host knows it: an immutable record."""
+"""The host's record of a request, which is immutable."""
 
 import dataclasses
 

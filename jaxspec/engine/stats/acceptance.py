@@ -21,9 +21,9 @@ class AcceptanceCounts:
     drafted_per_position: tuple[int, ...] = ()
     """Verify steps that checked a draft at this place of the block."""
     reached_per_position: tuple[int, ...] = ()
-    """Of these steps, those in which every draft before that place was accepted."""
+    """Verify steps that checked a draft at this place and accepted every draft before it."""
     accepted_per_position: tuple[int, ...] = ()
-    """Of those steps, those in which the draft at that place was accepted too."""
+    """Verify steps that accepted the draft at this place, and thus every draft before it."""
 
     @property
     def num_draft_tokens(self) -> int:
