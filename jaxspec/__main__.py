@@ -10,7 +10,7 @@ COMMANDS = {
     "generate": "continue prompts, with or without a drafter",
     "train": "train a DFlash drafter for a Qwen3 target",
     "bench": "compare the speed and acceptance of methods",
-    "profile": "show where the time of a recorded run went",
+    "profile": "show how the time of a recorded run was spent",
     "convert": "convert a Hugging Face checkpoint to an Orbax one",
 }
 USAGE = "usage: jaxspec COMMAND [ARGUMENTS]    (jaxspec COMMAND --help lists them)"

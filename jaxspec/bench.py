@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec bench",
         usage="%(prog)s [--model MODEL | --model-shape NAME] [--methods ONE,TWO] [options]",
-        description="Sends the same requests through every method, pass by pass in turn, and "
+        description="Sends the same requests through every method, taking turns pass by pass, and "
         "compares speed and acceptance. Tokens are counted as the engine emits them.",
         allow_abbrev=False,
     )
@@ -67,7 +67,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--methods",
         default="none,dflash",
-        help="What to compare: none, dflash, ngram, dflash+ngram (default: %(default)s)",
+        help="Methods to compare: none, dflash, ngram, dflash+ngram (default: %(default)s)",
     )
     add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk")
@@ -86,7 +86,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--synthetic-acceptance-rates",
         metavar="R1,R2,...",
-        help="The same, with the share of steps that accept each position of a block",
+        help="Give, instead of a length, the share of steps that accept each position of a block",
     )
 
 
@@ -95,7 +95,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "--concurrency",
         default="1,4",
         metavar="N,N,...",
-        help="How many requests run at once, one measurement for each (default: %(default)s)",
+        help="Numbers of requests at once, each measured on its own (default: %(default)s)",
     )
     add_flags(group, Passes, "passes", "requests_per_slot", "request_rate")
 
@@ -104,9 +104,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", metavar="FILE", help="Write all figures, with the machine and the versions"
     )
-    group.add_argument("--plot", metavar="PNG", help="Draw them; needs the extra `plot`")
+    group.add_argument("--plot", metavar="PNG", help="Draw the figures; needs the extra `plot`")
     group.add_argument(
-        "--breakdown", action="store_true", help="Time drafting, verifying and accepting apart"
+        "--breakdown", action="store_true", help="Also time drafting, verifying and accepting alone"
     )
     group.add_argument(
         "--bandwidth",
@@ -115,7 +115,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         help="Memory bandwidth for the lower bound of a step's time (default: measured by a copy)",
     )
     group.add_argument(
-        "--anchors", metavar="FILE", help="Other systems' step times, to compare with"
+        "--anchors", metavar="FILE", help="Step times of other systems, to compare with"
     )
     cli.add_debug(group)
 
@@ -152,7 +152,7 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: list[int]) -> None:
-    """Refuses what it can before anything heavy is imported or loaded."""
+    """Refuses wrong flags before slow imports and before loading a model."""
     positive = ("passes", "requests_per_slot", "output_len")
     for name in (*positive, "num_prompts", "input_len", "request_rate", "bandwidth"):
         value = getattr(arguments, name)
@@ -163,7 +163,7 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
     if not methods or len(set(methods)) < len(methods):
         raise UsageError(f"--methods {arguments.methods!r}; expected different names: none,dflash")
     if arguments.model_shape and arguments.draft_model:
-        raise UsageError("--model-shape comes with a drafter of its own; leave out --draft-model")
+        raise UsageError("--model-shape has a drafter of its own; leave out --draft-model")
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
         raise UsageError("expected one form of synthetic acceptance: a length, or rates")
     if arguments.profile_concurrency not in (None, *concurrencies):
@@ -172,7 +172,7 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
 
 
 def _acceptances(arguments: argparse.Namespace) -> dict[str, Acceptance]:
-    """Acceptance to draw, by name; empty if drafts are compared."""
+    """Synthetic acceptances by name; empty if drafts are compared."""
     rates, lengths = arguments.synthetic_acceptance_rates, arguments.synthetic_acceptance_length
     if rates is not None:
         return {"": numbers("--synthetic-acceptance-rates", rates)}
@@ -274,7 +274,7 @@ def _bar(total: int, name: str, unit: str) -> Any:
 
 
 def _about(arguments: argparse.Namespace, schedule: "Schedule", synthetic: bool) -> dict[str, Any]:
-    """What was measured, and on what."""
+    """The models, options and machine of the measurement."""
     from jaxspec.measure.environment import command_line, environment
     from jaxspec.measure.results import title
 
@@ -308,7 +308,7 @@ def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
 def _profile(
     arguments: argparse.Namespace, profiling: Profiling, engine: "Engine", schedule: "Schedule"
 ) -> None:
-    """One more pass of the last method, whose times are not reported."""
+    """Records one more pass of the last method, whose times are not reported."""
     from jaxspec.measure.environment import command_line
     from jaxspec.measure.load import Load, run_load
     from jaxspec.trace.profiling import profiled

@@ -1,5 +1,4 @@
-"""What commands share: errors as one line on stderr and an exit code, and the flags that several
-of them have."""
+"""Shared by all commands: errors as one line on stderr with an exit code, and common flags."""
 
 import _thread
 import os
@@ -41,8 +40,8 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
 
 @contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """Ctrl-C in a callback, for example jax's for the garbage collector, ends only the callback; so
-    the interrupt is raised again a moment later."""
+    """Raises the interrupt of a Ctrl-C again if it ended only a callback, for example jax's for the
+    garbage collector."""
     complain = sys.unraisablehook
 
     def interrupt_again(unraisable: Any) -> None:
@@ -60,7 +59,8 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 
 def _write_no_more() -> None:
-    """For a stdout that was closed, as by `| head`: what is left to write must not fail at exit."""
+    """Discards the rest of the output if stdout was closed, as by `| head`, so that writing it does
+    not fail at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -85,13 +85,13 @@ def add_models(group: Any) -> None:
         "--block-size",
         type=int,
         metavar="N",
-        help="Tokens per block: the current one and the drafts (default: as the drafter was "
+        help="Tokens per block: the current token and the drafts (default: as the drafter was "
         "trained)",
     )
 
 
 def add_debug(group: Any) -> None:
-    group.add_argument("--debug", action="store_true", help="Show where an error came from")
+    group.add_argument("--debug", action="store_true", help="Show the traceback of an error")
 
 
 def add_profiling(group: Any) -> None:
@@ -101,8 +101,8 @@ def add_profiling(group: Any) -> None:
 
 
 def prepared_profiling(arguments: dict[str, Any]) -> Profiling:
-    """What the flags ask for, checked. `profile_readable` sets a flag of XLA's, which is read when
-    jax starts."""
+    """The profiling options, checked. `profile_readable` sets a flag of XLA, which is read when jax
+    starts."""
     from jaxspec.console.files import make_folder
 
     profiling = filled(Profiling, arguments)
@@ -110,7 +110,7 @@ def prepared_profiling(arguments: dict[str, Any]) -> Profiling:
         if (steps := getattr(profiling, name)) < least:
             raise UsageError(f"{flag_of(name)} is {steps}; expected at least {least}")
     if profiling.profile_readable and not profiling.profile_dir:
-        raise UsageError("--profile-readable says how to record; name --profile-dir too")
+        raise UsageError("--profile-readable changes how a trace is recorded; add --profile-dir")
     for folder in (profiling.profile_dir, profiling.dump_programs):
         if folder:
             make_folder(folder)

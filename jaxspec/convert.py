@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
-        help="Of the weights written (default: the one that keeps every bit of the source)",
+        help="Dtype of the written weights (default: one that keeps every bit of the source)",
     )
     cli.add_debug(parser)
     return parser

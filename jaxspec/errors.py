@@ -1,8 +1,8 @@
-"""What a user can do wrong. Each message is one line: found, expected, what to do."""
+"""Errors that a user can fix. A message is one line: found, expected, and what to do."""
 
 
 class JaxspecError(Exception):
-    """A mistake that a message explains; commands print it without a traceback."""
+    """An error whose message explains it; commands print it without a traceback."""
 
 
 class UsageError(JaxspecError, ValueError):
@@ -10,7 +10,7 @@ class UsageError(JaxspecError, ValueError):
 
 
 class LoadError(JaxspecError):
-    """Something on disk, on the hub or on the device does not fit. Exit code 1."""
+    """Something on disk, on the hub or on the device is wrong. Exit code 1."""
 
 
 def one_line(error: BaseException) -> str:

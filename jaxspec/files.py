@@ -1,4 +1,4 @@
-"""Small files read whole, as text or as JSON. A file that cannot be read is a LoadError."""
+"""Reads small files, as text or as JSON. A file that cannot be read is a LoadError."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ SHORT = 60
 
 
 def read_text(path: Path, remedy: str = "download it again") -> str:
-    """The text of a UTF-8 file; `remedy` ends the error message, as what the user can do."""
+    """The text of a UTF-8 file; `remedy` ends the error message with what the user can do."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="jaxspec generate",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [--prompt TEXT] [options]",
         description="Continues prompts with a Qwen3 target model, sped up by a DFlash drafter if "
-        "one is given. Text goes to stdout, everything else to stderr.",
+        "one is named. Text goes to stdout, everything else to stderr.",
         allow_abbrev=False,
     )
     cli.add_models(parser.add_argument_group("models"))
@@ -62,7 +62,7 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prompt-ids", action="append", default=[], metavar="IDS", help="Token ids: 1,2,3"
     )
-    group.add_argument("--no-chat-template", action="store_true", help="Take prompts as they are")
+    group.add_argument("--no-chat-template", action="store_true", help="Use prompts as they are")
     group.add_argument("--system-prompt", metavar="TEXT", help="System message of the chat")
     group.add_argument(
         "--enable-thinking",
@@ -86,7 +86,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "seed", help="Seed of every prompt (default: %(default)s)")
     add_flags(group, SamplingParams, "stop", action="append", default=None, metavar="TEXT")
     add_flags(group, SamplingParams, "ignore_eos")
-    top = "Write the N most likely tokens' log probabilities for every token to --json"
+    top = "Write the log probabilities of the N most likely tokens for every token to --json"
     add_flags(group, SamplingParams, "logprobs", help=top)
 
 
@@ -103,7 +103,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--check",
         action="store_true",
-        help="Decode without drafts too, and report the first difference",
+        help="Also decode without drafts, and report the first difference of each prompt",
     )
     cli.add_debug(group)
 
@@ -129,7 +129,7 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _params_and_options(arguments: argparse.Namespace) -> tuple[SamplingParams, EngineOptions]:
-    """Refuses what it can before jax is imported."""
+    """Sampling parameters and engine options. Wrong ones are refused before jax is imported."""
     flags = vars(arguments)
     params, options = filled(SamplingParams, flags), filled(EngineOptions, flags)
     if arguments.check:
@@ -171,7 +171,7 @@ def _engine(arguments: argparse.Namespace, options: EngineOptions) -> "Engine":
 
 
 def _tokenizer(engine: "Engine") -> "Tokenizer":
-    assert engine.tokenizer is not None, "an engine from folders has one"
+    assert engine.tokenizer is not None, "an engine from folders has a tokenizer"
     return engine.tokenizer
 
 
@@ -189,7 +189,7 @@ def _outputs(
     params: SamplingParams,
     profiling: Profiling,
 ) -> "list[RequestOutput]":
-    """Compiles, generates and prints the text, then the statistics."""
+    """Compiles, generates, and prints first the text and then the statistics."""
     from jaxspec.console.report import summary
     from jaxspec.measure.compile_clock import CompileClock
     from jaxspec.measure.environment import command_line
@@ -212,7 +212,7 @@ def _outputs(
 def _stream_text(
     engine: "Engine", prompts: list[list[int]], params: SamplingParams, silent: bool
 ) -> "list[RequestOutput]":
-    """Prints the first prompt's text as it comes, then each other prompt's in its turn."""
+    """Prints the text of the first prompt while it is generated, then that of each next prompt."""
     outputs: dict[int, RequestOutput] = {}
     waiting = {index: "" for index in range(len(prompts))}
     turn = 0
@@ -234,7 +234,7 @@ def _stream_text(
 def _write_json(
     arguments: argparse.Namespace, prompts: "list[Prompt]", outputs: "list[RequestOutput]"
 ) -> None:
-    """A line per prompt, each with what is needed to repeat it."""
+    """Writes a line per prompt, with everything that is needed to repeat the run."""
     from jaxspec.console.report import output_object
     from jaxspec.measure.environment import environment
 
@@ -262,7 +262,7 @@ def _check(
     params: SamplingParams,
     outputs: "list[RequestOutput]",
 ) -> None:
-    """Raises if plain decoding gives other tokens."""
+    """Raises a LoadError if plain decoding gives other tokens."""
     from jaxspec.console.check import differences_from_plain, in_words
 
     differences = differences_from_plain(engine, prompts, params, outputs)

@@ -1,4 +1,4 @@
-"""`python -m jaxspec.profile DIR`: shows where the time of a recorded run went."""
+"""`python -m jaxspec.profile DIR`: shows how the time of a recorded run was spent."""
 
 import argparse
 import sys
@@ -16,21 +16,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec profile",
         description="Reads a trace that generate or bench recorded with --profile-dir, and prints "
-        "time by scope and by kernel. Needs no viewer and no accelerator.",
+        "time by scope and by kernel, without a viewer and without an accelerator.",
         allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="DIR", help="Folder that --profile-dir named")
     parser.add_argument(
         "--timing",
         metavar="DIR",
-        help="A recording of the same run without --profile-readable, to compare the sum with",
+        help="A recording of the same run without --profile-readable, to compare total times with",
     )
     parser.add_argument(
         "--top", type=int, default=15, metavar="N", help="Kernels to list (default: %(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="Write the same tables, with all kernels")
     parser.add_argument(
-        "--plot", metavar="PNG", help="Where to draw them (default: DIR/profile.png); - for nowhere"
+        "--plot", metavar="PNG", help="Picture to draw (default: DIR/profile.png); - for none"
     )
     cli.add_debug(parser)
     return parser
@@ -51,7 +51,7 @@ def _profile(arguments: argparse.Namespace) -> None:
     check_plot(None if arguments.plot == "-" else arguments.plot)
     trace = read_trace(arguments.folder)
     if not trace.kernels:
-        raise LoadError(f"the trace in {arguments.folder} has no kernel in it; record more steps")
+        raise LoadError(f"the trace in {arguments.folder} contains no kernel; record more steps")
     summary = summarise(trace)
     if arguments.timing:
         timing = summarise(read_trace(arguments.timing))
@@ -67,7 +67,7 @@ def _profile(arguments: argparse.Namespace) -> None:
     except LoadError as error:
         if arguments.plot:
             raise
-        cli.say(f"no picture: {error}")  # it was not asked for
+        cli.say(f"no picture: {error}")  # no error, since --plot was not given
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def _train(arguments: argparse.Namespace) -> None:
     try:
         trained = train_drafter(plan, arguments.out)
     except KeyboardInterrupt:
-        cli.say(f"stopped; run the same command again to resume from what {arguments.out} holds")
+        cli.say(f"stopped; run the same command again to resume from the state in {arguments.out}")
         raise
     cli.say(f"{trained} (and speculators beside it)")
 

@@ -1,5 +1,5 @@
-"""Acceptance drawn at random instead of by comparing drafts, to time an engine at a given
-acceptance without the weights that would reach it. What comes out is not the target's text."""
+"""Acceptance drawn at random instead of found by comparing drafts, to time an engine at a given
+acceptance without weights that reach it. The output is then not the target's text."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ BISECTIONS = 60
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticAcceptance:
-    """How likely each draft is accepted once all before it were."""
+    """The probability that each draft is accepted, given that all drafts before it were."""
 
     conditional_rates: tuple[int | float, ...]
 
@@ -34,7 +34,7 @@ class SyntheticAcceptance:
 
 
 def from_rates(rates: Sequence[int | float], num_drafts: int) -> SyntheticAcceptance:
-    """From the share of steps that accept the draft at each place; 0 for places not named."""
+    """From the share of steps that accept the draft at each place; 0 for places beyond `rates`."""
     falling = all(a >= b for a, b in itertools.pairwise((1.0, *rates, 0.0)))
     if not (0 < len(rates) <= num_drafts and falling):
         raise UsageError(
@@ -67,8 +67,8 @@ def draw_accepted(
     lengths: Int[Array, " batch"],
     num_drafts: Int[Array, " batch"],
 ) -> Int[Array, " batch"]:
-    """Drafts accepted per request at conditional rates: the same for the same seed and committed
-    length. The rates are data, so that one program serves all of them."""
+    """Number of accepted drafts per request, drawn at conditional rates. It is the same for the
+    same seed and committed length. The rates are data, so one program serves all rates."""
 
     def accepts(seed: UInt32[Array, ""], length: Int[Array, ""]) -> Bool[Array, " drafts"]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), length)

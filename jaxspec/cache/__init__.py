@@ -1,1 +1,1 @@
-"""What layers remember of committed tokens, as values: arguments and results, no hidden state."""
+"""Caches of committed tokens as plain values: arguments and results, no hidden state."""

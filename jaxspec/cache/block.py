@@ -1,4 +1,4 @@
-"""Where the tokens of one step are: their slots, their positions, and their cells of the cache."""
+"""Where the tokens of one step are: their slots, positions and cells in the cache."""
 
 import dataclasses
 
@@ -13,19 +13,19 @@ class Block:
     """`width` tokens of each request of the batch, right after the request's context."""
 
     slots: Int[Array, " batch"]
-    """Slot of every request, for layers that keep one state per slot. The padding slot may occur
-    more than once; requests that only pad the batch have it, and a count of 0."""
+    """Slot of every request, for layers that keep one state per slot. Entries that only pad the
+    batch have the padding slot, which may occur more than once, and a count of 0."""
     lengths: Int[Array, " batch"]
     """Tokens of context before the block; token i of the block has position lengths + i. A length
-    of 0 begins a request: what the slot remembers until then is of the request before it."""
+    of 0 begins a request: any state in the slot is then left over from an earlier request."""
     counts: Int[Array, " batch"]
-    """Tokens of the block that are kept, from its start."""
+    """Number of tokens that are kept, from the start of the block."""
     positions: Int[Array, "batch width"]
     """Position of every token."""
     cells: Int[Array, "batch width"]
     """Cell (page * page_size + offset) that the token's key and value are written to."""
     page_table: Int[Array, "batch max_pages"]
-    """Page of every page_size positions; 0, the trash page, where none is held."""
+    """Page of every page_size positions; 0, the trash page, if the request holds none there."""
 
 
 def one_token() -> Block:

@@ -15,20 +15,20 @@ Pages = Float[Array, "pages page_size kv_heads head_dim"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeysValues:
-    """Pages of keys and values. Which page holds what is in the block's page table, not here."""
+    """Pages of keys and values. The page table, which maps positions to pages, is in `Block`."""
 
     keys: Pages
     """Normed and rotated."""
     values: Pages
 
     def commit(self, block: Block) -> "KeysValues":
-        """Itself: cells of tokens that are not kept are overwritten before they are read."""
+        """Returns itself: cells that are not kept are overwritten before they are read."""
         return self
 
 
 def empty_pages(
     num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: DTypeLike
 ) -> KeysValues:
-    """Zeroed pages. Keys and values have memory of their own, so that both can be donated."""
+    """Zeroed pages. Keys and values do not share memory, so that both can be donated."""
     shape = (num_pages, page_size, kv_heads, head_dim)
     return KeysValues(keys=jnp.zeros(shape, dtype), values=jnp.zeros(shape, dtype))

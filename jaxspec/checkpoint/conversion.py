@@ -31,7 +31,7 @@ def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> 
         params = checkpoint.load(dtype)
         save(destination, params)
         _copy_files(source, destination)
-        # Last: a folder without a config does not open, so a half-written one is never taken.
+        # Written last: a folder without a config does not open, so a half-written one is not used.
         _write_config(source, checkpoint.config, destination)
     except BaseException:
         shutil.rmtree(destination)
@@ -43,7 +43,7 @@ def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> 
 def _check_free(destination: Path) -> None:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
-            f"{destination} is there already, expected an empty folder or none; remove it or "
+            f"{destination} exists already, expected an empty folder or none; remove it or "
             "choose another"
         )
 
@@ -63,7 +63,7 @@ def _copy_files(source: Path, destination: Path) -> None:
 
 
 def _write_config(source: Path, config: Qwen3Config | DFlashConfig, destination: Path) -> None:
-    """A copy of the source's, but a relative path to the target becomes an absolute one."""
+    """Copies the source's config, with a relative path to the target made absolute."""
     entries = dict(read_entries(source / "config.json").values)
     if isinstance(config, DFlashConfig) and config.target_path:
         entries["speculators_config"]["verifier"]["name_or_path"] = config.target_path

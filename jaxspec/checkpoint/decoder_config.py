@@ -123,7 +123,7 @@ def _renamed(parameters: Entries) -> Entries:
 
 
 def _refuse_unknown(parameters: Entries) -> None:
-    """A LoadError that names the first unknown key: each could change the rotary angles."""
+    """Raises a LoadError that names the first unknown key, which could change the rotary angles."""
     for key, value in parameters.values.items():
         harmless = value is None or (key == "partial_rotary_factor" and value == 1)
         if key not in ROPE_KEYS and not harmless:

@@ -22,8 +22,8 @@ def is_drafter(config: Entries) -> bool:
 
 
 def read_draft_config(folder: Path, block_size: int | None = None) -> DFlashConfig:
-    """The part of the config that is in config.json; which weights the drafter owns is only known
-    from the headers of its weights."""
+    """The part of the config that is in config.json. Only the headers of the weights show whether
+    the drafter has an embedding and a head of its own."""
     if block_size is not None and block_size < SMALLEST_BLOCK:
         raise UsageError(
             f"block size {block_size}: expected at least {SMALLEST_BLOCK} "

@@ -1,7 +1,7 @@
 """The attention mask of each drafter layer: full or sliding, causal in the block or not.
 
-Published implementations disagree on sliding layers. Here the config's own flag decides (is_causal,
-else causal); without one, a sliding layer is causal and a full one is not.
+Published implementations disagree on sliding layers. Here the config's flag applies (is_causal, or
+else causal); without a flag, a sliding layer is causal and a full one is not.
 """
 
 from jaxspec.checkpoint.entries import Entries, in_either
@@ -15,7 +15,7 @@ def zlab_block_masks(config: Entries, num_layers: int) -> tuple[BlockMask, ...]:
     kinds = _layer_kinds(config, num_layers)
     causal = _causal_flag(config, nested)
     if nested.flag("use_swa", False) and SLIDING not in kinds:
-        # Every layer slides although none is listed as sliding: causal only with a flag.
+        # Every layer slides although none is listed as sliding: causal only if a flag is set.
         return (BlockMask(bool(causal), _window(config, nested)),) * num_layers
     return tuple(_mask(kind, causal, config, nested) for kind in kinds)
 
@@ -23,7 +23,7 @@ def zlab_block_masks(config: Entries, num_layers: int) -> tuple[BlockMask, ...]:
 def speculators_block_masks(
     config: Entries, decoder: Entries, num_layers: int
 ) -> tuple[BlockMask, ...]:
-    """Full layers are bidirectional; sliding ones are causal unless a flag says otherwise."""
+    """By default full layers are bidirectional and sliding ones causal; flags override this."""
     sliding_causal = not config.flag("sliding_window_non_causal", False)
     flag = _causal_flag(decoder, config)
     return tuple(
@@ -44,7 +44,7 @@ def _layer_kinds(config: Entries, num_layers: int) -> tuple[str, ...]:
     kinds = config.texts("layer_types")
     if not kinds:
         if config.flag("use_sliding_window", False):
-            raise config.wrong("layer_types", f"a list of which of {num_layers} layers slide")
+            raise config.wrong("layer_types", f"a list with the kinds of the {num_layers} layers")
         return (FULL,) * num_layers
     if len(kinds) != num_layers or not {FULL, SLIDING}.issuperset(kinds):
         raise config.wrong("layer_types", f"{num_layers} times {FULL} or {SLIDING}")

@@ -1,4 +1,4 @@
-"""Refuses drafters that look like DFlash but compute something else, and names what they are."""
+"""Refuses drafters that look like DFlash but compute something else; the error names their kind."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Variant:
     names: tuple[str, ...]
     """Its names in architectures, speculators_model_type or projector_type."""
     settings: tuple[str, ...]
-    """Keys, at the top level or in dflash_config, that only this variant sets."""
+    """Keys that only this variant sets, at the top level or in dflash_config."""
     flat_settings: tuple[str, ...] = ()
     """Keys that identify it only at the top level; in dflash_config they are left over from
     training."""
@@ -61,11 +61,11 @@ ONLY_AS = {
     "pure_draft_prefix_len": 1,
     "use_mask_embedding": False,
 }
-"""Keys with the one value (besides null) that plain DFlash has."""
+"""Keys with the only value (besides null) that they have in plain DFlash."""
 
 
 def refuse_other_drafters(config: Entries) -> None:
-    """A LoadError that names what makes this config differ from plain DFlash."""
+    """Raises a LoadError that names the difference between this config and plain DFlash."""
     nested = config.within("dflash_config")
     for variant in VARIANTS:
         _refuse_variant(variant, config, nested)

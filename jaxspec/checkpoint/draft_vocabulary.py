@@ -16,7 +16,7 @@ Ids = Int[np.ndarray, " draft_vocab"]
 def target_ids_of(
     offsets: Ids, kept: Bool[np.ndarray, " vocab"] | None, vocab_size: int, where: str
 ) -> Ids:
-    """The target's id of each draft id; checks that they are distinct, in range and kept."""
+    """The target id of each draft id; checks that the ids are distinct, in range and kept."""
     ids = np.arange(len(offsets)) + offsets.astype(np.int64)
     if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != len(ids):
         raise LoadError(

@@ -11,7 +11,7 @@ from jaxspec.files import read_json_object, short_json
 
 @dataclass(frozen=True)
 class Entries:
-    """A JSON object, and the file or part of a file that it is from, for error messages."""
+    """A JSON object, with the name of the file, or part of a file, for error messages."""
 
     values: Mapping[str, Any]
     where: str
@@ -86,7 +86,7 @@ class Entries:
 
 
 def in_either(key: str, first: Entries, second: Entries) -> Entries:
-    """Whichever of two objects has the key; the first if neither has it.
+    """The one of two objects that has the key; the first if neither has it.
 
     A LoadError if both have it with different values.
     """

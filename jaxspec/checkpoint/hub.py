@@ -1,4 +1,4 @@
-"""From the user's name of a model, a folder or a hub id, to a folder on disk.
+"""Finds the folder on disk of a model that the user names by a folder or a hub id.
 
 Downloads follow the environment variables of the hub's library: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN
 and HF_ENDPOINT.
@@ -20,8 +20,8 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
     if source and folder.is_dir():
         if revision is not None:
             raise UsageError(
-                f"revision {revision!r} of {source}, which is a folder; revisions are of hub ids: "
-                "leave it out"
+                f"revision {revision!r} of {source}, which is a folder; only hub ids have "
+                "revisions: leave it out"
             )
         return folder
     if folder.is_file():
@@ -39,7 +39,7 @@ def _hub_id(source: str) -> str:
         raise LoadError(f"no such folder: {source}; expected a checkpoint folder or a hub id")
     try:
         if not HUB_ID.fullmatch(source):
-            raise HFValidationError("it should read owner/name")
+            raise HFValidationError("expected owner/name")
         validate_repo_id(source)
     except HFValidationError as error:
         raise LoadError(
@@ -54,7 +54,7 @@ def _snapshot(hub_id: str, revision: str | None) -> Path:
 
     named = f"{hub_id} at revision {revision}" if revision else hub_id
     try:
-        # The patterns matter offline too: the hub's library checks the cached snapshot by them.
+        # Offline too: the hub's library uses the patterns to check the cached snapshot.
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=ALLOWED_FILES))
     except errors.LocalEntryNotFoundError as error:
         raise LoadError(_not_cached(hub_id, named)) from error
@@ -70,7 +70,7 @@ def _snapshot(hub_id: str, revision: str | None) -> Path:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise LoadError(f"{hub_id} has no revision {revision}; name a branch or commit") from error
-    except Exception as error:  # whichever library downloads raises its own kinds
+    except Exception as error:  # the kinds depend on the library that downloads
         raise LoadError(f"cannot download {named}: {one_line(error)}") from error
 
 
@@ -79,6 +79,6 @@ def _not_cached(hub_id: str, named: str) -> str:
 
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
     return (
-        f"no folder {hub_id}, {named} is not (wholly) in the cache {constants.HF_HUB_CACHE}, and "
+        f"no folder {hub_id}, {named} is not complete in the cache {constants.HF_HUB_CACHE}, and "
         f"{why}; run `hf download {hub_id}` with a connection"
     )

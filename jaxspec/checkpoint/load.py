@@ -114,9 +114,9 @@ def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[
 def _with_ownership(
     config: DFlashConfig, has_embedding: bool, has_head: bool, has_target_ids: bool
 ) -> DFlashConfig:
-    """The config with which weights the drafter owns.
+    """The config, completed by whether the drafter has an embedding and a head of its own.
 
-    A drafter with a reduced vocabulary always has its own head; otherwise it owns what is stored.
+    A drafter with a reduced vocabulary always has its own head. Otherwise, it has what is stored.
     """
     whole = config.vocab_size if has_target_ids else None
     reduced = config.draft_vocab_size or whole
@@ -131,7 +131,7 @@ def _with_ownership(
 def _target_ids(
     config: DFlashConfig, stored: dict[str, StoredTensor], where: str
 ) -> Int[np.ndarray, " draft_vocab"] | None:
-    """The ids of a reduced vocabulary: small enough to be read and checked when opening."""
+    """The ids of a reduced vocabulary, which are small enough to be read and checked on opening."""
     if config.draft_vocab_size is None:
         return None
     kept = None

@@ -1,6 +1,6 @@
-"""Which tensors of a Hugging Face checkpoint each of our parameters is made of.
+"""The tensors of a Hugging Face checkpoint that each of our parameters is made of.
 
-ours                      theirs
+ours                      Hugging Face's
 attention/qkv/kernel  =  [q_proj.weight; k_proj.weight; v_proj.weight]^T
 mlp/gate_up/kernel    =  [gate_proj.weight; up_proj.weight]^T
 any other kernel      =  weight^T
@@ -21,7 +21,7 @@ WEIGHTS = ("BF16", "F16", "F32")
 IDS = ("I64", "I32")
 _HELP = "check that config.json and weights are of one checkpoint"
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Tables that some checkpoints store although they follow from the config."""
+"""Tables that some checkpoints store although they can be computed from the config."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def check_tensors(
     where: str,
     unused: tuple[str, ...] = (),
 ) -> None:
-    """A LoadError that names a missing, misshapen or unknown tensor. `unused` ones may exist."""
+    """Raises a LoadError that names a missing, misshapen or unknown tensor. Those in `unused` may
+    exist."""
     expected = {
         name: (shape, source.dtypes)
         for source in sources.values()

@@ -1,4 +1,4 @@
-"""Checkpoints in our own layout: parameters in Orbax's format beside configs and tokenizer files.
+"""Checkpoints in our own layout: parameters in Orbax's format, configs and tokenizer files.
 
 folder/config.json, generation_config.json, tokenizer.json, ...   as in the source
 folder/params/                                                    our parameter tree
@@ -41,7 +41,7 @@ def orbax_arrays(folder: Path) -> dict[str, jax.ShapeDtypeStruct]:
 def check_arrays(
     sources: dict[str, Source], arrays: dict[str, jax.ShapeDtypeStruct], where: str
 ) -> None:
-    """A LoadError that names a missing, misshapen or unknown parameter."""
+    """Raises a LoadError that names a missing, misshapen or unknown parameter."""
     for path, source in sources.items():
         shape = in_words(arrays[path].shape) if path in arrays else "missing"
         if shape != in_words(source.shape):

@@ -8,7 +8,7 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 
 
 def check_pair(target: Qwen3Config, drafter: DFlashConfig) -> None:
-    """A LoadError that names the first thing that does not fit."""
+    """Raises a LoadError that names the first property that does not fit."""
     for misfit in (
         _hidden_size_misfit(target, drafter),
         _vocabulary_misfit(target, drafter),
@@ -21,8 +21,8 @@ def check_pair(target: Qwen3Config, drafter: DFlashConfig) -> None:
 
 
 def check_same_tokenizer(target: Mapping[int, str], drafter: Mapping[int, str]) -> None:
-    """For a drafter with a tokenizer of its own: an id has the same text in both vocabularies. A
-    token that only one of them has, for example a mask, does no harm."""
+    """Checks, for a drafter with a tokenizer of its own, that ids have the same text in both
+    vocabularies. A token that only one of them has, for example a mask, does no harm."""
     for id in sorted(target.keys() & drafter.keys()):
         if drafter[id] != target[id]:
             raise LoadError(

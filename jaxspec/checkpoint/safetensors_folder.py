@@ -1,4 +1,4 @@
-"""Finds where each tensor lies in a folder of safetensors files, without reading the tensors.
+"""Finds the place of each tensor in a folder of safetensors files, without reading the tensors.
 
 Pickle files are never opened.
 """
@@ -31,7 +31,7 @@ NUMPY_DTYPES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor as it lies in a file: row-major, little-endian."""
+    """One tensor as stored in a file: row-major, little-endian."""
 
     path: Path
     offset: int
@@ -95,22 +95,22 @@ def _sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
 
 
 def _shard(folder: Path, index: Path, name: str) -> Path:
-    """The file that an index names, which must lie inside this checkpoint."""
+    """The file that an index names, which must be inside this checkpoint."""
     plain = PurePosixPath(name)
     path = folder / plain
     if plain.is_absolute() or ".." in plain.parts or not _is_inside(path, folder):
         raise LoadError(
             f"{index} names {name!r}, which is outside the folder; expected a file of the "
-            "checkpoint: do not use it"
+            "checkpoint: do not use this checkpoint"
         )
     if not path.is_file():
-        raise LoadError(f"{index} names {name!r}, which is not there; download the missing shard")
+        raise LoadError(f"{index} names {name!r}, which is missing; download the missing shard")
     return path
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether a file lies in the folder. From a snapshot in the hub's cache, links may also lead to
-    the blobs of the same model."""
+    """Whether a file is in the folder. In a snapshot in the hub's cache, links may also lead to the
+    blobs of the same model."""
     home = folder.resolve()
     if home.parent.name == "snapshots":
         home = home.parent.parent
@@ -119,7 +119,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
-        # Opening it lets the library check that the tensors fill the file without gaps.
+        # When it opens the file, the library checks that the tensors fill it without gaps.
         with safetensors.safe_open(path, "np"):
             pass
         with open(path, "rb") as file:

@@ -35,7 +35,7 @@ def target_config_of(entries: Entries, more_end_ids: tuple[int, ...] = ()) -> Qw
 def _check_is_qwen3(entries: Entries) -> None:
     names, kind = entries.texts("architectures"), entries.text("model_type")
     if is_drafter(entries):
-        raise LoadError(f"{entries.where} is a drafter's, expected a Qwen3 target; swap the two")
+        raise LoadError(f"{entries.where} belongs to a drafter, expected a Qwen3 target; swap both")
     if kind != MODEL_TYPE or (names and ARCHITECTURE not in names):
         raise LoadError(
             f"{entries.where} is {kind or 'nothing'} ({', '.join(names) or 'no architecture'}), "

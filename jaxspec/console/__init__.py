@@ -1,1 +1,1 @@
-"""How commands talk to a person: flags and prompts in; text, statistics and JSON out."""
+"""The input and output of commands: flags and prompts in; text, statistics and JSON out."""

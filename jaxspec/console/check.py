@@ -29,8 +29,8 @@ def differences_from_plain(
     params: SamplingParams,
     outputs: Sequence[RequestOutput],
 ) -> list[Difference]:
-    """Decodes without drafts, with the same parameters, and compares. The usual reason for a
-    difference is a tie in bfloat16."""
+    """Decodes without drafts, with the same parameters, and returns the differences. The usual
+    reason for one is a tie in bfloat16."""
     plain = engine.plain().generate(prompts, dataclasses.replace(params, logprobs=2))
     return first_differences(outputs, plain)
 
@@ -38,7 +38,8 @@ def differences_from_plain(
 def first_differences(
     outputs: Sequence[RequestOutput], plain: Sequence[RequestOutput]
 ) -> list[Difference]:
-    """One for each prompt that differs; `plain` has at least two log probabilities per token."""
+    """A difference for each prompt whose outputs differ; `plain` must have at least two log
+    probabilities per token."""
     pairs = enumerate(zip(outputs, plain, strict=True))
     return [_first(i, a, b) for i, (a, b) in pairs if a.token_ids != b.token_ids]
 
@@ -65,5 +66,5 @@ def in_words(difference: Difference, decode: Callable[[list[int]], str]) -> str:
     gap = "" if difference.gap is None else f"; its two likeliest are {difference.gap:.4f} apart"
     return (
         f"check: prompt {difference.prompt} differs at token {difference.place}: "
-        f"{name(difference.token)}, plain decoding says {name(difference.plain_token)}{gap}"
+        f"{name(difference.token)}, plain decoding has {name(difference.plain_token)}{gap}"
     )

@@ -17,7 +17,7 @@ def check_writable(path: str | None) -> None:
     if not folder.is_dir():
         raise LoadError(f"{path} cannot be written: there is no folder {folder}")
     if Path(path).is_dir() or not os.access(path if Path(path).exists() else folder, os.W_OK):
-        raise LoadError(f"{path} cannot be written: it is a folder, or not yours to write")
+        raise LoadError(f"{path} cannot be written: it is a folder, or you lack the permission")
 
 
 def make_folder(path: str) -> Path:

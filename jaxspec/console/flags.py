@@ -1,7 +1,7 @@
-"""Flags of a command: made from the fields of an option record, and read back into one.
+"""Flags of a command, made from the fields of an option record, and read back into one.
 
-A field's name, type, default and docstring make the flag's name, type, default and help. A record's
-module must not import jax, because `--help` reads it.
+A field's name, type, default and docstring become the flag's name, type, default and help. The
+module of such a record must not import jax, because `--help` imports it.
 """
 
 import ast
@@ -21,7 +21,7 @@ METAVARS = {int: "N", float: "X"}
 
 def add_flags(group: Any, record: type[Any], *names: str, also: str = "", **settings: Any) -> None:
     """Adds a flag for each of these fields to a parser or a group of it. `also` has other names of
-    the flag; `settings` go to `add_argument` and override what follows from the field."""
+    the flag; `settings` are passed to `add_argument` and override what follows from the field."""
     fields = _fields(record)
     for name in names:
         made = _settings(fields[name], get_type_hints(record)[name]) | settings
@@ -34,7 +34,8 @@ def flag_of(name: str) -> str:
 
 
 def help_of(record: type[Any], name: str) -> str:
-    """The docstring of a field as help: other fields by their flags, and with the default."""
+    """The docstring of a field as help, with other fields replaced by their flags, and with the
+    default."""
     fields = _fields(record)
     mention = lambda match: flag_of(match[1]) if match[1] in fields else match[1]
     text = re.sub(r"`(\w+)`", mention, docstrings(record)[name]).rstrip(".").replace("%", "%%")
@@ -45,7 +46,7 @@ def help_of(record: type[Any], name: str) -> str:
 
 @functools.cache
 def docstrings(record: type) -> dict[str, str]:
-    """The text below each field of a record, those that it inherits included."""
+    """The text below each field of a record, including inherited fields."""
     inherited = [docstrings(base) for base in record.__bases__ if dataclasses.is_dataclass(base)]
     [body] = ast.parse(textwrap.dedent(inspect.getsource(record))).body
     assert isinstance(body, ast.ClassDef)
@@ -65,7 +66,7 @@ def _fields(record: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def _settings(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
-    """What a field's type and default mean for `add_argument`."""
+    """The settings for `add_argument` that follow from a field's type and default."""
     required = field.default is dataclasses.MISSING
     default = {"required": True} if required else {"default": field.default}
     kind = _first_of_union(kind)
@@ -91,24 +92,24 @@ def filled[Record](record: type[Record], flags: Mapping[str, Any]) -> Record:
 
 
 def integers(flag: str, text: str) -> list[int]:
-    """From 1,4,16: positive, each once, in rising order."""
+    """Reads positive integers such as 1,4,16; returns each once, in increasing order."""
     try:
         values = sorted({int(part) for part in text.split(",")})
     except ValueError as error:
-        raise UsageError(f"{flag} {text!r}; expected integers, commas between") from error
+        raise UsageError(f"{flag} {text!r}; expected integers separated by commas") from error
     if values[0] < 1:
         raise UsageError(f"{flag} {text!r}; expected at least 1")
     return values
 
 
 def numbers(flag: str, text: str) -> tuple[float, ...]:
-    """From 0.9,0.5."""
+    """Reads numbers such as 0.9,0.5."""
     return tuple(_number(flag, text, part) for part in text.split(","))
 
 
 def named_numbers(flag: str, text: str) -> dict[str, float]:
-    """From GSM8K=6.54,MATH-500=7.87. A number without a name is its own name, or has an empty one
-    if it is the only number."""
+    """Reads numbers such as GSM8K=6.54,MATH-500=7.87. A number without a name is named by its own
+    text, or has an empty name if it is the only number."""
     named = [part.rpartition("=")[::2] for part in text.split(",")]
     if len(named) > 1:
         named = [(name or number, number) for name, number in named]
@@ -119,4 +120,4 @@ def _number(flag: str, text: str, part: str) -> float:
     try:
         return float(part)
     except ValueError as error:
-        raise UsageError(f"{flag} {text!r}; expected numbers, commas between") from error
+        raise UsageError(f"{flag} {text!r}; expected numbers separated by commas") from error

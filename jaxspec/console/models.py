@@ -1,4 +1,4 @@
-"""Which models a command opens, and with which dtype."""
+"""Chooses the models that a command opens, and their dtype."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, named_target
 def chosen_models(
     model: str | None, draft_model: str | None, dtype: str | None, say: Callable[[str], None]
 ) -> tuple[str, str | None, str]:
-    """Target, drafter and dtype. By default the demo pair; for a drafter alone, the target that its
-    config names."""
+    """Target, drafter and dtype: by default the demo pair's. If only a drafter is named, the target
+    is the one that its config names."""
     if model is None and draft_model is None:
         target, drafter = demo_pair()
         dtype = dtype or demo_dtype()

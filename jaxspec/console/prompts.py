@@ -71,7 +71,7 @@ def _ids(text: str) -> list[int]:
     try:
         return [int(token) for token in text.replace(",", " ").split()]
     except ValueError as error:
-        raise UsageError(f"--prompt-ids {text!r}: expected integers, commas between") from error
+        raise UsageError(f"--prompt-ids {text!r}: expected integers separated by commas") from error
 
 
 Render = Callable[[str], str]

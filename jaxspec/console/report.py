@@ -24,7 +24,7 @@ def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:
 
 
 def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:
-    """Every field and every ratio, by its name."""
+    """Every field and every ratio of the statistics, by its name."""
     ratios = (name for name in dir(type(stats)) if isinstance(getattr(type(stats), name), property))
     return dataclasses.asdict(stats) | {name: getattr(stats, name) for name in ratios}
 
@@ -36,7 +36,7 @@ def summary(outputs: Sequence[RequestOutput], seconds: float, compile_s: float) 
     lines = [
         f"Prompt: {pooled.prompt_tokens} tokens",
         f"Generation: {pooled.generation_tokens} tokens in {seconds:.2f} s, "
-        f"{rate:.1f} tokens/s (prompt reading counted)",
+        f"{rate:.1f} tokens/s (including prompt reading)",
         f"Compilation: {compile_s:.2f} s, not counted above",
     ]
     return lines + speculation_line(pooled)
@@ -47,7 +47,7 @@ def speculation_line(pooled: PooledStats) -> list[str]:
     if not pooled.num_spec_steps:
         return []
     per_position = ", ".join(f"{rate:.3f}" for rate in pooled.acceptance_rate_per_position)
-    drawn = "SYNTHETIC (drawn, not found): " if pooled.synthetic else ""
+    drawn = "SYNTHETIC (drawn, not measured): " if pooled.synthetic else ""
     return [
         f"{drawn}draft acceptance = {pooled.draft_acceptance_rate:.5f} "
         f"({pooled.num_accepted_draft_tokens} accepted / {pooled.num_draft_tokens} drafted), "

@@ -1,4 +1,4 @@
-"""The pair in the package: it runs if no model is named, with nothing to download."""
+"""The pair of models in the package, which runs if no model is named and needs no download."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ NAME = "the demo pair"
 
 
 def demo_pair() -> tuple[Path, Path]:
-    """Folders of its target and its drafter, as `Engine.from_pretrained` takes them."""
+    """The folders of the target and the drafter, as `Engine.from_pretrained` takes them."""
     here = Path(__file__).parent
     pair = here / "target", here / "drafter"
     if missing := [folder for folder in pair if not (folder / "model.safetensors").is_file()]:
@@ -20,7 +20,7 @@ def demo_pair() -> tuple[Path, Path]:
 
 
 def demo_dtype() -> str:
-    """The dtype that suits it: float32 on a CPU, which gives the tokens of plain decoding."""
+    """The pair's default dtype: float32 on a CPU, which gives the tokens of plain decoding."""
     import jax
 
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"

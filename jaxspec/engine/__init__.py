@@ -1,1 +1,1 @@
-"""The engine: one speculative transaction after another, for many requests at once."""
+"""The engine: speculative steps, each a transaction, for many requests at once."""

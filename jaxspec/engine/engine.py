@@ -39,7 +39,7 @@ from jaxspec.text.tokenizer import Tokenizer
 
 
 class Engine:
-    """A target, perhaps a drafter, and the requests that they work on."""
+    """A target model, optionally a drafter, and the requests that they continue."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Engine:
         chat_template: ChatTemplate | None = None,
         models: Models | None = None,
     ):
-        """Use `from_pretrained`, or `from_models` with models and parameters in hand."""
+        """Use `from_pretrained`, or `from_models` if models and parameters are in memory."""
         self.loop = loop
         self.models = models or loop.device.models
-        """As they were given; the engine may add proposers that have no weights."""
+        """The models as the caller passed them; the engine may add proposers without weights."""
         self.tokenizer = tokenizer
         self.options = options
         self.chat_template = chat_template
@@ -72,10 +72,10 @@ class Engine:
         revision: str | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
-        """Opens folders or hub ids.
+        """An engine for models named by folder or hub id.
 
         `block_size` overrides the drafter's own; `revision` is the target's branch, tag or commit.
-        All other keywords are fields of `EngineOptions`, and change those of `options`.
+        All other keywords are fields of `EngineOptions` and override those of `options`.
         """
         checked = options_of(options, changes)
         floats = choose_dtype(dtype)
@@ -92,7 +92,7 @@ class Engine:
         options: EngineOptions | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
-        """From modules and their parameters; without a tokenizer, prompts are token ids."""
+        """From modules and their parameters. Without a tokenizer, prompts must be token ids."""
         checked = options_of(options, changes)
         loop = build_loop(models, params, tokenizer, checked)
         return cls(loop, tokenizer, checked, models=models)
@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def plan(self) -> Plan:
-        """Sizes and choices that no request changes."""
+        """The sizes and choices that are fixed when the engine is made."""
         return self.loop.plan
 
     @property
@@ -117,7 +117,7 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together."""
+        """Most tokens of a prompt and its output together."""
         return self.plan.max_model_len
 
     @property
@@ -145,7 +145,7 @@ class Engine:
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> RequestOutput | list[RequestOutput]:
-        """Continues one prompt or many; one output for one prompt, a list for a list."""
+        """Continues one prompt or many. Returns one output for a single prompt, else a list."""
         several, is_one = as_list(prompts)
         outputs = {e.index: e.output for e in self.stream(several, params) if e.output is not None}
         if is_one:
@@ -157,7 +157,7 @@ class Engine:
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> "EventStream":
-        """Increments, as they are accepted. Leaving the iteration ends what is still running."""
+        """Iterates over new tokens and text, step by step. Closing the iterator aborts the rest."""
         several, _ = as_list(prompts)
         each = params_per_prompt(params, len(several))
         requests = [self._request(*pair) for pair in zip(several, each, strict=True)]
@@ -172,7 +172,7 @@ class Engine:
         return request.id
 
     def step(self, ids: Iterable[int]) -> list[StreamEvent]:
-        """One step of all requests. Returns what these submitted ones got, their ids as index."""
+        """Runs one step of all requests. Returns the events of `ids`, with the id as the index."""
         if not self.loop.idle:
             self.loop.step()
         events = [self._event(i.request, i) for i in self.loop.take_increments(ids)]
@@ -182,14 +182,14 @@ class Engine:
         return events
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Ends these submitted requests now; nothing more is reported of them."""
+        """Ends these submitted requests now; `step` returns no more events for them."""
         ids = set(ids)
         self.loop.abort(ids)
         for id in ids:
             self.loop.forget(id)
 
     def stats(self) -> EngineStats:
-        """A snapshot."""
+        """A snapshot of the engine's load, memory and statistics."""
         return EngineStats(
             waiting=self.num_waiting,
             running=self.num_running,
@@ -205,10 +205,10 @@ class Engine:
         prompts: Prompt | Iterable[Prompt] | None = None,
         params: SamplingParams | None = None,
     ) -> int:
-        """Compiles programs side by side before they are needed, and returns how many.
+        """Compiles programs in parallel before they are needed, and returns how many.
 
-        With prompts, what their first steps need; without, everything that the engine can need
-        for requests like `params`.
+        With prompts, compiles the programs that their first steps need; without, every program that
+        the engine can need for requests with such `params`.
         """
         params = params or SamplingParams()
         plan = self.plan
@@ -219,18 +219,17 @@ class Engine:
     def programs(
         self, draws: bool, only_needed: bool = False, plan: Plan | None = None
     ) -> Iterator[Program]:
-        """Every program that the engine can run, traced; `draws` is for requests that sample or
-        want log probabilities. `only_needed` leaves out steps that only run if a request opts out
-        of drafting."""
+        """Every program that the engine can run, traced. With `draws`, requests sample or return
+        log probabilities. With `only_needed`, no request opts out of drafting."""
         return every_program(self.loop.device, plan or self.plan, draws, only_needed)
 
     def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
-        """The program of one step for inputs of these shapes, not run."""
+        """Traces the program of one step for inputs of these shapes, without running it."""
         return self.loop.device.trace(step, *inputs, **static)
 
     @contextmanager
     def observe(self, observer: StepObserver) -> Iterator[None]:
-        """Has an observer watch every step and program meanwhile."""
+        """Notifies an observer of every step and program inside the `with` block."""
         observers = self.loop.device.observers
         observers.append(observer)
         try:
@@ -240,8 +239,7 @@ class Engine:
 
     @contextmanager
     def borrow_device(self) -> Iterator[Device]:
-        """The device of an engine without requests, to run steps on by hand. Whatever they leave in
-        the slots is cleared afterwards."""
+        """The device of an idle engine, to run steps directly. Slots are cleared afterwards."""
         self.loop.read_results()  # a step that was launched before the last reply was read
         if not self.loop.idle:
             raise UsageError("the engine has requests; borrow its device when they have ended")
@@ -280,7 +278,7 @@ class Engine:
         self.loop.device.params = self.params | {"synthetic": acceptance.on_device}
 
     def _that_fit(self, prompts: list[Prompt], params: SamplingParams) -> list[tuple[int, ...]]:
-        """Token ids of the prompts that can ever run; if none can, the first one's refusal."""
+        """Token ids of the prompts that fit into the engine; raises a UsageError if none does."""
         requests = [self._request_of(0, prompt, params) for prompt in prompts]
         refusals = [self._refusal(request) for request in requests]
         if refusals and all(refusals):

@@ -1,4 +1,4 @@
-"""What a caller iterates over while requests run."""
+"""The events that a caller iterates over while requests run."""
 
 import dataclasses
 import sys
@@ -12,20 +12,20 @@ from jaxspec.engine.schedule.loop import Loop
 
 @dataclasses.dataclass(frozen=True)
 class StreamEvent:
-    """What one step added to one of the prompts."""
+    """The tokens and text that one step added to the output of one prompt."""
 
     index: int
-    """Which prompt."""
+    """Index of the prompt."""
     token_ids: tuple[int, ...]
     text: str
     output: RequestOutput | None
-    """The whole output, with the last event of a prompt; None before."""
+    """The whole output in the last event of a prompt; None in earlier events."""
 
 
 class EventStream:
-    """The events of some requests, as an iterator. Steps run while the next event is waited for.
+    """An iterator over the events of some requests. It runs steps until the next event exists.
 
-    Closing it, dropping it or an exception in a step ends the requests that still run.
+    Closing or deleting the iterator, or an exception in a step, ends the requests that still run.
     """
 
     def __init__(

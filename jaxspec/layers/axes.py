@@ -1,4 +1,4 @@
-"""Logical axes: what the numbers along each axis of a parameter are, and how to cut them.
+"""Logical axes: the meaning of each axis of a parameter, and how to cut it into shards.
 
 A fused matrix has several sections along one axis, each with a name of its own:
 
@@ -27,7 +27,7 @@ class Axis:
     """hidden, heads, kv_heads, head_dim, inner, features, vocab or draft_vocab."""
     size: int
     unit: int = 1
-    """Neighbours that stay together, for example the head_dim numbers of one head."""
+    """Number of neighbours that stay together, for example the head_dim numbers of one head."""
 
 
 Fused = tuple[Axis, ...]
@@ -52,10 +52,11 @@ def shard_of(
     shards: int,
     block: int = 1,
 ) -> Shaped[Array, "..."]:
-    """Shard `index` of `shards` of a parameter, every section named in `cut` cut by its own size.
+    """Shard `index` of `shards` of a parameter. Every section named in `cut` is cut by its own
+    size.
 
-    With `block`, the array has one number per `block` of a section's along each axis: the scales of
-    a quantised parameter, which go to the shard of the numbers that they scale.
+    With `block`, the array has one number per `block` numbers of a section along each axis: the
+    scales of a quantised parameter, which go to the shard of the numbers that they scale.
     """
     for dimension, axis in enumerate(axes):
         parts, start = [], 0

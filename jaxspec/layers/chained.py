@@ -1,14 +1,14 @@
 """A stack of decoder layers, run from attention to attention. An optimisation for GPUs.
 
-From one attention to the next there are matrices and what happens to single tokens, and no
-positions, so one kernel can do it all, across the border between two layers:
+Between one attention and the next there are only operations on single tokens, without positions.
+So one kernel can do all of them, across the border between two layers:
 
     x ----------+----------------------+------ x of the next layer
                 ^ out          norm    ^ down           norm, its qkv
     qkv -- attention            gate, up  ----------------------------- qkv of the next layer
 
-Where that kernel cannot run, for more tokens, a product is left in parts that the next kernel adds
-up on its way: the residual sum with its norm, or the write of keys and values.
+If there are too many tokens for that kernel, each product is left in parts. The kernel that reads
+the product adds them up: it adds to the residual stream and norms, or writes keys and values.
 """
 
 import dataclasses
@@ -30,18 +30,18 @@ Hidden = Float[Array, "batch width hidden"]
 
 
 class Reader(NamedTuple):
-    """What reads the residual stream after a layer."""
+    """The modules that read the residual stream after a layer."""
 
     norm: RMSNorm
-    """The next layer's, or the last one."""
+    """The next layer's norm; after the last layer, the final norm."""
     qkv: Linear | None
-    """The next layer's; none after the last layer."""
+    """The next layer's projection; None after the last layer."""
 
 
 def run_chained(
     layers: Sequence[DecoderLayer], norm: RMSNorm, x: Hidden, paged: Paged, cache: Cache[KeysValues]
 ) -> tuple[Hidden, list[Hidden], Cache[KeysValues]]:
-    """What `run_layers` gives."""
+    """The same results as `run_layers`."""
     chain = chain_for(layers[0], x, paged.implementation)
     paged = dataclasses.replace(paged, over_pages=chain.paged_attention)
     readers = [Reader(layer.attention.norm, layer.attention.qkv) for layer in layers]

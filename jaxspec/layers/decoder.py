@@ -16,7 +16,7 @@ from jaxspec.layers.rope import Rope
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """The stack of decoder layers that target and drafter both have, each with its own numbers."""
+    """The sizes of a stack of decoder layers. Target and drafter have one each."""
 
     hidden_size: int
     intermediate_size: int
@@ -34,45 +34,45 @@ class Decoder:
 
     @property
     def inner(self) -> Axis:
-        """The MLP's inner numbers."""
+        """The MLP's inner axis."""
         return Axis("inner", self.intermediate_size)
 
     @property
     def attended(self) -> Axis:
-        """What attention gives: the numbers of all heads, one head after the other."""
+        """The output of attention: the numbers of all heads, one head after the other."""
         return Axis("heads", self.num_heads * self.head_dim, self.head_dim)
 
     @property
     def fused(self) -> Fused:
-        """What attention takes: query heads, key heads, value heads."""
+        """The input of attention: query heads, key heads, value heads."""
         kv_heads = Axis("kv_heads", self.num_kv_heads * self.head_dim, self.head_dim)
         return self.attended, kv_heads, kv_heads
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockMask:
-    """What a token of the block sees of the block and of the context."""
+    """Which positions of the block and of the context a token of the block attends to."""
 
     causal: bool
-    """Whether it sees only the block's tokens up to itself; if not, it sees the whole block."""
+    """Whether a token attends only to the block's tokens up to itself, or to the whole block."""
     window: int | None = None
-    """Distance below which positions are visible; None sees everything."""
+    """Distance below which positions are visible; None if all positions are."""
 
 
 @runtime_checkable
 class Attending[Memory](Protocol):
-    """How queries meet keys: over the pages of a cache, or over whole sequences in training."""
+    """How attention is computed: over the pages of a cache, or over whole sequences in training."""
 
     def __call__(
         self, attention: "Attention", qkv: Float[Array, "batch width fused"], memory: Memory, /
     ) -> tuple[Float[Array, "batch width attended"], Memory]:
-        """`qkv` as the projection gives it, heads neither normed nor rotated; `memory` is what the
-        layer remembers, and comes back with the block in it."""
+        """`qkv` is the output of the projection, with heads neither normed nor rotated. `memory` is
+        the layer's cache, and is returned with the block in it."""
         ...
 
 
 class Attention(nn.Module):
-    """The weights of grouped query attention with normed heads."""
+    """Grouped query attention with normed heads; how queries attend is passed in."""
 
     geometry: Decoder
     mask: BlockMask
@@ -99,12 +99,12 @@ class Attention(nn.Module):
     def keys_values(
         self, context: Float[Array, "*tokens hidden"]
     ) -> Float[Array, "*tokens key_values"]:
-        """Keys and values of tokens that are never queried, and not normed."""
+        """Keys and values of tokens that have no queries. The input is not normed here."""
         return self.qkv.columns(context, start=1)
 
 
 class MLP(nn.Module):
-    """SiLU-gated, gate and up projection fused."""
+    """A SiLU-gated MLP whose gate and up projections are fused."""
 
     geometry: Decoder
     dtype: DTypeLike
@@ -146,7 +146,7 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "batch width hidden"], attend: Attending[Any], memory: Any
     ) -> tuple[Float[Array, "batch width hidden"], Any]:
-        """The residual stream after the layer, and what the layer remembers."""
+        """The residual stream after the layer, and the layer's new cache."""
         attended, memory = self.attention(x, attend, memory)
         x = x + attended
         return x + self.mlp(x), memory

@@ -1,4 +1,4 @@
-"""Weights that multiply, weights that look up, and weights that scale."""
+"""Linear layers, embeddings and norms."""
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ from pallas_kernels.add_norm.reference import rms_norm
 from pallas_kernels.dispatch import Implementation
 
 Operand = Float[Array, "inputs outputs"]
-"""A matrix as kernels take it. Weights that are stored in another way add their type here."""
+"""A matrix in the form that kernels take. Other ways to store weights add their type here."""
 
 
 class Linear(nn.Module):
-    """A matrix without bias, stored [inputs, outputs]. Everything that multiplies by it asks here.
+    """A matrix without bias, stored [inputs, outputs]. All products with it go through this class.
 
     A fused matrix has several sections of outputs, for example those of q, k and v.
     """
@@ -38,14 +38,14 @@ class Linear(nn.Module):
     def columns(
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
     ) -> Float[Array, "*tokens outputs"]:
-        """Only the outputs from section `start` on."""
+        """The product with only the outputs from section `start` on."""
         assert isinstance(self.outputs, tuple), "only a fused matrix has sections"
         return x @ self.kernel[:, size_of(self.outputs[:start]) :]
 
     def in_parts(
         self, x: Float[Array, "*tokens {self.inputs.size}"], implementation: Implementation
     ) -> Float[Array, "parts *tokens outputs"]:
-        """The product as a sum that is still to be added up, by the kernel that reads it."""
+        """The product as parts whose sum is left to the kernel that reads it."""
         return split_product(x, self.operand(), implementation=implementation)
 
     def operand(self) -> Operand:
@@ -54,7 +54,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A vector per token; also the head of a tied model."""
+    """A vector per token, which is also the head of a model with tied weights."""
 
     vocab: Axis
     hidden: Axis

@@ -1,4 +1,4 @@
-"""Attention over the pages of a cache: how decoding attends."""
+"""Attention over the pages of a cache, for decoding."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,7 +25,8 @@ class Paged:
     """Rotary embedding of the block's positions."""
     implementation: Implementation
     over_pages: Callable[..., Array] = paged_attention
-    """The op, or one that leaves its result where the next kernel of a stack wants it."""
+    """The attention op. In a chain of kernels, it leaves its result where the next kernel reads it.
+    """
 
     def __call__(
         self, attention: Attention, qkv: Float[Array, "batch width fused"], pages: KeysValues
@@ -38,8 +39,8 @@ class Paged:
         qkv: Float[Array, "parts filled width fused"],
         pages: KeysValues,
     ) -> tuple[Float[Array, "filled width attended"], KeysValues]:
-        """`qkv` as the parts of a product. It may have more requests than the block; what is made
-        of those means nothing."""
+        """Attends with `qkv` as the parts of a product. `qkv` may have more requests than the
+        block; the results for the surplus ones are meaningless."""
         mask, block = attention.mask, self.block
         with jax.named_scope("qkv_write"):
             query, pages = self.write(attention, qkv, pages)
@@ -60,7 +61,7 @@ class Paged:
     def write_context(
         self, attention: Attention, context: Float[Array, "batch width hidden"], pages: KeysValues
     ) -> KeysValues:
-        """Writes keys and values of tokens that are never queried."""
+        """Writes keys and values of tokens that have no queries."""
         _, pages = self.write(attention, attention.keys_values(context)[None], pages, queries=False)
         return pages
 
@@ -86,7 +87,7 @@ class Paged:
 
 
 def paged(decoder: Decoder, block: Block, implementation: Implementation) -> Paged:
-    """How all layers of a decoder attend in one step."""
+    """The attention that all layers of a decoder share in one step."""
     rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
     return Paged(block, rotated, implementation)
 

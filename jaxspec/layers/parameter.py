@@ -1,7 +1,7 @@
-"""What is known of a parameter besides its numbers: its logical axes and its first values.
+"""The description of a parameter besides its numbers: its logical axes and its first values.
 
-The numbers themselves stay plain arrays. Only a tree that `Module.init` makes has the records of
-this file around them; `jaxspec.models.parameters` reads them there.
+Parameters are plain arrays. Only in a tree made by `Module.init` are they wrapped in the records of
+this file; `jaxspec.models.parameters` reads the records there.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Initial = Callable[[Key[Array, ""], tuple[int, ...], DTypeLike], Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Described(meta.AxisMetadata[Any]):
-    """A parameter with its logical axes and what draws its first values."""
+    """A parameter with its logical axes and the function that makes its first values."""
 
     value: Any
     axes: Axes = dataclasses.field(metadata={"static": True})
@@ -45,7 +45,7 @@ class Described(meta.AxisMetadata[Any]):
 
 
 def parameter(module: nn.Module, name: str, initial: Initial, axes: Axes, dtype: DTypeLike) -> Any:
-    """Declares a parameter in a module's `setup`, and is its array."""
+    """Declares a parameter in a module's `setup`, and returns its array."""
     shape = tuple(map(size_of, axes))
     return module.param(name, lambda key: Described(initial(key, shape, dtype), axes, initial))
 
@@ -55,12 +55,12 @@ def ones(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array
 
 
 def small(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """As small as embeddings usually begin."""
+    """Small random values, as usual for embeddings."""
     return _normal(key, shape, jnp.dtype(dtype), 0.02)
 
 
 def keeps_scale(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """A matrix whose products are as large as its inputs."""
+    """A random matrix whose outputs are as large as its inputs on average."""
     return _normal(key, shape, jnp.dtype(dtype), shape[0] ** -0.5)
 
 

@@ -53,10 +53,11 @@ def frequencies_of(rope: Rope, head_dim: int) -> tuple[Float[np.ndarray, " half"
 def _stretched(
     frequencies: Float[np.ndarray, " half"], theta: float, head_dim: int, yarn: Yarn
 ) -> Float[np.ndarray, " half"]:
-    """Slow dimensions are interpolated, fast ones kept, a linear ramp in between."""
+    """YaRN's frequencies: those of slow dimensions are interpolated, those of fast ones are kept,
+    with a linear ramp in between."""
 
     def dimension_turning(times: float) -> float:
-        """Which dimension turns this often over the original context."""
+        """The dimension that makes this number of turns over the original context."""
         wavelength = yarn.original_max_position_embeddings / (times * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 

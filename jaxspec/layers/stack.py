@@ -1,4 +1,4 @@
-"""Decoder layers one after the other."""
+"""Runs a stack of decoder layers."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,8 @@ def run_layers(
 ) -> tuple[Hidden, list[Hidden], Cache[KeysValues]]:
     """Normed hidden states, the residual stream after each layer, and the cache with the block.
 
-    Where kernels run, neighbouring layers are run from attention to attention, which gives the same
-    numbers but for rounding.
+    If kernels run, neighbouring layers are run from attention to attention, which gives the same
+    numbers except for rounding.
     """
     if kernels_run(paged.implementation):
         return run_chained(layers, norm, x, paged, cache)

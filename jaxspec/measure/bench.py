@@ -1,4 +1,4 @@
-"""The benchmark: every contender on the same requests, pass by pass in turn."""
+"""The benchmark: runs every contender on the same requests, taking turns pass by pass."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ class Contender:
     method: str
     """A name of `METHODS`."""
     engine: Engine
-    """Contenders that differ in synthetic acceptance alone share one."""
+    """The engine, which contenders share if they differ only in synthetic acceptance."""
     label: str = ""
     """Name of the synthetic acceptance, for example "GSM8K"; empty if there is only one."""
     synthetic: SyntheticAcceptance | None = None
@@ -47,7 +47,7 @@ class Contender:
 def contenders_of(
     engines: dict[str, Engine], acceptances: dict[str, Acceptance]
 ) -> list[Contender]:
-    """Each drafting method once per acceptance; plain decoding accepts nothing and comes once."""
+    """A contender for each drafting method and acceptance, and a single one for plain decoding."""
     contenders = []
     for method, engine in engines.items():
         num_drafts = engine.plan.block_size - 1
@@ -66,8 +66,8 @@ def benchmark(
     breakdown: bool,
     progress_bar: ProgressBar,
 ) -> dict[str, Any]:
-    """All figures. If no bandwidth is given, that of a copy is measured; `breakdown` times the
-    parts of steps as well."""
+    """Runs the benchmark and returns all figures. Without a bandwidth, that of a copy is measured;
+    `breakdown` also times the parts of steps."""
     clock = CompileClock()
     bandwidth = bytes_per_second or copy_bytes_per_second()
     warm_up(contenders, schedule, progress_bar)
@@ -94,7 +94,7 @@ def _add_parts(rows: Sequence[Row], contenders: Sequence[Contender], schedule: S
 
 
 def warm_up(contenders: Sequence[Contender], schedule: Schedule, progress_bar: ProgressBar) -> None:
-    """Compiles everything, then runs every load with short replies."""
+    """Compiles all programs, then runs every load with short replies."""
     one_per_engine = {id(one.engine): one for one in reversed(contenders)}.values()
     total = len(one_per_engine) * len(schedule.concurrencies)
     with progress_bar(total, "warm-up", "") as progress:
@@ -147,8 +147,8 @@ def compare(
 def _turns(
     contenders: Sequence[Contender], schedule: Schedule
 ) -> Iterable[tuple[int, int, Contender]]:
-    """Number of the pass, concurrency, contender. Every other pass goes through the contenders in
-    reverse, so that drift of the machine hits all alike."""
+    """Yields the number of the pass, the concurrency and the contender. Every other pass takes the
+    contenders in reverse order, so that drift of the machine affects all equally."""
     for number in range(schedule.passes):
         for concurrency in schedule.concurrencies:
             for one in contenders if number % 2 == 0 else reversed(contenders):

@@ -1,4 +1,4 @@
-"""What the parts of a speculative step take when each is a program of its own."""
+"""The times of the parts of a speculative step, each run as a separate program."""
 
 import statistics
 from collections.abc import Callable

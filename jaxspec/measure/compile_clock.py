@@ -4,7 +4,7 @@ import jax
 
 
 class CompileClock:
-    """Counts the seconds of compiling from when it is made."""
+    """Counts the seconds spent compiling since the clock was made."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

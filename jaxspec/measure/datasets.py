@@ -21,14 +21,15 @@ class Sample:
     prompt: str | tuple[int, ...]
     """Text, or token ids."""
     category: str = ""
-    """The dataset's name for its kind."""
+    """Category of the prompt in the dataset."""
     output_tokens: int | None = None
-    """Most tokens of its reply; None leaves it to the benchmark."""
+    """Most tokens of the reply; None takes the benchmark's default."""
 
 
 def built_in(name: str) -> list[Sample]:
-    """prose: paragraphs that hardly repeat. python: beginnings of modules, for the demo pair, which
-    was trained on such. repetitive: tables, lists and code that do repeat."""
+    """A built-in set of prompts. prose: paragraphs with hardly any repetition. python: beginnings
+    of modules, like those that the demo pair was trained on. repetitive: tables, lists and code
+    with much repetition."""
     text = resources.files("jaxspec.measure").joinpath(f"data/{name}.jsonl").read_text("utf-8")
     return _parsed(name, text, "jsonl")
 
@@ -116,15 +117,16 @@ def _spec_bench(where: str, entry: dict[str, Any]) -> Sample:
     """{"question_id": ..., "category": ..., "turns": [text, ...]}"""
     turns = entry.get("turns")
     if not (isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0]):
-        raise UsageError(f'{where}: "turns" is no list that begins with a text')
+        raise UsageError(f'{where}: "turns" is not a list that begins with text')
     return Sample(turns[0], str(entry.get("category", "")))
 
 
 def _sharegpt(where: str, entry: dict[str, Any]) -> Sample | None:
-    """{"conversations": [{"from": "human", "value": text}, ...]}; None unless a human begins."""
+    """{"conversations": [{"from": "human", "value": text}, ...]}; None if the first turn is not a
+    human's."""
     turns = entry.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise UsageError(f'{where}: "conversations" is no list of objects')
+        raise UsageError(f'{where}: "conversations" is not a list of objects')
     if not turns or turns[0].get("from") not in ("human", "user"):
         return None
     text = turns[0].get("value")

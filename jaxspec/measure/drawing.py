@@ -1,6 +1,6 @@
-"""What pictures have in common: the library, files, colours, axes. Needs the extra `plot`.
+"""Shared parts of pictures: the library, files, colours, axes. Needs the extra `plot`.
 
-Imports no jax: a command checks whether it can draw before jax starts.
+This module does not import jax: a command checks whether it can draw before jax starts.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ GREY = "#9a9a9a"
 
 
 def pyplot() -> Any:
-    """matplotlib, drawing to files; if it is missing, the extra to install is named."""
+    """matplotlib, set up to draw into files. If it is missing, the error names the extra to
+    install."""
     try:
         import matplotlib
     except ImportError as error:
@@ -43,7 +44,8 @@ def pyplot() -> Any:
 
 
 def check_plot(path: str | None) -> None:
-    """Whether a picture could be drawn there: matplotlib, the folder, and a suffix it knows."""
+    """Refuses a path to which no picture can be drawn: checks matplotlib, the folder and the
+    suffix."""
     if path is None:
         return
     pyplot()
@@ -64,7 +66,7 @@ def save(figure: Any, path: str) -> None:
 
 
 def from_zero(axes: Any, room: float) -> None:
-    """The y axis from 0 to `room` times what is drawn, with space above for a legend."""
+    """Sets the y axis from 0 to `room` times its upper limit, to leave space for a legend."""
     axes.set_ylim(0, axes.get_ylim()[1] * room)
 
 

@@ -1,4 +1,4 @@
-"""Engines that share parameters, one per method, with only the programs that the loads need."""
+"""Engines that share parameters, one per method, with only the programs that the loads use."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -92,17 +92,15 @@ def engine_for(
     prompt_lengths: Sequence[int],
     **options: Any,
 ) -> Engine:
-    """An engine that compiles decode steps for these batch sizes only, and prefill steps only as
-    wide as prompts of these lengths need. With an adaptive width it keeps the batch sizes whose
-    steps it has measured."""
+    """An engine that compiles decode steps only for these batch sizes, and prefill steps only in
+    the widths that prompts of these lengths need. An adaptive engine keeps its default batch sizes.
+    """
     if method in METHODS and not METHODS[method].drafter:
         opened = without_drafter(opened)
     if method == "none":
         options["synthetic_acceptance"] = None
     sizes = EngineOptions(method=method, **options)
-    shapes = shapes_for(
-        sizes.max_batch, min(sizes.prefill_chunk, sizes.max_model_len), sizes.exact
-    )
+    shapes = shapes_for(sizes.max_batch, min(sizes.prefill_chunk, sizes.max_model_len), sizes.exact)
     if not (sizes.exact or sizes.adaptive):
         options["batch_sizes"] = tuple(sorted(batch_sizes))
     options["prefill_shapes"] = _needed_shapes(shapes.prefill_shapes, prompt_lengths)
@@ -114,8 +112,8 @@ def engine_for(
 def _needed_shapes(
     shapes: tuple[tuple[int, int], ...], prompt_lengths: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """The shapes of the largest width, and of each smaller one that the last chunk of some prompt
-    fits into."""
+    """The shapes of the largest width, and of each smaller width that fits the last chunk of some
+    prompt."""
     widths = sorted({width for _, width in shapes})
     ends = {(length - 1) % widths[-1] + 1 for length in prompt_lengths}
     needed = {widths[-1], *(next(w for w in widths if w >= end) for end in ends)}

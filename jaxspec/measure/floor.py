@@ -1,4 +1,4 @@
-"""The least time a step can take: the bytes it has to read, over the memory's bandwidth."""
+"""The least time that a step can take: the bytes that it must read, over the memory bandwidth."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ COPIES_IN_A_ROW, ROUNDS = 8, 3
 
 @dataclasses.dataclass(frozen=True)
 class StepBytes:
-    """What one decode step reads at least, by phase."""
+    """Bytes that a decode step reads at least, by phase."""
 
     verify: int
     """The target's layers, norms and head."""
@@ -29,7 +29,7 @@ class StepBytes:
     target_position: int
     """Keys and values of one position in the target's cache."""
     draft_position: int
-    """The same in the drafter's cache."""
+    """Keys and values of one position in the drafter's cache."""
 
     def of_step(self, batch: int, context: float) -> float:
         """Bytes of a step of `batch` requests with `context` positions each."""

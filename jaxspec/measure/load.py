@@ -26,12 +26,12 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(Passes):
-    """The requests of a benchmark, and how every contender is sent them."""
+    """The requests of a benchmark, and how they are sent to every contender."""
 
     work: Sequence[Work]
     """The requests."""
     concurrencies: Sequence[int]
-    """Most requests at once; every pass goes through all of these."""
+    """Largest numbers of requests at once; every pass measures all of them."""
 
     @property
     def draws(self) -> bool:
@@ -63,17 +63,17 @@ class Load:
     concurrency: int
     """Most requests at once."""
     request_rate: float | None = None
-    """Arrivals per second, exponential gaps; None sends the next as soon as one has ended."""
+    """Arrivals per second, with exponential gaps; None sends a request as soon as another ends."""
     seed: int = 0
     """Seed of the gaps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What was measured in one pass over the requests."""
+    """The measurements of one pass over the requests."""
 
     seconds: float
-    """From the first submission to the last token."""
+    """Seconds from the first submission to the last token."""
     outputs: tuple[RequestOutput, ...]
     step_s: tuple[float, ...]
     """Seconds of the steady steps: every slot of the load was decoding, no prompt was read."""
@@ -85,7 +85,7 @@ def run_load(
     load: Load,
     on_tokens: Callable[[int], object] = lambda count: None,
 ) -> Run:
-    """One pass; after every step `on_tokens` is called with the number of new tokens."""
+    """Runs one pass, and calls `on_tokens` after every step with the number of new tokens."""
     this_pass = _Pass(engine, work, load)
     begin = time.perf_counter()
     while this_pass.arrivals or this_pass.live:
@@ -102,7 +102,7 @@ def run_load(
 
 
 class _Pass:
-    """A pass while it runs."""
+    """The state of a running pass."""
 
     def __init__(self, engine: Engine, work: Sequence[Work], load: Load):
         self.engine = engine
@@ -114,7 +114,7 @@ class _Pass:
         self.was_steady = False
 
     def submit_due(self, now: float) -> None:
-        """Submits the requests that are due, as long as fewer than the load's are live."""
+        """Submits the requests that are due, up to the load's number of requests at once."""
         while self.arrivals and len(self.live) < self.concurrency and self.arrivals[0][0] <= now:
             _, work = self.arrivals.popleft()
             self.live.add(self.engine.submit(work.prompt, work.params))

@@ -1,11 +1,11 @@
-"""What a benchmark can be asked for, named as the flags are."""
+"""The options of a benchmark, with the names of its flags."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """What is to be sent; no model is known yet."""
+    """The requests to send, as options that need no model."""
 
     dataset: str
     """prose, python, repetitive, random (token ids), or a file; by default prose, python for the
@@ -15,13 +15,13 @@ class Requests:
     num_prompts: int | None = None
     """Send only the first of the dataset's requests; by default all, and 8 random ones."""
     input_len: int | None = None
-    """Cut prompts to this many tokens; random prompts have as many, 128 by default."""
+    """Cut prompts to this many tokens; random prompts have exactly this many, 128 by default."""
     output_len: int = 64
-    """Most tokens to generate, unless the dataset has a length of its own."""
+    """Most tokens to generate, unless the dataset sets a length."""
     no_chat_template: bool = False
-    """Take prompts as they are."""
+    """Use prompts as they are, without a chat template."""
     ignore_eos: bool = False
-    """Go on after the model's end-of-text tokens, so that every output has its full length."""
+    """Continue after the model's end-of-text tokens, so that every output has its full length."""
     temperature: float = 0.0
     """Temperature of sampling; 0 is greedy decoding."""
     seed: int = 0
@@ -35,7 +35,7 @@ class Passes:
     passes: int = 3
     """Times that the requests are sent, for each method and concurrency."""
     requests_per_slot: int | None = None
-    """Send this many requests per concurrent one in a pass; by default every request once."""
+    """Number of requests in a pass for each one at once; by default every request is sent once."""
     request_rate: float | None = None
     """Requests that arrive per second, at random intervals; by default a request is sent as soon
     as another ends."""

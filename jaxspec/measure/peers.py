@@ -1,4 +1,4 @@
-"""Other systems' step times, from a file, compared with ours on equal terms: steady decode."""
+"""Step times of other systems, read from a file, and compared with ours by steady decode rates."""
 
 import json
 import statistics
@@ -10,7 +10,8 @@ from jaxspec.measure.results import Row, grouped, name_of
 
 
 def read_peers(path: str, model: str) -> list[Row]:
-    """Rows {"system", "model", "mode", "concurrency", "step_ms_median"} of one model."""
+    """Reads the rows of one model, each {"system", "model", "mode", "concurrency",
+    "step_ms_median"}."""
     try:
         peers = _rows_of_model(Path(path).read_text(), model)
     except OSError as error:
@@ -36,8 +37,8 @@ def _rows_of_model(text: str, model: str) -> list[Row]:
 
 
 def steady_decode(rows: Sequence[Row], peers: Sequence[Row]) -> list[Row]:
-    """Tokens per second of steps alone: concurrency x acceptance length / step. A peer's step is
-    given the acceptance lengths that the same method had here."""
+    """Tokens per second of decode steps alone: concurrency x acceptance length / step time. For
+    another system, the acceptance lengths are those of the same method in our rows."""
     steps = _our_steps(rows)
     timed = [row for row in rows if _method_and_concurrency(row) in steps]
     steady = [_steady("jaxspec", steps[_method_and_concurrency(row)], row) for row in timed]
@@ -54,7 +55,7 @@ def _method_and_concurrency(row: Row) -> tuple[str, int]:
 
 
 def _our_steps(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
-    """Step time of every method and concurrency: it does not depend on what was accepted."""
+    """Step time by method and concurrency; it does not depend on the acceptance."""
     timed = [row for row in rows if row["step_ms"]]
     return {
         key: statistics.median(row["step_ms"]["p50"] for row in same)
@@ -63,8 +64,8 @@ def _our_steps(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
 
 
 def _steady(system: str, step_ms: float, row: Row) -> Row:
-    """A step of this length with the acceptance of this row of ours; for synthetic acceptance,
-    with the mean that it was drawn from."""
+    """The rate of a step of this length with the acceptance length of our `row`; for synthetic
+    acceptance, with the mean that it was drawn from."""
     concurrency = row["concurrency"]
     length = row.get("drawn_length", row["speculation"]["mean_acceptance_length"])
     return {

@@ -11,8 +11,8 @@ ALPHA_OF_PART = {"draft": 0.35, "verify": 0.7, "accept": 1.0}
 
 
 def draw_bench(result: dict[str, Any], path: str) -> None:
-    """Throughput, speedup, acceptance per position and step times of one benchmark; below them
-    steps and steady decoding of other systems, if they were given."""
+    """Throughput, speedup, acceptance per position and step times of one benchmark. Below them, if
+    the result has them, steps and steady decoding of other systems."""
     plt = pyplot()
     steady = result.get("steady_decode")
     figure, axes = plt.subplots(
@@ -70,7 +70,7 @@ def _speedup(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
 
 
 def _label_speedups(axes: Any, rows: Sequence[Row]) -> None:
-    """The best of a concurrency above its point, the others below theirs."""
+    """Labels the points: the best of each concurrency above its point, the others below."""
     for concurrency, same in grouped(rows, lambda row: row["concurrency"]).items():
         best = max(row["speedup"]["median"] for row in same)
         for row in same:
@@ -86,7 +86,8 @@ def _label_speedups(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _acceptance(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
-    """At the highest concurrency of every contender: it does not change what is accepted."""
+    """Shows the highest concurrency of every contender, since concurrency does not change
+    acceptance."""
     axes.set(title="Acceptance per position", xlabel="place in the block", ylabel="share of steps")
     axes.set_ylim(0, 1.3)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -131,13 +132,13 @@ def _conditional_acceptance(axes: Any, speculation: Row, name: str, colour: str)
         markeredgecolor="black",
         linewidth=1,
         color=colour,
-        label=f"{name}, once all before were accepted",
+        label=f"{name}, if all before were accepted",
     )
 
 
 def _step_times(axes: Any, rows: Sequence[Row]) -> None:
-    """Bars by concurrency, one per method: what is accepted does not change a step's time. Drafting
-    methods are stacked by part if the parts were timed."""
+    """Bars by concurrency, one per method, since acceptance does not change a step's time. The bars
+    of drafting methods are stacked by part if the parts were timed."""
     axes.set(title="Decode step", xlabel="concurrent requests", ylabel="ms")
     concurrencies = sorted(set(_concurrencies(rows)))
     methods = grouped(rows, lambda row: row["method"])
@@ -163,7 +164,7 @@ def _label_parts(axes: Any) -> None:
 
 
 def _step_bar(axes: Any, x: float, width: float, colour: str, row: Row) -> None:
-    """The step, or its parts one on the other with the step as a mark; the floor as a line."""
+    """A bar for the step, or a stack of its parts with a mark for it; a line for the floor."""
     bottom = 0.0
     for part, value in (row.get("part_ms") or {}).items():
         axes.bar(x, value, width, bottom, color=colour, alpha=ALPHA_OF_PART[part])
@@ -194,7 +195,7 @@ def _steps_of_all_systems(axes: Any, steady: Sequence[Row]) -> None:
 
 
 def _steady_decode(axes: Any, steady: Sequence[Row], colours: dict[str, str]) -> None:
-    """Our rates, and as crosses the best of the other systems, with the same acceptance."""
+    """Our rates as lines, and as crosses the best of the other systems at the same acceptance."""
     for name, own in grouped(steady, lambda row: row["name"]).items():
         ours = {r["concurrency"]: r["tokens_per_s"] for r in own if r["system"] == "jaxspec"}
         others = grouped((r for r in own if r["system"] != "jaxspec"), lambda r: r["concurrency"])

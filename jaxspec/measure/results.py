@@ -1,4 +1,4 @@
-"""The results of a benchmark: its rows, a method at a concurrency each, and their tables."""
+"""The results of a benchmark: a row for each method and concurrency, and tables of the rows."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ from jaxspec.measure.floor import StepBytes
 from jaxspec.measure.load import Run, Schedule
 
 Row = dict[str, Any]
-"""Figures of one line of a table, by their names in the JSON file."""
+"""The figures of one line of a table, by their names in the JSON file."""
 
 PERCENTILES = (50, 90, 99)
 COMPILE_S_WORTH_A_WARNING = 0.1
@@ -63,7 +63,7 @@ def _latencies(stats: Sequence[RequestStats]) -> Row:
 
 
 def name_of(row: Row) -> str:
-    """Name of the contender: its method, and its synthetic acceptance, if named."""
+    """Name of the contender: its method, and the name of its synthetic acceptance, if any."""
     method = "plain" if row["method"] == "none" else row["method"]
     return f"{method} {row.get('acceptance_of', '')}".rstrip()
 
@@ -77,7 +77,7 @@ def grouped[Key: Hashable](rows: Iterable[Row], key: Callable[[Row], Key]) -> di
 
 
 def add_speedups(rows: Sequence[Row], baseline: str) -> None:
-    """To each row, the ratio to the baseline's rate in the same pass at the same concurrency."""
+    """Adds to each row its rate over the baseline's in the same pass, at the same concurrency."""
     base = {row["concurrency"]: row for row in rows if row["method"] == baseline}
     for row in rows:
         if row["concurrency"] in base:
@@ -86,7 +86,7 @@ def add_speedups(rows: Sequence[Row], baseline: str) -> None:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Empty if nothing was measured."""
+    """Percentiles by name; empty if there are no values."""
     if not values:
         return {}
     measured = np.percentile(values, PERCENTILES)
@@ -102,7 +102,7 @@ def _tokens(run: Run) -> int:
 
 
 def _mean_context(stats: Sequence[RequestStats]) -> float:
-    """Context of the average token: that of a step in the middle of the average request."""
+    """Mean context length over tokens: that of a step in the middle of the average request."""
     return statistics.fmean(one.prompt_tokens + one.generation_tokens / 2 for one in stats)
 
 
@@ -119,7 +119,7 @@ def report(result: dict[str, Any]) -> list[str]:
 
 
 def title(model: str, dataset: str, adaptive: bool, schedule: Schedule) -> str:
-    """What ran where, in one line."""
+    """The model, requests and device of a benchmark, in one line."""
     work = schedule.work
     shortest, longest = (pick(len(one.prompt) for one in work) for pick in (min, max))
     lengths = f"{longest}" if shortest == longest else f"{shortest}-{longest}"
@@ -138,7 +138,7 @@ def title(model: str, dataset: str, adaptive: bool, schedule: Schedule) -> str:
 def _warnings(result: dict[str, Any]) -> Iterator[str]:
     rows = result["rows"]
     if result["synthetic"]:
-        yield "* SYNTHETIC acceptance: drawn, not measured; it means nothing about the drafter"
+        yield "* SYNTHETIC acceptance: drawn, not measured; it does not describe the drafter"
     for row in rows:
         if row.get("speedup", {}).get("median", 1) < 1:
             concurrency = row["concurrency"]
@@ -162,12 +162,13 @@ HEADINGS = (
 
 
 def table(rows: Sequence[Row]) -> str:
-    """`accept` is the mean acceptance length, `floor` the share of the memory's bandwidth."""
+    """The table of the rows. `accept` is the mean acceptance length, `floor` the share of the
+    memory bandwidth."""
     return "\n".join(aligned([*map(list, zip(*HEADINGS)), *map(_cells, rows)]))
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells as text, every column as wide as its widest cell."""
+    """Formats lines of cells, with every column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines]
 
@@ -199,7 +200,8 @@ def _short(value: float) -> str:
 
 
 def steady_table(rows: Sequence[Row]) -> list[str]:
-    """Rows of `peers.steady_decode`: a line per concurrency and system, a column per contender."""
+    """The table of `peers.steady_decode`: a line per concurrency and system, a column per
+    contender."""
     names = {row["name"]: row["acceptance_of"] or row["name"] for row in rows}
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     lines = [

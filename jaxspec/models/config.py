@@ -1,6 +1,6 @@
-"""What the target and the drafter are, as plain frozen records.
+"""The configs of the target and the drafter, as plain frozen records.
 
-Records only: reading them from a config.json is the checkpoint room's work.
+Reading them from a config.json is the work of `jaxspec.checkpoint`.
 """
 
 import dataclasses
@@ -16,32 +16,33 @@ class Qwen3Config:
     vocab_size: int
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...] = ()
-    """Every id that ends a generation: of config.json and generation_config.json together."""
+    """Every id that ends a generation, from config.json and generation_config.json together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DFlashConfig:
-    """A DFlash drafter: its own decoder, and how it hangs on the target."""
+    """A DFlash drafter: its own decoder, and how it is connected to the target."""
 
     decoder: Decoder
     block_size: int
     """Tokens per block, the current one included: block_size - 1 of them are drafts."""
     mask_token_id: int
-    """Fills the drafted places of the block; a row of the target's embedding."""
+    """Token id that fills the drafted places of the block; a row of the target's embedding."""
     target_layer_ids: tuple[int, ...]
     """Target layers (0-based) after which the residual stream is captured as a feature."""
     vocab_size: int
     """Size of the target's vocabulary."""
     block_masks: tuple[BlockMask, ...]
-    """One per drafter layer."""
+    """The attention mask of each drafter layer."""
     draft_vocab_size: int | None = None
-    """Tokens that its own, reduced head knows; None if the whole vocabulary is drafted."""
+    """Number of tokens in the drafter's own, reduced vocabulary; None if it drafts the whole
+    vocabulary."""
     owns_embedding: bool = False
-    """Whether the checkpoint carries the embedding; else the target's is shared."""
+    """Whether the checkpoint has an embedding of its own; if not, the target's is used."""
     owns_head: bool = False
-    """Whether the checkpoint carries the head; else the target's is shared."""
+    """Whether the checkpoint has a head of its own; if not, the target's is used."""
     target_path: str | None = None
-    """The target that the checkpoint itself names (speculators' verifier)."""
+    """The target that the checkpoint names (the verifier in speculators' terms)."""
     num_target_layers: int | None = None
     """Layers of the target it was trained on; None if the config does not say."""
 

@@ -46,7 +46,7 @@ class DFlash(nn.Module):
             self.embedding = Embedding(vocab, hidden, self.dtype)
         if config.draft_vocab_size is not None:
             drafted = Axis("draft_vocab", config.draft_vocab_size)
-            # Ids, not weights; they travel with the parameters because they belong to the head.
+            # Ids, not weights; they are among the parameters because they belong to the head.
             self.target_ids = parameter(self, "target_ids", counting, (drafted,), jnp.int32)
         if config.owns_head:
             self.head = Linear(hidden, drafted, self.dtype)
@@ -71,25 +71,25 @@ class DFlash(nn.Module):
     def write_context(
         self, features: Float[Array, "batch width features"], block: Block, cache: Cache[KeysValues]
     ) -> Cache[KeysValues]:
-        """Writes the context of committed tokens, from the features the target gave for them."""
+        """Writes the context of committed tokens, computed from the target's features of them."""
         write = paged(self.config.decoder, block, self.implementation).write_context
         context = self.feature_norm(self.feature_projection(features))
         layers = zip(self.layers, cache.layers, strict=True)
         return Cache(tuple(write(layer.attention, context, pages) for layer, pages in layers))
 
     def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]:
-        """Only for a checkpoint with an embedding of its own."""
+        """Embeds tokens; only for a checkpoint with an embedding of its own."""
         return self.embedding(tokens)
 
     def logits(
         self, hidden: Float[Array, "batch width hidden"]
     ) -> Float[Array, "batch width draft_vocab"]:
-        """Only for a checkpoint with a head of its own."""
+        """Logits of hidden states; only for a checkpoint with a head of its own."""
         with jax.named_scope("head"):
             return self.head(hidden)
 
     def target_tokens(self, drafted: Int[Array, "batch width"]) -> Int[Array, "batch width"]:
-        """Ids of the head's own vocabulary as ids of the target's."""
+        """Converts ids of the drafter's vocabulary to ids of the target's."""
         if self.config.draft_vocab_size is None:
             return drafted
         return jnp.take(self.target_ids, drafted, axis=0)

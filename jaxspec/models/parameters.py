@@ -26,7 +26,8 @@ class Touchable(Protocol):
 def random_params(model: Touchable, key: Key[Array, ""]) -> Params:
     """Fresh parameters on the device, each as its module initialises it.
 
-    Leaf by leaf, one small program per shape: a single program for all would compile for minutes.
+    They are made one by one, with one small program per shape: a single program for all of them
+    would compile for minutes.
     """
     parameters = described_parameters(model)
     keys = dict(zip(parameters, jax.random.split(key, len(parameters))))
@@ -48,7 +49,7 @@ def parameter_axes(model: Touchable) -> dict[str, Axes]:
 
 
 def described_parameters(model: Touchable) -> dict[str, Described]:
-    # `touch` runs every layer; nothing is computed, only the parameters leave the program.
+    # `touch` runs every layer, but only the parameters are outputs, so nothing else is computed.
     make = lambda key: model.init(key, method="touch")["params"]
     described: Any = flatten_dict(jax.eval_shape(make, jax.random.key(0)), sep="/")
     return described

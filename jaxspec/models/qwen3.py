@@ -23,7 +23,7 @@ class Qwen3(nn.Module):
 
     config: Qwen3Config
     capture: tuple[int, ...] = ()
-    """Layers after which the residual stream is kept, in this order, as features."""
+    """Layers after which the residual stream is captured as features, in this order."""
     dtype: DTypeLike = jnp.float32
     implementation: Implementation = "auto"
 
@@ -61,7 +61,7 @@ class Qwen3(nn.Module):
     ) -> tuple[
         Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache[KeysValues]
     ]:
-        """Final hidden states, captured features side by side, and the cache with the block."""
+        """Final hidden states, the captured features concatenated, and the cache with the block."""
         x = self.embedding(tokens)
         attend = paged(self.config.decoder, block, self.implementation)
         hidden, after, cache = run_layers(self.layers, self.norm, x, attend, cache)

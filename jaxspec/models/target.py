@@ -1,4 +1,4 @@
-"""What the engine asks of a target, whatever its layers are."""
+"""The interface that the engine requires of a target, whatever its layers are."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -12,15 +12,15 @@ from jaxspec.cache.cache import Cache
 
 @runtime_checkable
 class Target(Protocol):
-    """A module without parameters: static, hashable, equal to another one of the same fields.
+    """A module without parameters: static, hashable, and equal to any other with the same fields.
 
     `__call__`, `embed` and `logits` need parameters: run them as
-    `target.apply({"params": params}, ..., method="logits")`. The rest works without.
+    `target.apply({"params": params}, ..., method="logits")`. The rest needs none.
     """
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """Layers after which the residual stream is kept, in this order, as features."""
+        """Layers after which the residual stream is captured as features, in this order."""
         ...
 
     @property
@@ -36,13 +36,13 @@ class Target(Protocol):
 
     @property
     def max_positions(self) -> int:
-        """The longest request that the model can represent, in tokens."""
+        """Tokens of the longest request that the model supports."""
         ...
 
     def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[Any]:
-        """An empty cache: `num_pages` pages, page 0 the trash page, for layers that keep something
-        per position; `num_slots` states, the padding slot's included, for layers that keep one per
-        request."""
+        """An empty cache: `num_pages` pages, of which page 0 is the trash page, for layers that
+        keep something per position; `num_slots` states, including the padding slot's, for layers
+        that keep one per request."""
         ...
 
     def __call__(
@@ -50,7 +50,7 @@ class Target(Protocol):
     ) -> tuple[
         Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache[Any]
     ]:
-        """Final hidden states, captured features side by side, and the cache with the block
+        """Final hidden states, the captured features concatenated, and the cache with the block
         written and not yet committed."""
         ...
 

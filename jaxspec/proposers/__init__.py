@@ -1,1 +1,1 @@
-"""What proposes tokens for the target to verify."""
+"""Proposers: they draft tokens that the target then verifies."""

@@ -1,8 +1,8 @@
-"""The seam for proposers that run on the device, inside the compiled step.
+"""The interface of proposers that run on the device, inside the compiled step.
 
 A device proposer is a frozen, hashable record: it is a static argument of the step, so everything
-that changes lives in its state. The engine keeps that state beside the target's cache, hands it in
-and takes the new one back. `docs/methods.md` shows a whole proposer in 40 lines.
+that changes is in its state. The engine keeps that state beside the target's cache, passes it in
+and replaces it by the returned one. `docs/methods.md` shows a whole proposer in 40 lines.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ class Drafts:
 
     tokens: Int[Array, "batch drafts"]
     num_drafts: Int[Array, " batch"]
-    """How many of a request's tokens, from the first, are to be verified."""
+    """Number of drafts of each request, from the first on, that are to be verified."""
     logits: Float[Array, "batch drafts vocab"] | None = None
-    """What the tokens were drawn from, before temperature and filters; None if they were chosen
-    and not drawn."""
+    """Logits that the tokens were drawn from, before temperature and filters; None if the tokens
+    were not drawn."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftInputs:
-    """What a proposer may read of the requests in a step."""
+    """What a proposer may read about the requests in a step."""
 
     slots: Int[Array, " batch"]
-    """Where each request's entry is in a state that has one entry per slot."""
+    """Slot of each request: the index of its entry in a state with one entry per slot."""
     tokens: Int[Array, " batch"]
     """The newest token of each request: it has been emitted and is in no cache yet."""
     lengths: Int[Array, " batch"]
@@ -56,7 +56,7 @@ class DraftInputs:
     page_size: int
 
     def block(self, width: int) -> Block:
-        """The newest token and the `width - 1` places after it, as a model writes them."""
+        """The block of the newest token and the `width - 1` positions after it."""
         counts = self.active * width
         return block_after(self.slots, self.lengths, counts, self.page_table, width, self.page_size)
 
@@ -66,10 +66,10 @@ class Committed:
     """Tokens that have just been committed: a chunk of a prompt, or a step's accepted tokens."""
 
     block: Block
-    """Where they are; the first `block.counts` of each request count, the rest is padding."""
+    """Where the tokens are. The first `block.counts` of each request count; the rest is padding."""
     tokens: Int[Array, "batch width"]
     features: Float[Array, "batch width features"]
-    """The target's hidden states of these tokens, after the layers that the proposer reads."""
+    """The target's hidden states of these tokens, after each layer that the proposer reads."""
 
 
 @runtime_checkable
@@ -78,16 +78,16 @@ class DeviceProposer(Protocol):
 
     @property
     def num_drafts(self) -> int:
-        """The most drafts that it proposes for one request in one step."""
+        """Most drafts for one request in one step."""
         ...
 
     @property
     def max_positions(self) -> int | None:
-        """The longest context that it was made for; None if there is no limit."""
+        """Longest context that the proposer supports; None if there is no limit."""
         ...
 
     def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> Any:
-        """What it remembers of all requests, empty: a pytree, of pages or of entries per slot.
+        """The empty state for all requests: a pytree, with pages or with an entry per slot.
 
         A slot never holds more than `positions` tokens.
         """
@@ -103,22 +103,22 @@ class DeviceProposer(Protocol):
         width: int,
         drawn: bool,
     ) -> tuple[Any, Drafts]:
-        """Its next state, and `width - 1` drafts for every request.
+        """The next state, and `width - 1` drafts for every request.
 
         If `drawn`, the drafts of requests that sample are drawn from the returned `logits`.
         """
         ...
 
     def absorb(self, params: Params, state: Any, committed: Committed) -> Any:
-        """Its state after these tokens."""
+        """The state after these tokens."""
         ...
 
     def bytes_read(self, params: Params, target_head: int) -> int:
-        """Bytes of parameters that one call of `propose` reads at least; `target_head` is the size
-        of the target's head, for proposers that use it."""
+        """Least number of bytes of parameters that one call of `propose` reads. `target_head` is
+        the size of the target's head in bytes, for proposers that use it."""
         ...
 
 
 def no_drafts(batch: int, width: int = 1) -> Drafts:
-    """Drafts of a step in which nothing is proposed, with room for `width - 1` of them."""
+    """Empty drafts, with room for `width - 1` per request."""
     return Drafts(jnp.zeros((batch, width - 1), jnp.int32), jnp.zeros(batch, jnp.int32))

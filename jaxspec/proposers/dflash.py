@@ -17,7 +17,8 @@ from jaxspec.sampling import draw_drafts
 
 @dataclasses.dataclass(frozen=True)
 class DFlashProposer:
-    """Its state is the drafter's cache: context made of the features of committed tokens."""
+    """The DFlash proposer. Its state is the drafter's cache, whose context comes from the features
+    of committed tokens."""
 
     drafter: DFlash
 
@@ -43,7 +44,8 @@ class DFlashProposer:
         width: int,
         drawn: bool,
     ) -> tuple[Cache, Drafts]:
-        """Writes the block into the cache too, as scratch: `absorb` overwrites what is kept."""
+        """Also writes the block into the cache, as scratch: `absorb` overwrites the cells of
+        tokens that are kept."""
         block = inputs.block(self.drafter.config.block_size)
         logits, state = self.logits(target, params, inputs.tokens, block, state)
         if drawn:
@@ -88,7 +90,8 @@ class DFlashProposer:
     def _over_target_vocabulary(
         self, params: Params, logits: Float[Array, "batch drafts draft_vocab"]
     ) -> Float[Array, "batch drafts vocab"]:
-        """Minus infinity for the tokens that a reduced vocabulary leaves out."""
+        """Logits over the target's vocabulary: minus infinity for tokens that the drafter's reduced
+        vocabulary leaves out."""
         config = self.drafter.config
         if config.draft_vocab_size is None:
             return logits

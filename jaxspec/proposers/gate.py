@@ -1,4 +1,4 @@
-"""Whether one request's prompt lookups are worth verifying, judged by its earlier ones."""
+"""Whether a request's drafts from prompt lookup are worth verifying, judged by earlier ones."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ from jaxspec.proposers.options import SpeculationOptions
 WEIGHT = 0.2
 """Weight of the newest step in the running rate."""
 PATIENCE = 8
-"""Trials in vain after which the pause between two of them stops growing."""
+"""Number of failed trials after which the pause between trials stops growing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """The record of one request."""
+    """How the drafts of one request have done so far."""
 
     rate: float = 0.0
     """Running share of drafts that were accepted."""
@@ -23,8 +23,8 @@ class Gate:
 
 
 def is_open(gate: Gate, options: SpeculationOptions) -> bool:
-    """Whether the request may draft: during its warm-up, while its drafts are accepted, and for
-    one trial after each of a series of growing pauses."""
+    """Whether the request may draft: during its warm-up, while enough of its drafts are accepted,
+    and otherwise for one trial after each pause. The pauses grow."""
     in_vain = gate.judged - options.ngram_warm_up
     return (
         in_vain < 0
@@ -43,5 +43,5 @@ def after_drafts(gate: Gate, share: float) -> Gate:
 
 
 def after_no_drafts(gate: Gate) -> Gate:
-    """The record after a step in which the request had no drafts of its own."""
+    """The record after a step in which the request had no drafts from prompt lookup."""
     return dataclasses.replace(gate, since=gate.since + 1)

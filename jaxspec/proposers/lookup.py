@@ -1,4 +1,4 @@
-"""Prompt lookup on the device, which has the newest tokens before the host has read them."""
+"""Prompt lookup on the device, where the newest tokens are known before the host has read them."""
 
 import dataclasses
 
@@ -14,21 +14,22 @@ History = Int[Array, "slots positions"]
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """Continues the newest tokens as they went on before. The rules are those of `NgramIndex`.
+    """Proposes what followed an earlier occurrence of the newest tokens, by the rules of
+    `NgramIndex`.
 
-    Its state is the token of every position of every slot. Entries beyond a request's length may
+    The state is the token at every position of every slot. Entries beyond a request's length may
     hold anything; they are overwritten before they are read.
     """
 
     most_continued: int
-    """The most tokens by which a match is continued."""
+    """Most tokens that are proposed after a match."""
     num_drafts: int
-    """Drafts that a step has room for; with `exact` more than `most_continued`, so that every
-    method runs the same programs."""
+    """Drafts that a step has room for. With `exact` there is more room than `most_continued`, so
+    that every method runs the same programs."""
     min_ngram: int
     max_ngram: int
     match: str
-    """Which of several occurrences is continued: recent or earliest."""
+    """Which of several occurrences to continue: recent or earliest."""
     look_back: int
 
     max_positions = None
@@ -46,7 +47,7 @@ class Lookup:
         width: int,
         drawn: bool,
     ) -> tuple[History, Drafts]:
-        """At most as many drafts as are wanted, and none beyond the request's budget."""
+        """The next state, and no more drafts than are wanted and fit into the request's budget."""
         state = state.at[inputs.slots, inputs.lengths].set(inputs.tokens, mode="drop")
         tokens, found = look_up(self, state[inputs.slots], inputs.lengths + 1)
         wanted = jnp.maximum(jnp.minimum(inputs.num_drafts, inputs.room), 0)
@@ -74,7 +75,8 @@ def lookup_of(options: SpeculationOptions, num_drafts: int) -> Lookup:
 def look_up(
     lookup: Lookup, tokens: Int[Array, "batch positions"], counts: Int[Array, " batch"]
 ) -> tuple[Int[Array, "batch drafts"], Int[Array, " batch"]]:
-    """What followed the longest suffix of each request's first `counts` tokens, and its length.
+    """The tokens that followed an earlier occurrence of the longest possible suffix of each
+    request's first `counts` tokens, and how many there are.
 
     tokens       x a b c d e . . . y a b c          counts = 13
     runs         . . . . 3 . . . . . . . .          the 3 tokens before d are also the last 3
@@ -95,7 +97,8 @@ def look_up(
 def _runs(
     lookup: Lookup, tokens: Int[Array, "batch positions"], counts: Int[Array, " batch"]
 ) -> Int[Array, "batch positions"]:
-    """How many tokens before each position, `max_ngram` at most, equal the request's last ones."""
+    """For each position, how many tokens before it equal the request's last ones, up to
+    `max_ngram`."""
     at, end = jnp.arange(tokens.shape[1], dtype=jnp.int32), counts[:, None]
     matching: Bool[Array, "batch positions"] = at < end
     runs = jnp.zeros_like(tokens)

@@ -3,7 +3,7 @@ to add one.
 
 A proposer runs on the device (`DeviceProposer`: a drafter model, prompt lookup) or on the host
 (`HostProposer`: anything that reads tokens). Verification, acceptance and commit are the same for
-all of them.
+all proposers.
 """
 
 import dataclasses
@@ -25,16 +25,17 @@ class HostProposer(Protocol):
     ) -> None:
         """Adds `tokens` to a request: a chunk of its prompt, or what a step emitted for it.
 
-        The step verified `num_drafts` drafts for the request, from whatever proposer, and accepted
+        The step verified `num_drafts` drafts for the request, from any proposer, and accepted
         `accepted` of them.
         """
 
     def propose(self, request: int, room: int) -> Sequence[int]:
-        """One to `room` drafts of what may follow; none if it has nothing to propose."""
+        """At most `room` tokens that may follow; none if there is nothing to propose."""
         ...
 
     def release(self, request: int) -> None:
-        """The request has ended, or will be read again from its first token."""
+        """Discards the state of a request that has ended or will be read again from its first
+        token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,14 @@ class Method:
     """Which proposers a method uses."""
 
     drafter: bool = False
-    """Whether the drafter that the engine was given proposes."""
+    """Whether the engine's drafter model proposes."""
     device: Callable[[SpeculationOptions, int], DeviceProposer] | None = None
-    """Makes a device proposer without weights, from the options and the most drafts per step."""
+    """Makes a device proposer without weights, from the options and the maximal number of drafts
+    per step."""
     host: Callable[[SpeculationOptions], HostProposer] | None = None
-    """Makes a host proposer. Beside a drafter, its drafts replace the drafter's for the requests
-    for which it has some. Beside a device proposer, it only decides when a step drafts; with the
-    lockstep driver it proposes alone."""
+    """Makes a host proposer. In a method with a drafter, its drafts replace the drafter's for the
+    requests for which it has some. In a method with a device proposer, it only decides in which
+    steps the device drafts; with the lockstep driver it proposes alone."""
 
 
 METHODS = {

@@ -19,16 +19,16 @@ class _Lookup:
 
 
 class NgramProposer:
-    """Looks up the newest tokens of a request in its own earlier tokens.
+    """Looks up the newest tokens of a request among its earlier tokens.
 
     If the device looks up too, results arrive a step late: `propose` is called again before
-    `commit` reports what became of its last drafts.
+    `commit` reports how many of the last drafts were accepted.
     """
 
     def __init__(self, options: SpeculationOptions, alone: bool = True):
         self.options = options
         self.alone = alone
-        """Whether this is the only proposer, so that every draft counts for its gate."""
+        """Whether this is the only proposer, so that the result of every draft updates its gate."""
         self.lookups: dict[int, _Lookup] = {}
 
     def commit(
@@ -38,7 +38,7 @@ class NgramProposer:
         lookup.index.extend(tokens)
         if num_drafts and (self.alone or lookup.proposed):
             lookup.gate = after_drafts(lookup.gate, accepted / num_drafts)
-        elif lookup.proposed:  # the device, with newer tokens, found nothing: a wide step in vain
+        elif lookup.proposed:  # the step was wide, but the device, with newer tokens, had no match
             lookup.gate = after_drafts(lookup.gate, 0.0)
         else:
             lookup.gate = after_no_drafts(lookup.gate)
@@ -65,6 +65,6 @@ class NgramProposer:
 
 
 def long_matches(options: SpeculationOptions) -> NgramProposer:
-    """Proposes only if a run of `max_ngram` tokens occurred before; for use with a drafter."""
+    """A proposer for use with a drafter: it proposes only after a match of `max_ngram` tokens."""
     only_longest = dataclasses.replace(options, min_ngram=options.max_ngram)
     return NgramProposer(only_longest, alone=False)

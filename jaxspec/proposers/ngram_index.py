@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 @dataclasses.dataclass
 class NgramIndex:
-    """Finds the longest suffix of the tokens that occurred before, and what followed it.
+    """Finds the longest suffix of the tokens that occurred before, and the tokens that followed it.
 
         tokens         x a b c d e . . . y a b c          [a b c] occurred before, [y a b c] did not
         continuation           d e . . . y                as many tokens as there is room for
 
-    An occurrence may overlap the suffix, and lies whole within the newest `look_back` tokens.
-    Adding a token and looking one up take constant amortised time, however many tokens there are.
+    An occurrence may overlap the suffix, and lies entirely within the newest `look_back` tokens.
+    Adding a token and looking up take constant amortised time, however many tokens there are.
     """
 
     min_ngram: int
@@ -23,9 +23,10 @@ class NgramIndex:
     look_back: int
     tokens: list[int] = dataclasses.field(default_factory=list)
     ends: dict[tuple[int, ...], int | deque[int]] = dataclasses.field(default_factory=dict)
-    """For every run within the look-back that was followed by a token, the position of that token.
-    Most runs occur once, and theirs is a plain integer: with a deque for each, Python's garbage
-    collector would pause for a tenth of a second, now and then, to visit tens of thousands."""
+    """For every run within the look-back that was followed by a token, the position of that token,
+    or a deque of positions. Most runs occur once and have a plain integer: with a deque for every
+    run, Python's garbage collector would now and then pause for a tenth of a second to visit them.
+    """
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:

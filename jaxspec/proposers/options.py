@@ -1,4 +1,4 @@
-"""What the maker of an engine may choose about speculation."""
+"""The options of an engine about speculation."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -13,16 +13,16 @@ MATCHES = get_args(Match)
 
 @dataclasses.dataclass(frozen=True)
 class SpeculationOptions:
-    """Choices about what is drafted. None of them changes what tokens are drawn from."""
+    """Options about drafting. None of them changes the distribution that tokens are drawn from."""
 
     draft_sampling: DraftSampling = "drawn"
-    """How a drafter drafts for a sampled request. drawn: as the request samples, which is accepted
-    more often; likeliest: its most likely tokens, so that a seed gives the same text with and
-    without a drafter. With `exact` always likeliest."""
+    """How a drafter drafts for a sampled request. drawn: it samples like the request, and more
+    drafts are accepted; likeliest: it takes its most likely tokens, so that a seed gives the same
+    text with and without a drafter. With `exact` always likeliest."""
 
     num_drafts: int = 7
-    """Most drafts per step of a method without a drafter; with a drafter, its block size decides.
-    """
+    """Most drafts per step of a method without a drafter; with a drafter, its block size sets the
+    number."""
     max_ngram: int = 5
     """Longest run of tokens that ngram looks up."""
     min_ngram: int = 1
@@ -30,15 +30,15 @@ class SpeculationOptions:
     ngram_match: Match = "recent"
     """Which earlier occurrence of the run ngram continues."""
     ngram_look_back: int = 16384
-    """How many of the newest tokens ngram searches."""
+    """Number of newest tokens that ngram searches."""
     ngram_threshold: float = 0.3
-    """Share of its drafts that must be accepted for a request to go on drafting with ngram; with 0
-    it always goes on."""
+    """Share of its drafts that must be accepted for a request to continue drafting with ngram; with
+    0 it always continues."""
     ngram_warm_up: int = 4
     """Steps with drafts before `ngram_threshold` applies."""
     ngram_probe_every: int = 32
     """Steps without drafts after which a request below `ngram_threshold` tries again; each failed
-    try adds as many to the next wait, up to eight times as many."""
+    try makes the next wait longer by this number, up to eight times this number."""
 
     def __post_init__(self) -> None:
         for wrong, actual, expected in self._speculation_rules():

@@ -8,13 +8,14 @@ from jaxtyping import Array, Float, Int
 
 MAX_LOGPROBS = 20
 GROUP = 64
-"""Neighbouring token ids whose maximum stands for all of them in the first of two searches."""
+"""Size of a group of neighbouring token ids. The first of two searches compares the maxima of such
+groups."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TopLogprobs:
-    """Under the model's own distribution: before temperature and filters."""
+    """Log probabilities under the model's own distribution, before temperature and filters."""
 
     chosen: Float[Array, "batch width"]
     """Log probabilities of the emitted tokens."""
@@ -37,9 +38,9 @@ def top_logprobs(
 def likeliest(
     values: Float[Array, "batch width vocab"], count: int
 ) -> tuple[Float[Array, "batch width top"], Int[Array, "batch width top"]]:
-    """The same as `jax.lax.top_k`, which sorts the whole vocabulary, by two small ones: the largest
-    `count` values are in the `count` groups with the largest maxima. The first of equal values
-    comes first."""
+    """The same as `jax.lax.top_k`, which sorts the whole vocabulary, by two small searches: the
+    `count` largest values are in the `count` groups with the largest maxima. Equal values keep
+    their order."""
     padding = -values.shape[-1] % GROUP
     padded = jnp.pad(values, ((0, 0), (0, 0), (0, padding)), constant_values=-jnp.inf)
     groups = padded.reshape(*values.shape[:2], -1, GROUP)

@@ -1,14 +1,14 @@
 """Speculative rejection sampling: the target's tokens, drawn so that they agree with drawn drafts
 as often as possible.
 
-A draft was drawn from q, the target's token is to be drawn from p:
+A draft was drawn from q, and the target's token has to be drawn from p:
 
-    keep the draft        with probability min(1, p / q) of it
-    else draw another     from the positive part of p - q, where the draft itself has no share
+    keep the draft        with probability min(1, p(draft) / q(draft))
+    else draw another     from the positive part of p - q, in which the draft has no share
 
-What comes out is drawn from p, and differs from the draft exactly when the draft was not kept. So
-acceptance stays what it is without draws: the longest prefix of drafts equal to the target's
-tokens. For a draft that was not drawn (q is certain of it) the rule comes down to drawing from p.
+The result is distributed as p, and differs from the draft exactly if the draft was not kept. So the
+rule of acceptance is the same as without draws: the longest prefix of drafts equal to the target's
+tokens. For a draft that was not drawn, q is 1 at the draft, and the rule amounts to drawing from p.
 """
 
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec.sampling.tokens import SlotSampling, filtered, greedy, key_at, sample
 
 DRAFT, KEEP, OTHER = 1, 2, 3
-"""Purposes of draws at the same position; each has its own key."""
+"""Purposes of the two draws at the same position, each of which has its own key."""
 
 
 def draw_drafts(

@@ -10,18 +10,18 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlotSampling:
-    """Sampling parameters, an entry per slot or per request of a batch; scalars for one alone."""
+    """Sampling parameters: an entry per slot or request of a batch; scalars for a single one."""
 
     temperature: Float[Array, "*slots"]
-    """0 takes the most likely token."""
+    """Temperature; 0 takes the most likely token."""
     top_k: Int[Array, "*slots"]
-    """Tokens kept by rank; 0 keeps all."""
+    """Number of most likely tokens that are kept; 0 keeps all."""
     top_p: Float[Array, "*slots"]
-    """Mass kept, most likely first, after top_k; 1 keeps all."""
+    """Probability mass of the most likely tokens that are kept, after top_k; 1 keeps all."""
     min_p: Float[Array, "*slots"]
     """Tokens less likely than this share of the most likely one are dropped; 0 keeps all."""
     seed: UInt32[Array, "*slots"]
-    """With the token's position it makes the key, so a draw depends on nothing else."""
+    """Seed. With the token's position it makes the key of a draw, which depends on nothing else."""
 
     def of(self, slots: Int[Array, " batch"]) -> "SlotSampling":
         return jax.tree.map(lambda entries: entries[slots], self)
@@ -32,7 +32,7 @@ INDEPENDENT = 0
 
 
 def key_at(seed: UInt32[Array, ""], position: Int[Array, ""], purpose: int) -> Key[Array, ""]:
-    """The key of one draw; nothing else decides it."""
+    """The key of one draw, which depends only on these arguments."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), purpose)
 
 
@@ -41,15 +41,15 @@ def sample(
     sampling: SlotSampling,
     positions: Int[Array, "batch width"],
 ) -> Int[Array, "batch width"]:
-    """The token at each of `positions`, drawn for requests with a temperature. If no request has
-    one, nothing is sorted and nothing drawn, though the program is the same."""
+    """The token at each of `positions`, drawn for requests with a temperature. If no request has a
+    temperature, the same program neither sorts nor draws."""
     hot, likeliest = sampling.temperature[:, None] > 0, greedy(logits)
     draw = lambda: jnp.where(hot, _draw(logits, sampling, positions), likeliest)
     return jax.lax.cond(jnp.any(hot), draw, lambda: likeliest)
 
 
 def greedy(logits: Float[Array, "batch width vocab"]) -> Int[Array, "batch width"]:
-    """The likeliest token at every position; the first if several are."""
+    """The likeliest token at every position; the first one if several are equally likely."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
@@ -69,13 +69,13 @@ def _draw(
 
 
 def filtered(logits: Float[Array, " vocab"], sampling: SlotSampling) -> Float[Array, " vocab"]:
-    """Logits over the temperature, minus infinity for tokens that the request's filters drop."""
+    """Logits divided by the temperature, with minus infinity for tokens that the filters drop."""
     scaled = logits.astype(jnp.float32) / jnp.maximum(sampling.temperature, 1e-6)
     ordered = jnp.sort(scaled, descending=True)
     rank = jnp.arange(ordered.size)
     kept = (rank < sampling.top_k) | (sampling.top_k == 0)
     mass = jax.nn.softmax(jnp.where(kept, ordered, -jnp.inf))
-    # A token stays while the mass before it is short of top_p: the one that crosses it stays.
+    # A token is kept if the mass before it is below top_p, so the token that crosses top_p is kept.
     kept &= jnp.cumsum(mass) - mass < sampling.top_p
     kept &= ordered >= ordered[0] + jnp.log(sampling.min_p)
     least = jnp.min(jnp.where(kept, ordered, jnp.inf))

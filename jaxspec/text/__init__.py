@@ -1,1 +1,1 @@
-"""The tokenizer, the chat template, and text that is streamed."""
+"""The tokenizer, the chat template, and streamed text."""

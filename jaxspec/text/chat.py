@@ -62,7 +62,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     seconds: float = RENDER_SECONDS,
 ) -> str:
-    """The prompt text. With `enable_thinking=None` the template decides."""
+    """The prompt text. If `enable_thinking` is None, the template's default applies."""
     _check_messages(messages)
     variables = dict(template.special_tokens) | {
         "messages": messages,
@@ -171,7 +171,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without escaped HTML: jinja's own filter escapes it, and models were not trained so."""
+    """JSON without escaped HTML: jinja's own filter escapes it, unlike the text that models were
+    trained on."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,6 +1,6 @@
-"""Text that arrives in pieces: tokens to whole characters, and the search for stop strings.
+"""Text in pieces: converts tokens to whole characters, and searches for stop strings.
 
-The state of each is an immutable record; feeding it returns the next one.
+The state of either is an immutable record; feeding it returns the next one.
 """
 
 import codecs
@@ -26,7 +26,8 @@ def feed_tokens(
     *,
     skip_special_tokens: bool = True,
 ) -> tuple[TextStream, str]:
-    """The characters that these tokens complete; all pieces joined are the decoded text."""
+    """The next state, and the characters that these tokens complete. Joined, all pieces are the
+    decoded text."""
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
     fresh = b"".join(tokenizer.token_bytes(id) for id in map(int, ids) if id not in skipped)
     data = stream.pending + fresh
@@ -35,13 +36,13 @@ def feed_tokens(
 
 
 def finish_tokens(stream: TextStream) -> str:
-    """The replacement character if the text ended inside a character, else nothing."""
+    """The replacement character if the text ended inside a character, else an empty string."""
     return stream.pending.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class StopScan:
-    """The state of searching for whichever stop string is completed first."""
+    """The state of the search for the stop string that is completed first."""
 
     stops: tuple[str, ...]
     """Strings that end the text and are not part of it."""
@@ -58,7 +59,7 @@ def stop_scan(stops: Sequence[str]) -> StopScan:
 
 
 def feed_text(scan: StopScan, piece: str) -> tuple[StopScan, str]:
-    """Adds text, and releases what cannot be part of a stop string any more."""
+    """Adds text. Returns the next state, and the text that no stop string can contain any more."""
     if scan.found is not None:
         return scan, ""
     text = scan.held + piece
@@ -72,7 +73,7 @@ def feed_text(scan: StopScan, piece: str) -> tuple[StopScan, str]:
 
 
 def finish_text(scan: StopScan) -> str:
-    """The text still held back when no more tokens come."""
+    """The text that is still held back after the last token."""
     return scan.held
 
 

@@ -18,9 +18,9 @@ class Tokenizer:
     backend: tokenizers.Tokenizer
     """The library's tokenizer, with truncation and padding off."""
     special_tokens: Mapping[str, int]
-    """Token id by role, such as `eos_token`."""
+    """Ids of the special tokens by role, such as `eos_token`."""
     special_ids: frozenset[int]
-    """Ids that decoding leaves out with `skip_special_tokens`."""
+    """Ids that decoding with `skip_special_tokens` leaves out."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -48,7 +48,7 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that one token stands for; empty for an id in the embedding's padding."""
+        """The bytes of one token; empty for an id in the embedding's padding."""
         token = self.backend.id_to_token(id)
         if token is None:
             return b""
@@ -83,9 +83,9 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in the library is no Exception
+    except BaseException as error:  # a panic in the library is not a subclass of Exception
         raise LoadError(
-            f"{path} is not a tokenizer the tokenizers library can read "
+            f"{path} is not a tokenizer that the tokenizers library can read "
             f"({one_line(error)}); download it again"
         ) from error
     if not isinstance(backend.decoder, tokenizers.decoders.ByteLevel):

@@ -27,7 +27,7 @@ class TextConfig:
     added_tokens: Mapping[int, str]
     """Text, by id, of each token that the config lists as added to the vocabulary."""
     chat_templates: Mapping[str, str]
-    """Template source by name; the one for ordinary chats is called `default`."""
+    """Template sources by name; the one for ordinary chats is called `default`."""
 
 
 def read_text_config(folder: Path) -> TextConfig:

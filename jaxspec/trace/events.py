@@ -1,4 +1,4 @@
-"""The profiler's recording (xplane files) as events, read without a viewer."""
+"""Reads the profiler's recording (xplane files) as events, without a viewer."""
 
 import dataclasses
 import warnings
@@ -19,12 +19,12 @@ class Event:
     start_ns: float
     duration_ns: float
     op: str
-    """The program's instruction; empty if it belongs to none."""
+    """The program's instruction; empty if the event does not belong to one."""
     module: str
     program: int | None
     graph: int | None
-    """Number of the command buffer's launch that it was part of; None for a kernel launched by
-    itself."""
+    """Number of the launch of a command buffer that contained the event; None for a kernel that was
+    launched by itself."""
 
     @property
     def end_ns(self) -> float:
@@ -45,7 +45,7 @@ def read_planes(folder: Path) -> list[Any]:
 
 
 def device_events(planes: Sequence[Any]) -> Iterator[Event]:
-    """What ran on accelerators: the events of their streams, which other lines only repeat."""
+    """Events on accelerators, taken from their streams; other lines only repeat these events."""
     for plane in planes:
         if plane.name.startswith("/device:"):
             for line in plane.lines:
@@ -54,7 +54,7 @@ def device_events(planes: Sequence[Any]) -> Iterator[Event]:
 
 
 def host_events(planes: Sequence[Any]) -> Iterator[Event]:
-    """What ran on the CPU: those events of its threads that are instructions of programs."""
+    """Events on the CPU: those in its threads that are instructions of programs."""
     for line in _host_lines(planes):
         events = (_event(event, line.name) for event in line.events)
         yield from (event for event in events if event.op)
@@ -88,6 +88,6 @@ def _event(event: Any, line: str) -> Event:
 
 
 def _stats(event: Any) -> dict[str, Any]:
-    with warnings.catch_warnings():  # a type in jaxlib that names no module
+    with warnings.catch_warnings():  # a type in jaxlib has no module, which is deprecated
         warnings.simplefilter("ignore", DeprecationWarning)
         return dict(event.stats)

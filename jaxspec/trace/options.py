@@ -1,11 +1,11 @@
-"""What a command can be asked to record."""
+"""The options of commands that record profiles."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Profiling:
-    """Named as the flags are."""
+    """Profiling options, with the names of the flags."""
 
     profile_dir: str | None = None
     """Record a trace of some steps into this folder."""
@@ -14,6 +14,6 @@ class Profiling:
     profile_skip: int = 2
     """Steps that run before the recording starts, so that nothing compiles in it."""
     profile_readable: bool = False
-    """Launch every kernel by itself, so that the trace names it; slower than the real run."""
+    """Launch every kernel by itself, so that the trace has its name; slower than the real run."""
     dump_programs: str | None = None
     """Write the HLO text and the memory analysis of every step program into this folder."""

@@ -1,4 +1,4 @@
-"""What is kept of compiled programs: scopes of their instructions, texts, sizes in memory."""
+"""Records about compiled programs: scopes of their instructions, texts, sizes in memory."""
 
 import re
 from typing import Any
@@ -20,12 +20,12 @@ def op_names_of(hlo: str) -> dict[str, Any]:
 
 def hlo_of(program: jax.stages.Compiled) -> str:
     text = program.as_text()
-    assert text is not None, "this backend gives no text of its programs"
+    assert text is not None, "this backend does not provide the text of its programs"
     return text
 
 
 def dump_programs(engine: Engine, folder: str, draws: bool) -> list[dict[str, Any]]:
-    """Writes the HLO of every step program that the engine can need, and what memory it takes."""
+    """Writes the HLO and the memory use of every step program that the engine can need."""
     place, sizes = make_folder(folder), []
     for number, program in enumerate(engine.programs(draws)):
         compiled = program.traced.lower().compile()
@@ -39,7 +39,7 @@ def dump_programs(engine: Engine, folder: str, draws: bool) -> list[dict[str, An
 
 def _memory_of(program: jax.stages.Compiled) -> dict[str, int]:
     memory = program.memory_analysis()
-    assert memory is not None, "this backend gives no sizes of its programs"
+    assert memory is not None, "this backend does not report the sizes of its programs"
     return {
         "temporary_bytes": memory.temp_size_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,

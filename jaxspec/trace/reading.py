@@ -18,7 +18,7 @@ class Kernel:
 
     name: str
     phase: str
-    """prefill, draft, verify, accept, commit, seat, or `UNKNOWN`."""
+    """Phase of a step: prefill, draft, verify, accept, commit, seat, or `UNKNOWN`."""
     part: str
     """Part of a layer or of a model: qkv, attention, head ..."""
     line: str
@@ -26,12 +26,12 @@ class Kernel:
     start_ns: float
     end_ns: float
     self_ns: float
-    """Its time without that of kernels inside it."""
+    """Duration without the kernels inside it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One run of a program: from its first kernel's start to its last one's end."""
+    """One run of a program, from the start of its first kernel to the end of its last one."""
 
     program: str
     start_ns: float
@@ -87,8 +87,8 @@ def _launches_of(program: str, events: Sequence[Event]) -> Iterator[Launch]:
 
 
 def _begins_a_launch(events: Sequence[Event], i: int) -> bool:
-    """Whether the program's first instruction is here again, or another launch of the command
-    buffer that stands for it."""
+    """Whether event i begins a launch: it is the program's first instruction, and not one more
+    kernel in the same launch of a command buffer."""
     if events[i].op != events[0].op:
         return False
     return i == 0 or events[i].graph is None or events[i].graph != events[i - 1].graph
@@ -106,7 +106,7 @@ def _kernels(events: Sequence[Event], names: OpNames) -> Iterator[Kernel]:
 
 
 def _self_times(events: list[Event]) -> list[tuple[Event, float]]:
-    """The duration of every event of one line without those of events inside it."""
+    """The duration of every event of one line, without the durations of events inside it."""
     inside: dict[int, float] = defaultdict(float)
     order = sorted(events, key=lambda event: (event.start_ns, -event.duration_ns))
     open_events: list[int] = []

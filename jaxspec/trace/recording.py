@@ -1,7 +1,7 @@
-"""Recording some steps of an engine, with what is needed to read the trace later.
+"""Records some steps of an engine, with the files that are needed to read the trace later.
 
 DIR/plugins/profile/.../*.xplane.pb    the trace (TensorBoard, xprof, jax.profiler.ProfileData)
-DIR/run.json                           what ran, where, with which flags; bytes for the floor
+DIR/run.json                           engine, environment and flags; bytes for the floor
 DIR/programs.json                      scope of every instruction of the programs that ran
 """
 
@@ -39,7 +39,7 @@ class Recorder(StepObserver):
         self.batches: list[int] = []
         """Running requests of every recorded step."""
         self.ran: dict[Hashable, ProgramRun] = {}
-        """The programs that ran meanwhile, each once."""
+        """The programs that ran in recorded steps, each once."""
 
     def step_begins(self, running: int) -> None:
         if self.number == self.first:
@@ -80,9 +80,9 @@ class Recorder(StepObserver):
 def recording(
     engine: Engine, folder: str, skip: int, steps: int, about: dict[str, Any]
 ) -> Iterator[Recorder]:
-    """Records what the engine does inside; `about` goes into run.json."""
+    """Records the engine inside the `with` block; `about` is added to run.json."""
     place = make_folder(folder)
-    shutil.rmtree(place / "plugins", ignore_errors=True)  # of an earlier run into this folder
+    shutil.rmtree(place / "plugins", ignore_errors=True)  # left by an earlier run in this folder
     recorder = Recorder(engine, place, skip, steps)
     with engine.observe(recorder):
         try:

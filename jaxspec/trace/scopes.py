@@ -1,4 +1,4 @@
-"""Which phase of a step and which part of a model an instruction comes from."""
+"""Finds the phase of a step and the part of a model that an instruction comes from."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -27,12 +27,13 @@ PHASE_OF_MODULE = {
 UNKNOWN = "(no scope)"
 
 OpNames = dict[tuple[str, int | None], dict[str, str]]
-"""By module and program: the op_name of every instruction."""
+"""The op_name of every instruction, by module and program."""
 
 
 def match_programs(events: Iterable[Event], programs: Sequence[dict[str, Any]]) -> OpNames:
     """For each program in the trace, the op_names of the recorded program that shares most
-    instructions with it: programs of one step, for different batch sizes, have the same name."""
+    instructions with it. Names do not suffice: the programs of one step for different batch sizes
+    have the same name."""
     instructions = defaultdict(set)
     for event in events:
         instructions[event.module, event.program].add(event.op)

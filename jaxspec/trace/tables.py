@@ -1,4 +1,4 @@
-"""Where a trace's time went: sums by scope and by kernel, and the gaps between kernels."""
+"""The times in a trace: sums by scope and by kernel, and the gaps between kernels."""
 
 import statistics
 from collections import defaultdict
@@ -10,11 +10,12 @@ from jaxspec.trace.reading import Kernel, Trace, busy
 from jaxspec.trace.scopes import PHASES
 
 COUNTED_GAP_NS = 1000.0
-"""Gaps below a microsecond are the launch of the next kernel."""
+"""Shortest gap that counts, in nanoseconds. Shorter ones are the launch of the next kernel."""
 
 
 def summarise(trace: Trace) -> dict[str, Any]:
-    """Milliseconds are sums over the whole recording, but for those named per step."""
+    """The sums and tables of a trace. Milliseconds cover the whole recording, except those named
+    per step."""
     intervals = busy(trace.kernels)
     steps = max(len(trace.steps), 1)
     total = sum(kernel.self_ns for kernel in trace.kernels)
@@ -39,8 +40,8 @@ def summarise(trace: Trace) -> dict[str, Any]:
 
 
 def _device_ms(trace: Trace, steps: int) -> float | None:
-    """Milliseconds per step from the first kernel of each program to its last: medians, so that
-    the first step, before which nothing runs, counts like the others. None on the CPU."""
+    """Milliseconds per step from the first kernel of each program to its last; None on the CPU.
+    Medians are used, because nothing runs before the first step, which makes it differ."""
     programs = defaultdict(list)
     for launch in trace.launches:
         programs[launch.program].append(launch.end_ns - launch.start_ns)
@@ -49,7 +50,7 @@ def _device_ms(trace: Trace, steps: int) -> float | None:
 
 
 def _scopes(trace: Trace, total: float, steps: int) -> Iterator[dict[str, Any]]:
-    """Phases in the order of a step, each with its parts by falling time."""
+    """Phases in the order of a step, each with its parts in decreasing order of time."""
     phases = defaultdict(lambda: defaultdict(list))
     for kernel in trace.kernels:
         phases[kernel.phase][kernel.part].append(kernel.self_ns)
@@ -76,7 +77,8 @@ def _scope(
 
 
 def _floor(trace: Trace, phase: str, spent: float, steps: int) -> dict[str, Any]:
-    """The weights that a phase reads in every step, and their least time over its time."""
+    """The bytes of weights that a phase reads in every step, and the least time for them as a share
+    of the phase's time."""
     weights = trace.run.get("bytes", {}).get(phase)
     if not weights or not spent:
         return {}
@@ -159,7 +161,7 @@ def how_recorded(run: dict[str, Any]) -> str:
 
 
 def _lacks_scopes(summary: dict[str, Any], mode: str, device: str) -> bool:
-    """Whether most time has no scope, as on a GPU with command buffers."""
+    """Whether most of the time has no scope, as on a GPU with command buffers."""
     scopes = [s for s in summary["scopes"] if s["part"] and s["phase"] in PHASES]
     return mode == "timing" and device != "cpu" and sum(s["share"] for s in scopes) <= 0.5
 

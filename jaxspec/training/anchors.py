@@ -1,4 +1,4 @@
-"""Draws the anchors of a batch, where its blocks start, and cuts out the tokens of the blocks."""
+"""Draws the anchors at which the blocks of a batch start, and cuts out the tokens of blocks."""
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,6 @@ def block_inputs(
     width: int,
     mask_token_id: int,
 ) -> Int[Array, "batch blocks {width}"]:
-    """What the drafter reads of each block: the anchor's token, then masks."""
+    """The drafter's input tokens of each block: the anchor's token, then masks."""
     masks = jnp.full((*anchors.shape, width), mask_token_id, tokens.dtype)
     return masks.at[..., 0].set(jnp.take_along_axis(tokens, anchors, axis=1))

@@ -1,4 +1,4 @@
-"""Text files to sequences of tokens, and the order in which a run sees them."""
+"""Makes sequences of tokens from text files, and the order in which a run uses them."""
 
 import dataclasses
 import functools
@@ -17,14 +17,14 @@ class Sequences:
 
     tokens: Int[np.ndarray, "sequences length"]
     first: Int[np.ndarray, " sequences"]
-    """Position from which on each sequence is learned; what comes before is only context."""
+    """Position from which on each sequence is learned; the tokens before it are only context."""
     features: Float[np.ndarray, "sequences length features"] | None = None
     """The target's features of the tokens, if they are kept on disk."""
     labels: Int[np.ndarray, "sequences length"] | None = None
     """The token that should be drafted at every position; goes with `features`."""
 
     def batch_of_step(self, step: int, batch_size: int, seed: int) -> "Sequences":
-        """A function of the step alone, so resuming needs no state.
+        """The batch of a step. It depends on the step alone, so resuming needs no other state.
 
         Every epoch has its own random order; a batch may reach from one epoch into the next.
         """
@@ -46,13 +46,13 @@ class Sequences:
         np.savez(path, tokens=self.tokens, first=self.first)
 
 
-@functools.lru_cache(maxsize=2)  # a batch may be of one epoch and the next
+@functools.lru_cache(maxsize=2)  # a batch may reach from one epoch into the next
 def order_of_epoch(count: int, seed: int, epoch: int) -> Int[np.ndarray, " {count}"]:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def joined(*parts: Sequences) -> Sequences:
-    """All sequences of several parts, which have one length and no features."""
+    """Joins parts whose sequences have the same length and no features."""
     tokens = np.concatenate([part.tokens for part in parts])
     return Sequences(tokens, np.concatenate([part.first for part in parts]))
 
@@ -70,13 +70,13 @@ def text_files(paths: Iterable[Path], pattern: str = "*") -> list[Path]:
             raise LoadError(f"no file or folder {path}; expected text to train on")
         below = [p for p in path.rglob(pattern) if p.is_file()] if path.is_dir() else [path]
         if not below:
-            raise LoadError(f"nothing named {pattern} below {path}; expected text to train on")
+            raise LoadError(f"no file named {pattern} below {path}; expected text to train on")
         files += sorted(below)
     return files
 
 
 def read_document(path: Path) -> str:
-    """The text of one file; a LoadError that names the file if it cannot be trained on."""
+    """The text of one file; raises a LoadError that names the file if it cannot be used."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -98,7 +98,7 @@ def sequences_of_documents(
     length: int,
     block_size: int,
 ) -> Sequences:
-    """All documents one after the other, cut into sequences; the remainder is dropped."""
+    """Concatenates all documents and cuts them into sequences; the remainder is dropped."""
     stream: list[int] = []
     for path, text in documents:
         ids = encode(text)

@@ -49,7 +49,8 @@ def export_target(
 def export_zlab(
     folder: Path, config: DFlashConfig, params: Params, dtype: DTypeLike = jnp.bfloat16
 ) -> None:
-    """Leaves out embedding and head, which are the target's, and with them a reduced vocabulary."""
+    """A drafter folder in z-lab's layout. It has no embedding and no head, which are the target's,
+    and thus no reduced vocabulary."""
     tensors = tensors_to_store(drafter_sources(config), params, dtype)
     own = {"embed_tokens.weight", "lm_head.weight", "d2t"}
     write_folder(
@@ -80,7 +81,8 @@ def export_speculators(
     target_path: str,
     dtype: DTypeLike = jnp.bfloat16,
 ) -> None:
-    """Includes the target's embedding, and its head for the tokens that can be drafted."""
+    """A drafter folder in speculators' layout. It includes the target's embedding, and the target's
+    head for the tokens that can be drafted."""
     tensors = tensors_to_store(drafter_sources(config), params, dtype)
     tensors["embed_tokens.weight"] = jnp.asarray(target_params["embedding"]["embedding"], dtype)
     if config.draft_vocab_size is None:
@@ -179,7 +181,8 @@ def decoder_entries(decoder: Decoder, dtype: DTypeLike) -> dict[str, Any]:
 
 
 def mask_entries(masks: tuple[BlockMask, ...]) -> dict[str, Any]:
-    """The layer types; readers of this layout take sliding layers as causal, full ones as not."""
+    """The entries for the layer types. Readers of this layout take sliding layers to be causal, and
+    full ones not to be."""
     windows = {mask.window for mask in masks} - {None}
     assert all(mask.causal == (mask.window is not None) for mask in masks) and len(windows) < 2
     kinds = ["full_attention" if mask.window is None else "sliding_attention" for mask in masks]

@@ -1,4 +1,4 @@
-"""Dense forwards over whole sequences, on the modules and parameters that decode over pages.
+"""Dense forwards over whole sequences, with the modules and parameters that decode over pages.
 
 A drafter sees a sequence as many blocks at once, each as decoding would see it:
 
@@ -6,7 +6,7 @@ A drafter sees a sequence as many blocks at once, each as decoding would see it:
     block a    . . . [3 m m m]                sees context 0..2 and itself
     block b    . . . . . . . [7 m m m]        sees context 0..6 and itself, nothing of block a
 
-A target is the same thing with one causal block that starts at 0 and has no context.
+A target is the special case of one causal block that starts at 0 and has no context.
 
 Run with `module.apply({"params": params}, ..., method=block_hidden)`.
 """
@@ -29,8 +29,8 @@ MASKED = -1e30
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Attends over sequences that are there as a whole: each block sees its context and itself.
-    Nothing is remembered, so a layer's memory is None."""
+    """Attends over whole sequences: each block sees its context and itself. There is no cache, so a
+    layer's memory is None."""
 
     context: Float[Array, "batch length hidden"]
     """Input of every layer's key and value projection; length 0 for a target."""
@@ -125,7 +125,7 @@ def by_head(
 def norm_and_rotate(
     norm: RMSNorm, heads: Float[Array, "batch tokens heads head_dim"], rotated: Rotation
 ) -> Float[Array, "batch tokens heads head_dim"]:
-    """In float32, as the decoding kernels do it."""
+    """Norms and rotates in float32, as the decoding kernels do."""
     return rotate(norm(heads.astype(jnp.float32)), *rotated).astype(heads.dtype)
 
 
@@ -138,7 +138,7 @@ def block_attention(
     sees_context: Bool[Array, "batch blocks width length"],
     sees_block: Bool[Array, "width width"],
 ) -> Float[Array, "batch blocks width kv_heads group head_dim"]:
-    """One softmax over the context that all blocks share and the tokens of the own block."""
+    """One softmax over the context, which all blocks share, and the tokens of the own block."""
     scale, length = query.shape[-1] ** -0.5, context_key.shape[1]
 
     def scores(equation: str, key: Array, visible: Array) -> Array:

@@ -10,7 +10,7 @@ STEPS_AHEAD = 8
 
 
 class StepsInFlight:
-    """The steps that were launched and not waited for, at most `STEPS_AHEAD` of them."""
+    """The launched steps that the host has not waited for, at most `STEPS_AHEAD` of them."""
 
     def __init__(self) -> None:
         self._results: deque[Any] = deque()

@@ -38,8 +38,8 @@ def train(
 ) -> Params:
     """Trains to the end, from the newest state in `folder` if there is one.
 
-    Ctrl-C and SIGTERM end the run after the current step and keep that step's state. A run by the
-    clock keeps no states.
+    Ctrl-C and SIGTERM end the run after the current step and keep that step's state. A run that is
+    limited by time keeps no states.
     """
     check_batch_divides(options)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,9 +77,10 @@ def run_steps(
     sequences: Sequences,
     options: Optimization,
 ) -> Iterator[tuple[int, TrainState, Metrics]]:
-    """Launches the steps after `state`; each with its number, the state after it and its metrics.
+    """Launches the steps after `state`. Yields the number, the new state and the metrics of each.
 
-    A yielded state is gone once the next step is asked for, because that step takes it donated.
+    A yielded state is no longer valid when the iteration continues, because it is donated to the
+    next step.
     """
     step, frozen = make_step(objective, options), jax.device_put(frozen, replicated())
     for number, progress in steps_with_progress(options, int(state.step)):
@@ -89,7 +90,7 @@ def run_steps(
 
 
 def run_summary(params: Params, sequences: Sequences, options: Optimization, start: int) -> str:
-    """What is about to run, in one line for the terminal."""
+    """A description of the run that begins, in one line for the terminal."""
     millions = sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
     count, length = sequences.tokens.shape
     duration = f"{options.seconds:g} s" if options.seconds is not None else f"{options.steps} steps"

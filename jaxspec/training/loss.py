@@ -8,14 +8,14 @@ from jaxspec.training.recipe import Recipe
 
 
 def decay_weights(drafts: int, decay: float) -> Float[Array, " {drafts}"]:
-    """Later drafts count less: exp(-(k - 1) / decay) for k = 1, 2, ..."""
+    """Weights that fall with the place of the draft: exp(-(k - 1) / decay) for k = 1, 2, ..."""
     return jnp.exp(-jnp.arange(drafts) / decay)
 
 
 def dpace_weights(
     probabilities: Float[Array, "*blocks drafts"], floor: float
 ) -> Float[Array, "*blocks drafts"]:
-    """How much the expected acceptance length depends on each draft.
+    """Weights that reflect how much the expected acceptance length depends on each draft.
 
     The smoothed chance that drafts 1..j are all accepted is the product of (1 - floor) p_i + floor;
     draft k is part of every such prefix with j >= k.
@@ -32,7 +32,7 @@ def block_loss(
     probabilities: Float[Array, "batch blocks drafts"],
     known: Bool[Array, "batch blocks drafts"],
 ) -> Float[Array, ""]:
-    """Mean over blocks; drafts whose label is not in the drafter's vocabulary do not count."""
+    """Mean loss over blocks. Drafts whose label is not in the drafter's vocabulary do not count."""
     if recipe.weighting == "dpace":
         weights = dpace_weights(jax.lax.stop_gradient(probabilities), recipe.dpace_floor)
         return jnp.sum(weights * known * cross_entropy) / (known.shape[0] * known.shape[1])
@@ -43,7 +43,7 @@ def block_loss(
 def hard_cross_entropy(
     logits: Float[Array, "*tokens vocab"], labels: Int[Array, "*tokens"]
 ) -> Float[Array, "*tokens"]:
-    """Against one label per token."""
+    """Cross entropy with one label per token."""
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
@@ -51,7 +51,7 @@ def hard_cross_entropy(
 def soft_cross_entropy(
     logits: Float[Array, "*tokens vocab"], target_logits: Float[Array, "*tokens vocab"]
 ) -> Float[Array, "*tokens"]:
-    """Against the target's distribution."""
+    """Cross entropy with the target's distribution."""
     weights = jax.nn.softmax(target_logits, axis=-1)
     return -jnp.sum(weights * jax.nn.log_softmax(logits, axis=-1), axis=-1)
 

@@ -20,7 +20,8 @@ FEWEST_LAYERS_AROUND = 3
 
 
 def spread_layer_ids(num_layers: int, features: int) -> tuple[int, ...]:
-    """The published rule: evenly from layer 1 to the third last; a single one in the middle."""
+    """Layer ids by the published rule: evenly from layer 1 to the third last; a single one is in
+    the middle."""
     if num_layers < features + FEWEST_LAYERS_AROUND:
         raise UsageError(
             f"the target has {num_layers} layers, expected at least "

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     tokens: Int[Array, "batch length"]
     first: Int[Array, " batch"]
-    """Position from which on each sequence is learned; what comes before is only context."""
+    """Position from which on each sequence is learned; the tokens before it are only context."""
     features: Float[Array, "batch length features"] | None = None
     """The target's features of the tokens if they were kept on disk; None computes them."""
     labels: Int[Array, "batch length"] | None = None
@@ -55,7 +55,7 @@ def to_device(sequences: Sequences, sharding: Sharding | None = None) -> Batch:
 
 
 class TargetOutputs(NamedTuple):
-    """What the target computes from whole sequences."""
+    """The target's outputs for whole sequences."""
 
     features: Float[Array, "batch length features"]
     labels: Int[Array, "batch length"]
@@ -72,15 +72,15 @@ class Scores(NamedTuple):
     correct: Bool[Array, "batch blocks drafts"]
     """Whether the label is the drafter's likeliest token."""
     known: Bool[Array, "batch blocks drafts"]
-    """Whether the label counts: it may be missing in the drafter's vocabulary."""
+    """Whether the label is in the drafter's vocabulary; if not, the draft does not count."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterObjective:
-    """Draft the tokens that the target would generate."""
+    """The objective of a drafter: to draft the tokens that the target would generate."""
 
     target: Qwen3
-    """Captures the features that the drafter reads."""
+    """The target, which captures the features that the drafter reads."""
     drafter: DFlash
     recipe: Recipe
     compute: DTypeLike
@@ -112,7 +112,7 @@ class DrafterObjective:
         }
 
     def target_outputs(self, target_params: Params, batch: Batch) -> TargetOutputs:
-        """Features and labels of whole sequences, either kept ones or computed here."""
+        """Features and labels of whole sequences, from disk if they were kept, else computed."""
         if batch.features is not None and batch.labels is not None:
             # Only distillation reads the hidden states, and it refuses kept features.
             return TargetOutputs(batch.features, batch.labels, batch.features[..., :1])
@@ -150,7 +150,8 @@ class DrafterObjective:
         labels: Int[Array, "batch blocks drafts"],
         target_hidden: Float[Array, "batch blocks drafts target_hidden"],
     ) -> Scores:
-        """`target_hidden` is of the position before each draft, where the target predicts it."""
+        """Scores the drafts. `target_hidden` has the target's hidden states of the position before
+        each draft, from which the target predicts it."""
         target = bound(self.target, params["target"])
         drafter = bound(self.drafter, params["drafter"])
         logits = block_logits(drafter if self.drafter.config.owns_head else target, drafted)
@@ -181,7 +182,7 @@ class DrafterObjective:
 
 @dataclasses.dataclass(frozen=True)
 class TargetObjective:
-    """Predict the next token: ordinary pre-training."""
+    """The objective of pre-training a target: to predict the next token."""
 
     target: Qwen3
     compute: DTypeLike
@@ -204,15 +205,15 @@ class TargetObjective:
 
 
 def bound[Model: (Qwen3, DFlash)](model: Model, params: Params) -> Model:
-    """The module with its parameters, whose methods can be called.
+    """The module bound to its parameters, so that its methods can be called.
 
-    Must be used in the jax transformation that it was made in.
+    It must be used within the jax transformation in which it was made.
     """
     return model.bind({"params": params})
 
 
 def split_frozen(drafter_params: Params) -> tuple[Params, Params]:
-    """The parts of a drafter that are trained, and those that stay as they are."""
+    """The parameters of a drafter that are trained, and those that are frozen."""
     trainable = {name: part for name, part in drafter_params.items() if name not in FROZEN}
     return trainable, {name: part for name, part in drafter_params.items() if name in FROZEN}
 
@@ -257,7 +258,7 @@ def block_logits(
 def in_chunks(
     function: Callable[..., tuple[Array, ...]], size: int, *arrays: Array
 ) -> tuple[Array, ...]:
-    """Runs over slices of axis 1, one after the other, and recomputes them in the backward pass.
+    """Applies a function to slices of axis 1 in turn, and recomputes them in the backward pass.
 
     The slices have the largest size up to `size` that divides the axis.
     """

@@ -1,4 +1,4 @@
-"""The optimizer of a run and the course of its learning rate."""
+"""The optimizer of a run and the schedule of its learning rate."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxspec.training.recipe import Optimization
 
 
 def optimizer_of(options: Optimization) -> optax.GradientTransformation:
-    """The whole optimizer but for the learning rate, which the step multiplies in."""
+    """The optimizer without the learning rate, by which the training step scales its updates."""
     methods = {"adamw": optax.adamw, "muon": muon}
     direction = methods[options.method](
         1.0,
@@ -34,7 +34,7 @@ def muon(learning_rate: float, b2: float, weight_decay: float, mask: Any) -> Any
 
 
 def learning_rate(options: Optimization, progress: Float[Array, ""]) -> Float[Array, ""]:
-    """Rises linearly over the warm-up, then falls to zero along a cosine."""
+    """The learning rate: it rises linearly over the warm-up, then falls to zero along a cosine."""
     rising = progress / max(options.warmup, 1e-9)
     falling = (progress - options.warmup) / (1.0 - options.warmup)
     shape = jnp.where(rising < 1.0, rising, 0.5 + 0.5 * jnp.cos(jnp.pi * falling))

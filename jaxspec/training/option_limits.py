@@ -1,4 +1,4 @@
-"""Checks the numbers among the options of a training run, before anything is read."""
+"""Checks the numeric options of a training run, before any file is read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,7 +41,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_limits(entries: Mapping[str, Any]) -> None:
-    """A UsageError that names the first entry out of its limits; None stands for the default."""
+    """Raises a UsageError that names the first entry outside its limits. None is a default."""
     for name, (holds, expected) in LIMITS.items():
         value = entries.get(name)
         if value is not None and not holds(value):
@@ -49,7 +49,8 @@ def check_limits(entries: Mapping[str, Any]) -> None:
 
 
 def check_batch_divides(options: Optimization) -> None:
-    """A UsageError unless a batch divides evenly into accumulated parts on all local devices."""
+    """Raises a UsageError unless a batch divides evenly into accumulated parts on all local
+    devices."""
     parts = options.accumulation * jax.local_device_count()
     if options.batch_size % parts:
         raise UsageError(

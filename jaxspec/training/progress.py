@@ -1,4 +1,4 @@
-"""How far a run is, counted in steps or in seconds."""
+"""The progress of a run, counted in steps or in seconds."""
 
 import itertools
 import time
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from jaxspec.training.recipe import Optimization
 
 NumberedProgress = tuple[int, float]
-"""The number of a step, from 1 on, and the share of the run that lies before it."""
+"""The number of a step, from 1 on, and the share of the run that was done before it."""
 
 
 def steps_with_progress(options: Optimization, start: int) -> Iterator[NumberedProgress]:
-    """The steps after the first `start`; a run by the clock always begins at its beginning."""
+    """The steps after the first `start`. A run that is limited by time always begins at step 1."""
     if options.seconds is not None:
         return timed_steps(options.seconds)
     return ((step, (step - 1) / options.steps) for step in range(start + 1, options.steps + 1))
@@ -20,8 +20,8 @@ def steps_with_progress(options: Optimization, start: int) -> Iterator[NumberedP
 def timed_steps(seconds: float) -> Iterator[NumberedProgress]:
     """Steps until the time is up.
 
-    The first step compiles. Its time counts as time but not as progress, so that the learning
-    rate still warms up over its whole share of the remaining time.
+    The first step compiles. Its time counts towards the limit but not as progress, so that the
+    learning rate still warms up over its whole share of the remaining time.
     """
     end = time.monotonic() + seconds
     yield 1, 0.0

@@ -13,7 +13,7 @@ PUBLISHED_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
 
 @dataclasses.dataclass(frozen=True)
 class TrainingInputs:
-    """What a run reads, and how it is made into training data."""
+    """The inputs of a run, and how they are made into training data."""
 
     target: Path
     """Folder of a Qwen3 model."""
@@ -24,9 +24,9 @@ class TrainingInputs:
     on_policy: bool = False
     """Replace the later part of every sequence by the target's own continuation."""
     shortest_prompt: int = 32
-    """With `on_policy`: fewest tokens of a sequence that are kept; at most half of it is."""
+    """With `on_policy`: fewest tokens that are kept of a sequence; the most is half of it."""
     slots: int = 64
-    """With `on_policy`: sequences continued at once."""
+    """With `on_policy`: number of sequences that are continued at once."""
     keep_features: bool = False
     """Compute the target's features once and keep them on disk."""
     mask_token_id: int | None = None
@@ -36,16 +36,16 @@ class TrainingInputs:
 
 @dataclasses.dataclass(frozen=True)
 class DrafterShape:
-    """What a user chooses about a drafter; the rest is the target's."""
+    """The options of a new drafter; everything else is taken from the target."""
 
     block_size: int = 16
-    """Tokens per block: the current one and the drafts."""
+    """Tokens per block: the current token and the drafts."""
     layers: int = 5
     """Layers of the drafter."""
     features: int = 5
     """Number of target layers whose hidden states the drafter reads, spread evenly."""
     layer_ids: tuple[int, ...] | None = None
-    """Those target layers one by one, instead of `features`."""
+    """Ids of those target layers, instead of their number in `features`."""
     intermediate_size: int | None = None
     """Inner size of the drafter's MLPs; by default the target's."""
     draft_vocab_size: int | None = None
@@ -56,21 +56,21 @@ class DrafterShape:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a drafter learns from a batch of sequences."""
+    """Options that define what a drafter learns from a batch of sequences."""
 
     anchors: int = 512
     """Blocks per sequence and step, at positions drawn anew in every step."""
     weighting: Weighting = "dpace"
-    """How much each position of a block counts. dpace: as much as the expected number of accepted
-    drafts depends on it; decay: less by a fixed factor from one position to the next."""
+    """Weight of each position of a block. dpace: how much the expected number of accepted drafts
+    depends on it; decay: a fixed factor less from one position to the next."""
     decay: float | None = None
     """Gamma of the weights exp(-(k - 1) / gamma); by default the published value for the block
     size: 7 for 16, 5 for 10, 4 for 8."""
     dpace_floor: float = 0.5
-    """Alpha of dpace: the chance that it grants every position, however wrong."""
+    """Alpha of dpace: the least probability of acceptance that it assumes for every position."""
     labels: Labels = "argmax"
-    """What is right at each position: the target's most likely token (argmax), the data's token
-    (data), or the target's whole distribution (distill)."""
+    """Labels to learn: the target's most likely token (argmax), the data's token (data), or the
+    target's whole distribution (distill)."""
     feature_noise: float = 0.0
     """Gaussian noise on the features, as a share of each feature vector's root mean square."""
     head_chunk: int = 64
@@ -82,20 +82,20 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Optimization:
-    """How parameters follow the gradient."""
+    """Options of the optimizer, and the length of a run."""
 
     steps: int = 1000
     """Optimizer steps."""
     seconds: float | None = None
-    """Instead of `steps`: as many as fit into this time, compiling included. What is learned then
-    depends on the machine, and nothing is kept to resume from."""
+    """Seconds of the run, including compiling, instead of `steps`. The result then depends on the
+    speed of the machine, and the run cannot be resumed."""
     batch_size: int = 8
     """Sequences per step, over all devices and accumulated parts."""
     accumulation: int = 1
     """Number of parts that a step's batch is divided into, computed one after the other."""
     method: Literal["adamw", "muon"] = "adamw"
-    """Optimizer. muon: every direction of a matrix's update has the same length, and vectors
-    follow Adam."""
+    """Optimizer. muon: the update of a matrix has the same length in every direction, and vectors
+    are updated by Adam."""
     learning_rate: float = 6e-4
     """Highest learning rate, right after the warm-up; a cosine takes it to zero at the end."""
     warmup: float = 0.04
@@ -107,14 +107,14 @@ class Optimization:
     second_moment: float = 0.999
     """Adam's beta2."""
     compute: Literal["bfloat16", "float32"] = "bfloat16"
-    """What forward and backward run in; master weights and optimizer state are float32."""
+    """Dtype of forward and backward; master weights and optimizer state are float32."""
     seed: int = 0
-    """Seed of the weights and of everything drawn while training."""
+    """Seed of the weights and of everything that is drawn while training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """How often a run writes its log and its state. Does not change what is learned."""
+    """How often a run writes its log and its state, which does not affect what is learned."""
 
     log_every: int = 10
     """Steps between two lines of log.jsonl."""

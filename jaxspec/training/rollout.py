@@ -69,8 +69,8 @@ def continue_greedily(
 ) -> Int[Array, "batch length"]:
     """Replaces every token from position `first` on, which is at least `shortest`.
 
-    Runs in two halves, so that the first half does not attend to the pages that only the second
-    half fills.
+    The sequences are continued in two halves, so that the first does not attend to the pages that
+    only the second fills.
     """
     batch, length = tokens.shape
     max_pages = -(-length // PAGE_SIZE)

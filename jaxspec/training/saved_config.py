@@ -8,13 +8,13 @@ from jaxspec.errors import UsageError
 from jaxspec.files import read_json_object
 
 RESUMABLE = ("states/*[0-9]", "on_policy.npz", "features/labels.npy")
-"""Patterns of the files that a resumed run would build on."""
+"""Patterns of the files that a resumed run continues from."""
 
 
 def save_config(folder: Path, config: dict[str, Any]) -> None:
     """Writes the config of a new run into its folder; the config of a resumed run must be equal.
 
-    A run that ended before it kept anything, for example by a mistake in its flags, counts as new.
+    If a run ended before it wrote any such file, for example because of wrong flags, it is new.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "train_config.json"

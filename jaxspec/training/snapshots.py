@@ -32,13 +32,13 @@ class NoSnapshots:
 
 
 class Snapshots:
-    """The two newest states of a run, in `folder`, with `minutes` from one to the next."""
+    """Keeps the two newest states of a run in `folder`, saved every `minutes` minutes."""
 
     def __init__(self, folder: Path, minutes: float = 0.0) -> None:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
             enable_async_checkpointing=False,
-            cleanup_tmp_directories=True,  # a kill or a full disk leaves files that take room
+            cleanup_tmp_directories=True,  # a kill or a full disk leaves incomplete files behind
         )
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
         self.folder = folder
@@ -46,7 +46,7 @@ class Snapshots:
 
     @property
     def latest(self) -> int | None:
-        """Steps done in the newest whole state."""
+        """Number of steps done in the newest complete state; None if there is no state."""
         return self._manager.latest_step()
 
     def save_if_due(self, state: TrainState) -> None:

@@ -1,4 +1,4 @@
-"""Signals that ask a program to end, as a flag that a loop can look at."""
+"""Signals that ask a program to end, as a flag that a loop can check."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stop_requested() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM, which have no other effect in the meantime.
+    """An event that Ctrl-C and SIGTERM set, which have no other effect inside the `with` block.
 
     A training step takes its state donated: ending inside a step would leave no state to keep.
     """

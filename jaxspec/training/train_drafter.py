@@ -57,7 +57,7 @@ class TrainingRun:
     epochs: float | None = None
     """Passes over the sequences, instead of optimization.steps."""
     hub_id: str | None = None
-    """The target's name in the exported drafter; None takes its folder."""
+    """The target's name in the exported drafter; None stands for its folder."""
 
 
 class Target(NamedTuple):
@@ -142,7 +142,7 @@ def mask_token(inputs: TrainingInputs, tokenizer: Tokenizer, config: Qwen3Config
     if tokenizer.vocabulary_size >= config.vocab_size:
         raise UsageError(
             f"all {config.vocab_size} ids of the target's embedding have a token, and none of "
-            "them is a mask; name one that the data never uses with --mask-token-id"
+            "them is a mask; name an id that the data never uses with --mask-token-id"
         )
     return tokenizer.vocabulary_size
 

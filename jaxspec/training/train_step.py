@@ -85,7 +85,7 @@ def accumulated(
     key: Key[Array, ""],
     parts: int,
 ) -> tuple[Params, Metrics]:
-    """Gradient and metrics of a batch, as the mean over equal parts computed one by one."""
+    """Gradient and metrics of a batch: the means over equal parts, which are computed in turn."""
     differentiate = jax.value_and_grad(objective, has_aux=True)
 
     def of_part(part: Batch, index: Array) -> tuple[Params, Metrics]:
@@ -118,5 +118,5 @@ def replicated() -> NamedSharding:
 
 
 def divided() -> NamedSharding:
-    """The first axis, a batch's sequences, divided among the local devices."""
+    """The first axis, the sequences of a batch, divided among the local devices."""
     return NamedSharding(devices(), PartitionSpec("data"))

@@ -1,4 +1,4 @@
-"""What a run reports while it trains: a progress bar, log.jsonl, and a plot of it."""
+"""The reports of a training run: a progress bar, log.jsonl, and a plot of the log."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ class TrainingLog:
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= start]
         self.path.write_text("".join(kept))
         self._file = self.path.open("a")
-        # tqdm draws its bar on terminals only: in a file it would be a line per second.
+        # tqdm draws its bar only on terminals: in a file it would add a line per second.
         self._bar = tqdm(
             total=options.steps if options.seconds is None else None,
             initial=start,
@@ -51,18 +51,18 @@ class TrainingLog:
         self._begin = time.monotonic()
 
     def announce(self, line: str) -> None:
-        """Prints to stderr, also if that is no terminal."""
+        """Prints to stderr, even if that is not a terminal."""
         print(line, file=sys.stderr, flush=True)
 
     def advance(self, step: int, metrics: Metrics) -> None:
-        """Notes a step; its metrics are read, which waits for the device, only if they are due."""
+        """Records a step. Its metrics are read, which waits for the device, only if due."""
         self._bar.update()
         self._newest = step, metrics
         if step % self._every == 0:
             self.write(step, metrics)
 
     def write_newest(self) -> None:
-        """Writes the newest step, unless it is written."""
+        """Writes the newest step, unless it has been written."""
         if self._newest is not None and self._newest[0] > self._written[1]:
             self.write(*self._newest)
 

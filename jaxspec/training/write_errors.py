@@ -13,12 +13,12 @@ from jaxspec.errors import LoadError, one_line
 def writing_to(out: Path) -> Iterator[None]:
     """Turns a failure to write below `out` into a LoadError.
 
-    What a run reads has its own errors, which pass through unchanged.
+    Errors in reading the inputs of a run have messages of their own, and are not changed.
     """
     try:
         yield
     except BrokenPipeError:
-        raise  # the terminal went away: no fault of the disk
+        raise  # the terminal was closed; the disk is not at fault
     except (OSError, SafetensorError) as error:
         raise LoadError(
             f"cannot write to {out} ({one_line(error)[:200]}); its last good state is kept: free "

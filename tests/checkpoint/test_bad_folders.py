@@ -148,7 +148,7 @@ def sharded(folder, **files):
 def test_index_names_a_missing_file(tmp_path):
     folder = sharded(tmp_path)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    refused(folder, "model-00002-of-00002.safetensors", "not there")
+    refused(folder, "model-00002-of-00002.safetensors", "which is missing")
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/secret.safetensors", "a/../../b"])
@@ -231,7 +231,7 @@ def test_no_flags_of_the_kept_ids_are_needed(tmp_path):
 def test_swapped_folders(tmp_path):
     target = write(tmp_path / "target", TARGET, target_tensors())
     drafter = write(tmp_path / "drafter", ZLAB, zlab_tensors())
-    refused(drafter, "drafter's", load=open_target)
+    refused(drafter, "belongs to a drafter", load=open_target)
     refused(target, "expected a DFlash drafter", load=open_drafter)
 
 

@@ -100,7 +100,8 @@ def test_a_destination_that_is_taken(tmp_path, capsys, is_file):
     before = sorted(path.name for path in tmp_path.rglob("*"))
     assert convert.main([str(source), str(taken)]) == 2
     out, err = capsys.readouterr()
-    assert not out and err.count("\n") == 1 and err.startswith("error: ") and "there already" in err
+    assert not out and err.count("\n") == 1
+    assert err.startswith("error: ") and "exists already" in err
     assert before == sorted(path.name for path in tmp_path.rglob("*"))
 
 

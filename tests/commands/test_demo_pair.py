@@ -41,7 +41,7 @@ def test_the_command_says_what_it_runs(outputs, capsys):
 
 
 def test_a_drafter_alone_does_not_get_the_target_of_the_pair():
-    with pytest.raises(UsageError, match="names none; name one with --model"):
+    with pytest.raises(UsageError, match="does not name one; name it with --model"):
         chosen_models(None, str(demo_pair()[1]), None, pytest.fail)
 
 

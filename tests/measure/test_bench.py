@@ -163,7 +163,7 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
         ([*MODELS, "--plot", "/no/such/folder/x.png"], 1, "there is no folder"),
         ([*MODELS, "--profile-steps", "0"], 2, "--profile-steps is 0; expected at least 1"),
         ([*MODELS, "--profile-skip", "-1"], 2, "--profile-skip is -1; expected at least 0"),
-        ([*MODELS, "--profile-readable"], 2, "name --profile-dir too"),
+        ([*MODELS, "--profile-readable"], 2, "add --profile-dir"),
         ([*MODELS, "--profile-concurrency", "3"], 2, "expected one of [1, 4]"),
         (
             [*MODELS, "--synthetic-acceptance-rates", "a,b", "--num-prompts", "1"],

@@ -1,7 +1,7 @@
-"""How often drafts are accepted, by their place in the block, from what recent steps accepted.
+"""How often drafts are accepted, by their place in the block, estimated from recent steps.
 
-A rate is conditional: the share of accepted drafts among those that were verified after all drafts
-before them had been accepted.
+A rate is conditional: among the verified drafts at a place whose predecessors in the block were all
+accepted, the share that was accepted too.
 """
 
 import itertools
@@ -14,9 +14,9 @@ INITIAL_RATE = 0.8
 PSEUDO_COUNT = 2.0
 """Weight of the long-run rates, as a number of drafts."""
 LEARNING_RATE = 0.1
-"""Share of the way from a long-run rate to the recent one that a step goes, at verified places."""
+"""Weight of the recent rate when a step updates the long-run rate of a verified place."""
 DRIFT_RATE = 0.02
-"""The same at the places that are not verified, at least: they follow the last verified one."""
+"""Smallest weight at places that were not verified, which follow the last verified place."""
 
 Rates = tuple[float, ...]
 """Conditional acceptance rate of every place."""
@@ -45,8 +45,8 @@ def recent_rates(outcomes: Iterable[Outcome], long_run: Rates) -> Rates:
 def updated_rates(long_run: Rates, recent: Rates, verified: int) -> Rates:
     """The long-run rates after a step in which the first `verified` places were verified.
 
-    What later places would give is not known. They follow the last verified one: slowly as a rule,
-    fast if the first place's rate has changed, for then the text has changed.
+    The rates of later places cannot be observed, so they follow the last verified place: slowly as
+    a rule, and fast if the rate of the first place has changed, because then the text has changed.
     """
     if not verified:
         return long_run

@@ -1,8 +1,8 @@
 """How many of the drafter's drafts to verify: the width that gives the most tokens per second.
 
-A wide step costs more, and emits more if drafts are accepted. What the live requests accepted in
-their last steps predicts what a width would emit; a table of measured steps gives what it costs.
-Width 1 drafts nothing. The choice changes speed and never a token.
+A wide step costs more, and emits more tokens if drafts are accepted. The drafts that live requests
+accepted in their last steps predict how many tokens a width would emit; a table of measured step
+times gives its cost. Width 1 drafts nothing. The choice changes the speed and never a token.
 """
 
 from collections import deque
@@ -18,13 +18,13 @@ from jaxspec.engine.adapt.acceptance_rates import (
 )
 
 MARGIN = 0.02
-"""How much better than the current width another has to be, as a share."""
+"""Share by which another width has to be faster than the current one to replace it."""
 NUM_OUTCOMES = 64
 """Recent outcomes to estimate rates from, over all requests together."""
 FEWEST_STEPS, MOST_STEPS = 6, 24
-"""Bounds of how old those outcomes may be."""
+"""Bounds on the age of those outcomes, in steps."""
 TRIAL_SHARE = 0.01
-"""Share of the time that drafting in vain may cost while plain decoding is faster."""
+"""Share of the time that trial drafts may cost while plain decoding is faster."""
 
 Costs = Mapping[tuple[int, int], float]
 """Seconds of a step, by its compiled batch size and width."""
@@ -33,7 +33,7 @@ Costs = Mapping[tuple[int, int], float]
 def choose_width(
     batch: int, speculating: int, others: int, rates: Rates, costs: Costs, current: int
 ) -> int:
-    """The width with most tokens per second; the current one until another is clearly better."""
+    """The width with most tokens per second, or the current one if that is hardly slower."""
     per_second = {
         width: (speculating * expected_tokens(rates, width) + others) / cost
         for (batch_size, width), cost in costs.items()
@@ -45,13 +45,13 @@ def choose_width(
 
 
 class AdaptiveWidth:
-    """Keeps what live requests accepted lately and chooses a width for every step."""
+    """Records how many drafts live requests accept, and chooses a width for every step."""
 
     def __init__(self, costs: Costs):
         self.costs = costs
         self.widths = sorted({width for _, width in costs})
         self.long_run_rates = initial_rates(self.widths[-1] - 1)
-        """Rates of all requests together; estimates for places that are not being verified."""
+        """Rates over all requests together; places that are not being verified have estimates."""
         self.outcomes: dict[int, deque[tuple[int, Outcome]]] = {}
         """The most recent outcomes of each speculating request, each with the step number at which
         its result was read."""
@@ -62,7 +62,8 @@ class AdaptiveWidth:
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
     ) -> None:
-        """Records what a step accepted; the first call makes the request a speculating one."""
+        """Records how many drafts a step accepted for a request. From its first call on, the
+        request counts as speculating."""
         outcomes = self.outcomes.setdefault(request, deque(maxlen=MOST_STEPS))
         if num_drafts:
             outcomes.append((self.step, (num_drafts, accepted)))
@@ -77,7 +78,7 @@ class AdaptiveWidth:
         speculating = [request for request in requests if request in self.outcomes]
         rates = self._update_rates(speculating)
         others = len(requests) - len(speculating)
-        if batch != self.batch:  # different requests, perhaps different texts: try soon
+        if batch != self.batch:  # the requests have changed and perhaps the text: try drafts soon
             self.batch = batch
             self.steps_without_drafts = self._pause()
         self.current = choose_width(
@@ -89,7 +90,7 @@ class AdaptiveWidth:
         return self._trial_width() if speculating else 1
 
     def _update_rates(self, speculating: Sequence[int]) -> Rates:
-        """The recent rates; the long-run rates learn from them."""
+        """Returns the recent rates, and updates the long-run rates with them."""
         steps = NUM_OUTCOMES // max(len(speculating), 1)
         oldest = self.step - min(max(steps, FEWEST_STEPS), MOST_STEPS)
         recent = [
@@ -104,9 +105,12 @@ class AdaptiveWidth:
         return rates
 
     def _trial_width(self) -> int:
-        """Without drafts there are no outcomes to learn from. So after a pause one step drafts, at
-        the narrowest width that does, to find out what drafting would give. Wider trials would
-        make the pauses longer, and a rise in acceptance is noticed only at the next trial."""
+        """The width of the next step while plain decoding is faster: the narrowest width with
+        drafts if a pause is over, otherwise 1.
+
+        Steps without drafts do not measure acceptance, so a trial is needed now and then. Wider
+        trials would cost more and therefore need longer pauses, and a rise in acceptance is noticed
+        only at the next trial."""
         self.steps_without_drafts += 1
         if self.steps_without_drafts <= self._pause():
             return 1
@@ -114,7 +118,7 @@ class AdaptiveWidth:
         return self.widths[1]
 
     def _pause(self) -> int:
-        """Steps between trials, enough that trials in vain cost only their share of the time."""
+        """Steps between trials: enough that trials take no more than their share of the time."""
         plain, drafting = (self.costs[self.batch, width] for width in self.widths[:2])
         extra = max(drafting / plain - 1, 0.0)
         return int(1 + extra / TRIAL_SHARE)

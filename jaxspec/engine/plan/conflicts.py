@@ -9,13 +9,13 @@ from jaxspec.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Conflict:
-    """Two options, and why no engine can have both."""
+    """Two options that cannot be combined, and the reason."""
 
     one: str
     other: str
     why: str
     holds: Callable[[Any], bool]
-    """Whether these `EngineOptions` ask for both."""
+    """Whether these `EngineOptions` combine the two."""
 
 
 CONFLICTS = (

@@ -1,4 +1,4 @@
-"""What the maker of an engine may choose."""
+"""The options of an engine."""
 
 import dataclasses
 import difflib
@@ -17,7 +17,7 @@ Acceptance = int | float | tuple[int | float, ...]
 
 @dataclasses.dataclass(frozen=True)
 class EngineOptions(SpeculationOptions):
-    """What the maker of an engine may choose."""
+    """Options that are fixed when an engine is made."""
 
     method: str = "auto"
     """How drafts are made: dflash (by a drafter model), ngram (by prompt lookup), dflash+ngram,
@@ -29,29 +29,29 @@ class EngineOptions(SpeculationOptions):
     page_size: int = 64
     """Positions per page of the caches."""
     num_pages: int | None = None
-    """Pages of the caches; by default as many as `memory_fraction` leaves room for, but no more
-    than can be used."""
+    """Pages of the caches; by default as many as fit into `memory_fraction`, but no more than can
+    be used."""
     memory_fraction: float = 0.9
     """Share of the device memory available to JAX that weights, programs and caches may take."""
     exact: bool = False
     """Run every phase through one program of one shape, so that the bits of a request depend
     neither on the method nor on the requests beside it."""
     width: int | None = None
-    """Tokens per request that a step verifies with drafts of a drafter: the newest token and its
-    first drafts; by default the drafter's whole block."""
+    """Tokens per request in a step that verifies a drafter's drafts: the newest token and the first
+    drafts after it; by default the drafter's whole block."""
     adaptive: bool = False
     """Choose in every step how many of the drafter's drafts to verify, from recent acceptance and
     from step times that are measured first. Has no effect without a drafter."""
     seed: int = 0
-    """Sampled requests without a seed of their own derive one from this."""
+    """Seed of the engine, from which sampled requests without a seed of their own derive one."""
     prefill_chunk: int = 512
     """Most prompt tokens of a request that are read in one step."""
     batch_sizes: tuple[int, ...] | None = None
-    """Batch sizes that decode steps are compiled for, rising, the last one `max_batch`; by default
-    powers of two."""
+    """Batch sizes that decode steps are compiled for, in increasing order and ending with
+    `max_batch`; by default powers of two."""
     prefill_shapes: tuple[tuple[int, int], ...] | None = None
-    """Sizes (batch, tokens per prompt) that prefill steps are compiled for, by rising number of
-    tokens; four by default."""
+    """Sizes (batch, tokens per prompt) that prefill steps are compiled for, in increasing order of
+    tokens; four sizes by default."""
     driver: Driver = "auto"
     """lockstep: read the result of each step before the next is launched; overlapped: launch the
     next step first; auto: overlapped on an accelerator, lockstep on a CPU."""

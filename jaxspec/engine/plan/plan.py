@@ -8,16 +8,16 @@ from jaxspec.engine.step.io import Drafting
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """Every size that a step is compiled for; true lengths are data and not among them."""
+    """Every size that a step is compiled for. True lengths are not sizes but data."""
 
     batch_sizes: tuple[int, ...]
-    """Requests of a decode step, rising."""
+    """Batch sizes of decode steps, in increasing order."""
     prefill_shapes: tuple[tuple[int, int], ...]
-    """(batch, width) of a prefill step, by rising number of tokens."""
+    """(batch, width) of prefill steps, in increasing order of tokens."""
 
     @property
     def largest(self) -> "Shapes":
-        """Only the largest of each."""
+        """Only the largest size of a decode step and of a prefill step."""
         return Shapes(self.batch_sizes[-1:], self.prefill_shapes[-1:])
 
     def batch_for(self, count: int) -> int:
@@ -25,7 +25,8 @@ class Shapes:
         return next(batch for batch in self.batch_sizes if batch >= count)
 
     def prefill_for(self, unread: Sequence[int]) -> tuple[int, int]:
-        """The smallest shape that takes a chunk of every prompt, given their unread tokens."""
+        """The smallest shape that holds the next chunk of every prompt, given the number of unread
+        tokens of each."""
         largest_batch, widest = self.prefill_shapes[-1]
         batch, width = min(len(unread), largest_batch), min(max(unread), widest)
         return next(s for s in self.prefill_shapes if s[0] >= batch and s[1] >= width)
@@ -33,8 +34,8 @@ class Shapes:
 
 @dataclasses.dataclass(frozen=True)
 class DecodePrograms:
-    """Which programs one decode step runs. `Plan.decode_programs` is the only place that decides,
-    and `Plan.every_decode` enumerates what it can decide."""
+    """Which programs one decode step runs. Only `Plan.decode_programs` chooses them, and
+    `Plan.every_decode` enumerates its possible results."""
 
     batch: int
     width: int
@@ -44,15 +45,15 @@ class DecodePrograms:
     host_drafts: bool
     """Whether some request has drafts from the host."""
     draws: bool
-    """Whether some request samples or wants log probabilities."""
+    """Whether some request samples or returns log probabilities."""
     apart: bool
-    """Whether drafting, verification and acceptance are programs of their own."""
+    """Whether drafting, verification and acceptance run as separate programs."""
     accepts_on_host: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes and choices that no request changes."""
+    """Sizes and choices that are fixed when the engine is made."""
 
     method: str
     """A name of `METHODS`."""
@@ -65,7 +66,7 @@ class Plan:
     width: int
     """Tokens per request of the widest decode step: the newest one and its drafts."""
     block_size: int
-    """Tokens of the widest block that is ever written; each request holds pages for one block
+    """Tokens of the widest block that any step writes; each request holds pages for one such block
     beyond its budget."""
     num_slots: int
     max_model_len: int
@@ -75,11 +76,13 @@ class Plan:
     """Pages of each pool, the trash page among them."""
     shapes: Shapes
     widths: tuple[int, ...] = ()
-    """Widths that an adaptive engine chooses from, rising; empty if it does not adapt."""
+    """Widths that an adaptive engine chooses from, in increasing order; empty if it does not adapt.
+    """
     proposer: int | None = None
-    """Which of `Models.proposers` proposes; None if none does."""
+    """Index in `Models.proposers` of the proposer that drafts; None if the device does not draft.
+    """
     drafter: bool = False
-    """Whether that is a drafter model, which may draft in every step."""
+    """Whether that proposer is a drafter model, which may draft in every step."""
     drawn_drafts: bool = False
     """Whether the drafter draws its drafts for requests that sample."""
     host_drafts: bool = False
@@ -106,7 +109,7 @@ class Plan:
     def decode_programs(
         self, batch: int, width: int, host_drafts: bool, draws: bool
     ) -> DecodePrograms:
-        """For a step in which the device drafts `width - 1` tokens per request, 0 if width is 1."""
+        """The programs of a step in which the device drafts `width - 1` tokens per request."""
         lockstep, whole, drafting = self.driver == "lockstep", self.exact or host_drafts, None
         if width > 1:
             assert self.proposer is not None, "no device proposer drafts for this engine"
@@ -123,18 +126,18 @@ class Plan:
         )
 
     def every_decode(self, draws: bool, only_needed: bool = False) -> Iterator[DecodePrograms]:
-        """All that `decode_programs` can return. `only_needed` leaves out steps without drafts if
-        the drafter drafts in every step, as it does unless a request opts out."""
+        """Every result that `decode_programs` can return. `only_needed` leaves out steps without
+        drafts if the drafter drafts in every step unless a request opts out."""
         drafted = () if self.proposer is None else self.widths[1:] or (self.width,)
         always = self.drafter and not self.widths and not self.exact
         for batch in self.shapes.batch_sizes:
             for host_drafts in (False, True) if self.host_drafts else (False,):
-                found = (
+                programs = (
                     self.decode_programs(batch, width, host_drafts, draws)
                     for width in (1, *drafted)
                     if width > 1 or host_drafts or not (only_needed and always)
                 )
-                yield from dict.fromkeys(found)
+                yield from dict.fromkeys(programs)
 
 
 def shapes_for(max_batch: int, prefill_chunk: int, exact: bool) -> Shapes:

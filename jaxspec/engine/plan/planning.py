@@ -1,4 +1,4 @@
-"""From models and options to a plan. What cannot work is refused here."""
+"""From models and options to a plan. Options that cannot work are refused here."""
 
 import functools
 import logging
@@ -19,12 +19,12 @@ log = logging.getLogger("jaxspec")
 
 WIDTH_WITHOUT_DRAFTER = 16
 NARROWER_WIDTHS = (1, 4, 8)
-"""Widths of verify steps, beside the drafter's own, if widths adapt."""
+"""Widths that an adaptive engine may choose besides the drafter's full width."""
 
 
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
-    """The models with every proposer that the engine needs, and the layout, but for the number of
-    pages, which depends on how much memory is left."""
+    """The models with every proposer that the engine needs, and the plan. Only the number of pages
+    is left open, since it depends on how much memory is free."""
     plan = _plan(models, options)
     proposers = (*models.proposers, *_added_proposers(plan, options))
     synthetic = options.synthetic_acceptance is not None
@@ -79,7 +79,7 @@ def _added_proposers(plan: Plan, options: EngineOptions) -> tuple[DeviceProposer
 def _same_models(
     target: Target, proposers: tuple[DeviceProposer, ...], page_size: int, synthetic: bool
 ) -> Models:
-    """Equal models as one object."""
+    """Replaces equal models by one object."""
     return Models(target, proposers, page_size, synthetic)
 
 
@@ -91,7 +91,7 @@ def _shapes(options: EngineOptions, chunk: int) -> Shapes:
 
 
 def _block_size(models: Models, options: EngineOptions) -> int:
-    """The same for every method, for `exact`."""
+    """The size of a block. It is the same for every method, as `exact` requires."""
     if models.proposers:
         return models.proposers[0].num_drafts + 1
     return max(WIDTH_WITHOUT_DRAFTER, options.num_drafts + 1)
@@ -154,7 +154,7 @@ def synthetic_of(acceptance: Acceptance | None, num_drafts: int) -> SyntheticAcc
 
 
 def context_limit(models: Models, wanted: int) -> int:
-    """`wanted`, or the longest prompt and output together that all models were made for."""
+    """The smaller of `wanted` and the longest context that all models were made for."""
     limits = {"target": models.target.max_positions}
     for proposer in models.proposers:
         if proposer.max_positions is not None:

@@ -10,7 +10,7 @@ from jaxspec.text.tokenizer import Tokenizer
 def emit(
     request: Request, new: NewTokens, tokenizer: Tokenizer | None
 ) -> tuple[Request, Increment]:
-    """The request with a step's tokens added up to where it ends, and what was added."""
+    """The request with a step's tokens added, up to the token that ends it, and the increment."""
     before, count = request, len(new.tokens)
     tally = _count_step(request.tally, count, new.num_drafts)
     request = dataclasses.replace(request, tally=tally, arrivals=(*request.arrivals, new.read_at))
@@ -24,13 +24,13 @@ def emit(
 
 
 def end(request: Request, reason: str, error: str | None = None) -> tuple[Request, Increment]:
-    """Ends a request for a reason other than its own tokens: abort or error."""
+    """Ends a request for a reason that is not in its tokens: abort or error."""
     ended = _add_held_text(dataclasses.replace(request, finish_reason=reason, error=error))
     return ended, _difference(request, ended)
 
 
 def _count_step(tally: Tally, emitted: int, num_drafts: int) -> Tally:
-    """Adds one step; a step without drafts is plain decoding and not a verify step."""
+    """Counts one verify step. A step without drafts is plain decoding and is not counted."""
     if num_drafts == 0:
         return tally
     return Tally((*tally.acceptance_lengths, emitted), (*tally.drafts, num_drafts))
@@ -66,8 +66,8 @@ def _add_text(request: Request, token: int, tokenizer: Tokenizer) -> Request:
 
 
 def _add_held_text(request: Request) -> Request:
-    """Adds the end of the text: what was held back because it could have become a character or a
-    stop string."""
+    """Adds the end of the text that was held back because it could have become a whole character or
+    a stop string."""
     scan, piece = feed_text(request.scan, finish_tokens(request.stream))
     piece += "" if scan.found is not None else finish_text(scan)
     return dataclasses.replace(request, text=request.text + piece)

@@ -1,4 +1,4 @@
-"""What a finished request returns."""
+"""The output of a finished request."""
 
 import dataclasses
 import itertools
@@ -13,14 +13,14 @@ class RequestOutput:
 
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """Tokens emitted, the one that ended it included."""
+    """Emitted tokens, including the one that ended the request."""
     text: str
-    """Their text, without special tokens and without the stop string; empty without a
-    tokenizer."""
+    """Text of the tokens, without special tokens and without the stop string; empty if the engine
+    has no tokenizer."""
     finish_reason: str
     """stop, length, abort or error."""
     error: str | None
-    """Why it failed, if finish_reason is error."""
+    """Why the request failed, if finish_reason is error."""
     logprobs: tuple[TokenLogprobs, ...] | None
     """Per token, log probabilities by token id; None if the request did not ask for them."""
     stats: RequestStats

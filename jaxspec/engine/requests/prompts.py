@@ -1,4 +1,4 @@
-"""The forms in which users give prompts and parameters, made one."""
+"""Converts the forms in which callers may pass prompts and parameters to a single form."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -16,7 +16,7 @@ Prompt = str | Sequence[int] | Int[np.ndarray | jax.Array, " tokens"]
 
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
-    """A prompt as token ids; whatever is not one is refused."""
+    """A prompt as token ids; raises a UsageError if it is no valid prompt."""
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UsageError("the prompt is text but the engine has no tokenizer; give ids")
@@ -39,8 +39,8 @@ def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
     if isinstance(prompts, str | bytes):
         return [prompts], True
     if not isinstance(prompts, Iterable):
-        found = type(prompts).__name__
-        raise UsageError(f"prompts are of type {found}; expected text, token ids or many of them")
+        kind = type(prompts).__name__
+        raise UsageError(f"prompts are of type {kind}; expected text, token ids or many of them")
     listed = list(prompts)
     if listed and isinstance(listed[0], Integral):
         return [listed], True
@@ -50,7 +50,7 @@ def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
 def params_per_prompt(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
-    """The same parameters for all prompts, or each its own."""
+    """One record of parameters per prompt, from one for all prompts or one for each."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not all(isinstance(one, SamplingParams) for one in params):
@@ -61,5 +61,5 @@ def params_per_prompt(
 
 
 def _from_array(prompt: Any) -> Any:
-    """Arrays, on a device or not, as lists: their elements are not integers of Python."""
+    """Converts an array, on a device or not, to a list, so that its elements are Python's."""
     return np.asarray(prompt).tolist() if hasattr(prompt, "__array__") else prompt

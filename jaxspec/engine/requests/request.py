@@ -1,4 +1,4 @@
-"""A request as the host knows it: an immutable record."""
+"""The host's record of a request, which is immutable."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ TokenLogprobs = dict[int, float]
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Running counts of a request's verify steps, with an entry per step."""
+    """The counts of a request's verify steps, with an entry per step."""
 
     acceptance_lengths: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
@@ -25,37 +25,39 @@ class Request:
     prompt: tuple[int, ...]
     params: SamplingParams
     stop_ids: frozenset[int]
-    """Ids that end it: the model's own unless ignored, and those of its parameters."""
+    """Ids that end the request: the model's own unless ignored, and those of its parameters."""
     seed: int
-    """Seed of its draws."""
+    """Seed for everything that is drawn for the request."""
     stream: TextStream
     """Holds the bytes of a character that is not complete yet."""
     scan: StopScan
     """Holds back text that may be the beginning of a stop string."""
     submitted_at: float
     draws: bool = False
-    """Whether it needs more than the likeliest tokens: it samples, or wants log probabilities."""
+    """Whether the request needs more than the likeliest token: it samples, or returns log
+    probabilities."""
     slot: int | None = None
-    """Its place in the engine's state; None while it waits."""
+    """Slot of the request in the engine's state; None while it waits."""
     prefilled: int = 0
     """Tokens of `context` for which prefill steps were launched."""
     resumed: int = 0
-    """Emitted tokens that prefill reads again after the prompt, since the pages were lost."""
+    """Number of emitted tokens that prefill reads again after the prompt, because their pages were
+    lost."""
     token_ids: tuple[int, ...] = ()
     """Tokens emitted."""
     text: str = ""
     """Text emitted."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Per emitted token, if the request asks for them."""
+    """Log probabilities per emitted token, if the request asks for them."""
     finish_reason: str | None = None
     """stop, length, abort or error; None while it runs."""
     error: str | None = None
-    """Why it failed."""
+    """Why the request failed."""
     tally: Tally = Tally()
     seated_at: float = 0.0
-    """Time at which it was given a slot."""
+    """Time at which the request was given a slot."""
     arrivals: tuple[float, ...] = ()
-    """Times at which results with tokens for it were read."""
+    """Times at which results with tokens for this request were read."""
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -74,19 +76,19 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class NewTokens:
-    """What a step gave to a request."""
+    """The tokens that a step emitted for a request."""
 
     tokens: list[int]
     num_drafts: int
     """Drafts that were verified."""
     logprobs: list[TokenLogprobs]
-    """Per token; empty unless the request asks for them."""
+    """Log probabilities per token; empty unless the request asks for them."""
     read_at: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Increment:
-    """What a step added to a request."""
+    """The tokens and text that a step added to a request."""
 
     request: int
     token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a request asks for."""
+"""The parameters of a request."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] | list[int] = ()
     """Token ids that end the output, in addition to the model's own."""
     ignore_eos: bool = False
-    """Go on after the model's end-of-text tokens."""
+    """Continue after the model's end-of-text tokens."""
     logprobs: int | None = None
     """Return the log probabilities of this many most likely tokens next to every token's own."""
     speculate: bool = True
-    """Whether tokens may be drafted for this request, its tokens are drawn from the
-    same distribution either way."""
+    """Whether drafts may be made for this request. Its tokens are drawn from the same distribution
+    either way."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -56,7 +56,7 @@ class SamplingParams:
         return self.temperature > 0 or self.logprobs is not None
 
     def _check_types(self) -> None:
-        """Otherwise a wrong type would fail in the middle of a step, which other requests share."""
+        """Refuses wrong types here: they would fail only in a step, with other requests in it."""
         self._expect(Integral, "an integer", ["max_tokens", "top_k"])
         self._expect(Integral | None, "an integer or None", ["seed", "logprobs"])
         self._expect(Real, "a number", ["temperature", "top_p", "min_p"])

@@ -1,1 +1,1 @@
-"""Which requests run in a step, what runs, and what becomes of its results."""
+"""Chooses the requests and the programs of each step, and processes the results."""

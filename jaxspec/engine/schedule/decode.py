@@ -1,4 +1,4 @@
-"""One decode step: which programs it runs for these requests, and running them."""
+"""Chooses the programs of one decode step, and runs them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ from jaxspec.proposers.methods import HostProposer
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeInputs:
-    """What the programs of one decode step take."""
+    """The inputs of the programs of one decode step."""
 
     slots: Int[Array, " batch"]
     num_drafts: Int[Array, " batch"]
-    """Drafts wanted from the device, for every request."""
+    """Number of drafts wanted from the device, for every request."""
     of_host: Drafts | None
-    """Drafts of the host; without any, empty ones if the target is to read a whole block anyway.
-    None if the device's are not to be replaced."""
+    """Drafts of the host. None if the device's drafts are used; empty drafts if nothing drafts but
+    the target reads a whole block all the same."""
 
 
 @dataclasses.dataclass
 class Drafters:
-    """Who decides on the host what is drafted."""
+    """The parts of the host that decide what is drafted."""
 
     proposer: HostProposer | None
     adaptive: AdaptiveWidth | None
@@ -47,14 +47,14 @@ class Drafters:
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
     ) -> None:
-        """Adds tokens to what they know of a request, and reports what became of its drafts."""
+        """Passes on a request's new tokens, and how many of its drafts were accepted."""
         if self.proposer is not None:
             self.proposer.commit(request, tokens, num_drafts, accepted)
         if self.adaptive is not None:
             self.adaptive.commit(request, tokens, num_drafts, accepted)
 
     def release(self, request: int) -> None:
-        """The request has ended, or will be read again."""
+        """Discards the state of a request that has ended, or whose tokens will be read again."""
         if self.proposer is not None:
             self.proposer.release(request)
         if self.adaptive is not None:
@@ -63,7 +63,7 @@ class Drafters:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeChoice:
-    """What was decided about one decode step."""
+    """The programs of one decode step, and the drafts of the host."""
 
     programs: DecodePrograms
     of_host: Sequence[Sequence[int]]
@@ -84,7 +84,8 @@ def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -
 
 
 def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequence[int]:
-    """No longer than the budget: the last token is the target's own."""
+    """The host's drafts for a request. At least the last token of its budget is left to the
+    target."""
     left = request.params.max_tokens - len(request.token_ids)
     room = min(plan.width, left) - 1
     return proposer.propose(request.id, room) if room > 0 and request.params.speculate else ()
@@ -105,7 +106,7 @@ def _device_width(
 def decode_inputs(
     device: Device, plan: Plan, choice: DecodeChoice, requests: Sequence[Request]
 ) -> DecodeInputs:
-    """As the programs take them, padded to the batch size."""
+    """The inputs of the chosen programs, padded to the batch size."""
     programs, batch = choice.programs, (choice.programs.batch,)
     most = programs.drafting.width - 1 if programs.drafting else 0
     slots = device.integers(tuple(request.slot for request in requests), batch, plan.num_slots)
@@ -149,7 +150,7 @@ def _launch_apart(
 
 def _draft(device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs) -> Drafts:
     if programs.drafting is None:
-        assert inputs.of_host is not None, "no drafts, not even empty ones"
+        assert inputs.of_host is not None, "a step that drafts nothing needs empty drafts"
         return inputs.of_host
     drafts = device.run(draft_step, inputs.slots, inputs.num_drafts, drafting=programs.drafting)
     if inputs.of_host is None:

@@ -37,7 +37,8 @@ class Launched:
     """Ids of the requests in its batch, in order."""
     result: StepResult
     unfinished_prompts: frozenset[int] = frozenset()
-    """Requests whose prompt goes on after this chunk: its token is not theirs."""
+    """Requests whose prompt continues after this chunk: the step's token is not emitted for them.
+    """
 
 
 class Loop:
@@ -67,10 +68,10 @@ class Loop:
         self.stepping: tuple[int, ...] = ()
         """Requests of the program that is being launched or read."""
         self.suspects: dict[int, int] = {}
-        """Requests of a failed step, with the number of tokens they had. Each steps alone until it
-        has more tokens, or fails again and so is known to be at fault."""
+        """Requests of a failed step, with the number of tokens they had. Each of them runs in steps
+        of its own until it has more tokens, or until it fails again and thus caused the failure."""
         self.state_lost = False
-        """Whether the device's state may be lost, or ahead of what the host has read of it."""
+        """Whether the device's state may be lost, or may contain steps that the host never read."""
 
     @property
     def idle(self) -> bool:
@@ -84,7 +85,7 @@ class Loop:
         self._publish(*end(request, "error", reason))
 
     def step(self) -> None:
-        """One transaction: it counts whole, or not at all."""
+        """Runs one step as a transaction: all of it takes effect, or nothing."""
         self.stepping = ()
         for observer in self.device.observers:
             observer.step_begins(len(self.running))
@@ -101,8 +102,8 @@ class Loop:
             observer.step_ends()
 
     def _step(self) -> None:
-        """A decode step is launched first; then the results of the step before are read. If the
-        host has a part in the next step, it reads everything before."""
+        """Launches a decode step, then reads the results of the step before it. If the host takes
+        part in the decode step, all earlier results are read first."""
         if self.waiting:
             self._admit()
         in_flight = len(self.launched)
@@ -119,21 +120,21 @@ class Loop:
             self._clear_suspects()
 
     def take_increments(self, of: Iterable[int]) -> list[Increment]:
-        """The increments of these requests since the last call. Others' are kept for them."""
+        """The increments of these requests since the last call. Those of others are kept."""
         wanted = set(of)
         taken = [increment for increment in self.increments if increment.request in wanted]
         self.increments = deque(i for i in self.increments if i.request not in wanted)
         return taken
 
     def forget(self, id: int) -> None:
-        """Drops what is kept of an ended request."""
+        """Drops the record of a request that has ended."""
         self.finished.pop(id, None)
         self.take_increments([id])
 
     # Admission
 
     def _admit(self) -> None:
-        """Gives slots and pages to waiting requests, in their order, as long as both last."""
+        """Gives slots and pages to waiting requests, in their order, while there are enough."""
         taken = {request.slot for request in self.running.values()}
         free = [slot for slot in range(self.plan.num_slots) if slot not in taken]
         while self.waiting and free and not self.suspects:
@@ -186,7 +187,7 @@ class Loop:
         self._note_launched(Launched(self.stepping, result))
 
     def _ready_to_decode(self) -> list[Request]:
-        """Requests whose prompts have been read and whose budget is not sure to be spent."""
+        """Requests whose prompts have been read and that may have budget left."""
         unread = collections.Counter(id for step in self.launched for id in step.requests)
         return [
             request
@@ -208,7 +209,7 @@ class Loop:
     # Reading results
 
     def read_results(self, but: int = 0) -> None:
-        """Reads the results of every launched step, except the newest few."""
+        """Reads the results of every launched step, except the newest `but` steps."""
         while len(self.launched) > but:
             step = self.launched.popleft()
             try:
@@ -218,7 +219,7 @@ class Loop:
                 raise
 
     def _read(self, step: Launched) -> None:
-        """Gives every request of a step its tokens."""
+        """Adds the tokens of a step to its requests."""
         self.stepping = step.requests
         result = jax.tree.map(np.asarray, step.result)
         now = time.perf_counter()
@@ -235,7 +236,7 @@ class Loop:
         new = NewTokens(tokens, drafts, logprobs, now)
         try:
             request, increment = emit(request, new, self.tokenizer)
-        except Exception as error:  # in its own text or stop strings: no other request's fault
+        except Exception as error:  # the request's own text or stop strings; no other is affected
             request, increment = end(request, "error", _reason(error))
         if request.params.speculate:
             self.drafters.commit(request.id, increment.token_ids, drafts, len(tokens) - 1)
@@ -255,7 +256,7 @@ class Loop:
     # Ending and failing
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Ends requests now. Results that are still to be read are not theirs any more."""
+        """Ends requests now. Results of launched steps that were not read yet are ignored."""
         self._end(set(ids), "abort")
 
     def _end(self, ids: set[int], reason: str, error: str | None = None) -> None:
@@ -265,27 +266,27 @@ class Loop:
         self._clear_suspects()
 
     def _undo(self, error: Exception) -> None:
-        """After a step that raised: nothing of it counts; find out which request is at fault.
+        """Undoes a step that raised, and begins to find out which request caused the failure.
 
-        What was launched before is read. If a program died after it had been given the state, the
-        next step makes the pools anew and every live request is read again from its tokens.
+        Results of earlier steps are still read. If a program failed after the state was donated to
+        it, the next step makes new pools and prefills every live request again from its tokens.
         """
         stepping = self.stepping
         self.state_lost |= self.device.lost_its_state()
         try:
             self.read_results()
-        except Exception:  # what was in flight died with the program that failed
+        except Exception:  # launched steps failed together with the program that raised
             self.state_lost = True
         if not stepping:
             raise error
-        if self.suspects:  # a request that stepped alone
+        if self.suspects:  # then the failed step had a single request
             self._end(set(stepping), "error", _reason(error))
         else:
             live = [id for id in stepping if id in self.running]
             self.suspects = {id: len(self.running[id].token_ids) for id in live}
 
     def _clear_suspects(self) -> None:
-        """A request that has more tokens by now, or has ended, is not suspected any more."""
+        """Removes requests that have more tokens by now, or have ended, from the suspects."""
         self.suspects = {
             id: had
             for id, had in self.suspects.items()
@@ -293,7 +294,7 @@ class Loop:
         }
 
     def _begin_anew(self) -> None:
-        """New pools for the live requests, each to be read again from its tokens."""
+        """Makes new pools; every live request will be prefilled again from its tokens."""
         self.launched.clear()
         self.device.state = None  # the old pools and the new need not fit side by side
         self.device.state = self.new_state()

@@ -1,7 +1,7 @@
 """Which request holds which pages: an immutable book, and its two transitions.
 
-The book that a step leads to is computed whole and then takes the old one's place in a single
-assignment, so a step that fails half-way leaves the old book as it was.
+A step computes a whole new book, which then replaces the old one in a single assignment. A step
+that fails half-way therefore leaves the old book unchanged.
 """
 
 import dataclasses
@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 @dataclasses.dataclass(frozen=True)
 class PageBook:
-    """Every page is free or held by one request; page 0, the trash page, is in no book."""
+    """The pages that are free, and those that each request holds. Page 0, the trash page, is
+    neither."""
 
     page_size: int
     free: tuple[int, ...]
@@ -27,7 +28,7 @@ class PageBook:
 
 
 def new_book(num_pages: int, page_size: int) -> PageBook:
-    """A book over caches of `num_pages`, the trash page among them."""
+    """The book of caches with `num_pages` pages, including the trash page."""
     return PageBook(page_size, free=tuple(range(1, num_pages)))
 
 
@@ -36,7 +37,7 @@ def can_admit(book: PageBook, positions: int) -> bool:
 
 
 def admit(book: PageBook, request: int, positions: int) -> PageBook:
-    """Hands a request all the pages that it can ever need."""
+    """Gives a request all the pages that it can ever need."""
     count = book.pages_for(positions)
     assert request not in book.held, f"request {request} holds pages already"
     assert can_admit(book, positions), f"{count} pages wanted, {len(book.free)} free"

@@ -1,4 +1,4 @@
-"""Requests that could wait for ever."""
+"""Refuses requests that would otherwise wait for ever."""
 
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.request import Request
@@ -6,8 +6,8 @@ from jaxspec.engine.schedule.pages import PageBook
 
 
 def never_fits(request: Request, plan: Plan, book: PageBook, max_model_len: int) -> str | None:
-    """Why this request could never run, however long it waits; None if it can. `max_model_len` is
-    what the engine's maker asked for, which the models may have cut."""
+    """Why this request can never run, however long it waits; None if it can. `max_model_len` is the
+    option of the engine, which the models may have lowered."""
     tokens = len(request.prompt) + request.params.max_tokens
     if tokens > plan.max_model_len:
         by_models = plan.max_model_len < max_model_len

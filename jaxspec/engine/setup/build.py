@@ -43,7 +43,7 @@ def _new_state(models: Models, plan: Plan) -> EngineState:
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:
-    """All that the slots could ever use, or as much as the device has room for."""
+    """The most pages that the slots can use, or as many as fit into the device's memory."""
     useful = plan.num_slots * plan.max_pages
     free = memory.free_bytes(memory_fraction)
     if free is None:

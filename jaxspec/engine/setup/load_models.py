@@ -1,4 +1,4 @@
-"""From names of models to what an engine needs; mistakes are found before weights are read."""
+"""Opens the models that a user names, and finds mistakes in them before weights are read."""
 
 import dataclasses
 from pathlib import Path
@@ -27,7 +27,7 @@ DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """Models with their parameters on the device, and how to read and write text."""
+    """Models with their parameters on the device, the tokenizer and the chat template."""
 
     models: Models
     params: Params
@@ -63,18 +63,18 @@ def open_models(
 
 
 def _check_tokenizers(tokenizer: Tokenizer, draft: Path) -> None:
-    """A drafter's folder may have a tokenizer of its own."""
+    """Compares the target's tokenizer with the drafter's, if its folder has one."""
     if (draft / VOCABULARY_FILE).is_file():
         check_same_tokenizer(tokenizer.vocabulary, open_tokenizer(draft).vocabulary)
 
 
 def named_target(draft: str | Path | None) -> str:
-    """The target to use if none is given: the one that the drafter was made for."""
+    """The default target: the one that the drafter's config names."""
     if draft is None:
         raise UsageError("no target; name a Qwen3 folder or hub id with --model")
     target = open_drafter(local_folder(draft)).config.target_path
     if target is None:
-        raise UsageError(f"no target, and {draft} names none; name one with --model")
+        raise UsageError(f"no target, and {draft} does not name one; name it with --model")
     return target
 
 

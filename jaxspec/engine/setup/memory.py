@@ -1,4 +1,4 @@
-"""How many pages fit: the device's memory less weights and the programs' own temporaries."""
+"""How many pages fit into the device's memory beside the weights and the programs' temporaries."""
 
 import logging
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def pages_that_fit(
 
     `temporaries(num_pages)` compiles the programs for a pool of that many pages and returns the
     bytes that the largest of them takes while it runs. This barely depends on the number of pages,
-    so one or two calls settle it.
+    so one or two calls are enough.
     """
     pages = min(useful, free // per_page)
     for _ in range(3):

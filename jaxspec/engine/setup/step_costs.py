@@ -1,4 +1,4 @@
-"""What a step costs at every compiled size, measured before the first request."""
+"""The time of a step at every compiled size, measured before the first request."""
 
 import dataclasses
 from functools import partial
@@ -14,8 +14,9 @@ CALLS, ROUNDS = 5, 3
 
 
 def measure_costs(device: Device, plan: Plan) -> Costs:
-    """The least seconds of one-program steps by (batch, width), on the padding slot: contexts are
-    empty, but weights are read and multiplied as in any step."""
+    """Seconds of a one-program step by (batch, width), the shortest of several measurements. The
+    steps run on the padding slot: their contexts are empty, but weights are read and multiplied as
+    in any step."""
     return {
         (batch, width): min(
             seconds_per_call(partial(_run, device, plan, batch, width), CALLS, ROUNDS)
@@ -27,7 +28,7 @@ def measure_costs(device: Device, plan: Plan) -> Costs:
 
 def _run(device: Device, plan: Plan, batch: int, width: int) -> StepResult:
     programs = plan.decode_programs(batch, width, host_drafts=False, draws=False)
-    # As one program even with a driver that runs the parts apart: only its cost matters.
+    # One program, even if the driver runs the parts as separate ones: only the cost matters here.
     programs = dataclasses.replace(programs, apart=False)
     slots = device.integers((), (batch,), plan.num_slots)
     num_drafts = device.integers((), (batch,), width - 1)

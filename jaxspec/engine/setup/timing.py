@@ -8,10 +8,10 @@ import jax
 
 
 def seconds_per_call(call: Callable[[], Any], calls: int, rounds: int) -> list[float]:
-    """Mean seconds of one of `calls` asynchronous calls in a row, for each of `rounds` rounds.
+    """Mean seconds per call in each of `rounds` rounds of `calls` asynchronous calls.
 
-    One call before the first round is not timed. Launching and waiting hardly count: only the last
-    call of a round is waited for.
+    One call before the first round is not timed. Only the last call of a round is waited for, so
+    launching and waiting add little to the mean.
     """
     jax.block_until_ready(call())
     return [_one_round(call, calls) / calls for _ in range(rounds)]

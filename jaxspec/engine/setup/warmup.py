@@ -20,24 +20,24 @@ from jaxspec.proposers.device import no_drafts
 from jaxspec.sampling import SlotSampling
 
 COMPILERS = 8
-"""Programs that are compiled at once."""
+"""Number of programs that are compiled at the same time."""
 
 
 def every_program(
     device: Device, plan: Plan, draws: bool, only_needed: bool = False
 ) -> Iterator[Program]:
-    """Every program, in the order in which a first request meets them. `only_needed` leaves out
+    """Every program, in the order in which a first request needs them. `only_needed` leaves out
     steps without drafts if the drafter drafts in every step."""
-    tracer, given = Tracer(device), 0
+    tracer, yielded = Tracer(device), 0
     for trace in _runs(plan, draws, only_needed):
         trace(tracer)
         programs = list(tracer.programs.values())
-        yield from programs[given:]
-        given = len(programs)
+        yield from programs[yielded:]
+        yielded = len(programs)
 
 
 def _runs(plan: Plan, draws: bool, only_needed: bool) -> Iterator[Any]:
-    """What the loop does, as functions of the device that does it."""
+    """Functions that run on a device what the loop would run, one for each program."""
     yield lambda device: device.run(admit_step, _admission(plan))
     for batch, width in plan.shapes.prefill_shapes:
         chunk = jax.eval_shape(partial(prompt_chunk, [], batch, width, padding_slot=0))
@@ -50,28 +50,30 @@ def _runs(plan: Plan, draws: bool, only_needed: bool) -> Iterator[Any]:
 
 
 def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
-    """The plan with only the sizes that the first steps of these prompts have, before any ends."""
+    """The plan reduced to the sizes of the first steps of these prompts, until one of them ends."""
     lengths = [len(prompt) for prompt in prompts[: plan.num_slots]]
     batch, prefill = plan.shapes.batch_for(len(lengths)), plan.shapes.prefill_for(lengths)
     return dataclasses.replace(plan, shapes=Shapes((batch,), (prefill,)))
 
 
 def compile_side_by_side(programs: Iterable[Program]) -> int:
-    """Compiles a few programs at a time while the next are lowered, since compiling one keeps one
-    core busy. Returns how many there were."""
+    """Compiles a few programs at a time while the next are lowered, because compiling a program
+    keeps only one core busy. Returns the number of programs."""
     pool = ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1))
     try:
         compiling = [pool.submit(program.traced.lower().compile) for program in programs]
-        # Waited for here: a thread whose join is interrupted outlives the interpreter, and aborts.
+        # Wait here, not in `shutdown`: if an interrupt hits the join of a thread, the thread
+        # outlives the interpreter and aborts the process.
         return len([program.result() for program in compiling])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def temporaries(device: Device, plan: Plan) -> int:
-    """Compiles the programs; the bytes that the largest of them needs beside its arguments.
+    """Compiles the programs, and returns the bytes that the largest needs beside its arguments.
 
-    Of those that draw only the largest are compiled: they are many and seldom all needed.
+    Programs that draw are compiled only at the largest sizes: there are many of them, and an engine
+    seldom needs them all.
     """
     largest = dataclasses.replace(plan, shapes=plan.shapes.largest)
     programs = [
@@ -83,7 +85,7 @@ def temporaries(device: Device, plan: Plan) -> int:
 
 def _temporary_bytes(program: Program) -> int:
     analysis = program.traced.lower().compile().memory_analysis()
-    assert analysis is not None, "the backend reports memory, but not what programs need"
+    assert analysis is not None, "the backend reports its memory, but not that of programs"
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return analysis.temp_size_in_bytes + fresh
 

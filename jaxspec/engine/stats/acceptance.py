@@ -2,8 +2,8 @@
 
 A verify step is a forward pass of the target that checked drafts for a request; a pass without
 drafts is plain decoding and no verify step. Drafts are numbered by their place in the block, 1
-first. What a step accepted is counted before a stop or the budget cuts the reply: these figures
-measure the drafter, and can add up to more tokens than the text has.
+first. Accepted drafts are counted before a stop or the budget cuts the reply: these figures measure
+the drafter, and can add up to more tokens than the text has.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ class AcceptanceCounts:
     drafted_per_position: tuple[int, ...] = ()
     """Verify steps that checked a draft at this place of the block."""
     reached_per_position: tuple[int, ...] = ()
-    """Those of them in which every draft before it was accepted."""
+    """Verify steps that checked a draft at this place and accepted every draft before it."""
     accepted_per_position: tuple[int, ...] = ()
-    """Those of them in which it was accepted too."""
+    """Verify steps that accepted the draft at this place, and thus every draft before it."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -32,7 +32,7 @@ class AcceptanceCounts:
 
     @property
     def num_accepted_draft_tokens(self) -> int:
-        """Those of them that were accepted."""
+        """Verified drafts that were accepted."""
         return sum(self.accepted_per_position)
 
     @property
@@ -47,12 +47,13 @@ class AcceptanceCounts:
 
     @property
     def acceptance_rate_per_position(self) -> tuple[float, ...]:
-        """Unconditional: accepted at this place over all verify steps."""
+        """Unconditional rate: steps that accepted the draft at this place, per verify step."""
         return tuple(_ratio(count, self.num_spec_steps) for count in self.accepted_per_position)
 
     @property
     def conditional_acceptance_rate_per_position(self) -> tuple[float, ...]:
-        """Accepted at this place, over the steps that drafted it and accepted all before it."""
+        """Steps that accepted the draft at this place, per step that verified it and accepted all
+        drafts before it."""
         return tuple(map(_ratio, self.accepted_per_position, self.reached_per_position))
 
     @property
@@ -69,7 +70,7 @@ class RequestStats(AcceptanceCounts):
     prompt_tokens: int
     """Tokens of the prompt."""
     generation_tokens: int
-    """Tokens emitted, the ending one included."""
+    """Emitted tokens, including the one that ended the request."""
     acceptance_lengths: tuple[int, ...] = ()
     """Acceptance length of every verify step: accepted drafts and the bonus token."""
     queue_s: float = 0.0
@@ -82,7 +83,7 @@ class RequestStats(AcceptanceCounts):
     """Inter-token latencies as a stream shows them: seconds between results that contain tokens.
     The tokens of one step arrive together."""
     synthetic: bool = False
-    """Acceptance was drawn, not measured: text and lengths mean nothing about the models."""
+    """Whether acceptance was drawn at random: text and lengths are then not the models'."""
 
     @property
     def tpot_s(self) -> float:
@@ -91,28 +92,28 @@ class RequestStats(AcceptanceCounts):
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of the reply, cut by stop and budget, but the first, per verify step."""
+        """Tokens of the reply after the first one, as cut by stop and budget, per verify step."""
         return _ratio(self.generation_tokens - 1, self.num_spec_steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PooledStats(AcceptanceCounts):
-    """Sums over requests. A rate of sums weights each request by its number of steps, so long
-    replies dominate it; a mean over requests does not. Both are shown."""
+    """Sums over requests. A rate of these sums weights each request by its number of steps, so that
+    long replies dominate it. A mean over requests does not, so both kinds are reported."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     sum_of_mean_acceptance_lengths: int | float = 0.0
-    """Over the requests that had a verify step."""
+    """Sum of the requests' mean acceptance lengths, over requests that had a verify step."""
     num_speculating: int = 0
     """Requests that had a verify step."""
     synthetic: bool = False
-    """Some acceptance was drawn, not measured."""
+    """Whether the acceptance of some request was drawn at random."""
 
     @property
     def mean_acceptance_length_per_request(self) -> float:
-        """Mean over requests of their own mean; 1 without any."""
+        """Mean over requests of their mean acceptance lengths; 1 without requests."""
         if not self.num_speculating:
             return 1.0
         return self.sum_of_mean_acceptance_lengths / self.num_speculating

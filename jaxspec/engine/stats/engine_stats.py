@@ -8,12 +8,12 @@ from jaxspec.engine.stats.latencies import Latencies
 
 @dataclasses.dataclass(frozen=True)
 class EngineStats:
-    """An engine at one moment, and the requests it has finished so far."""
+    """The load of an engine at one moment, and the requests that it has finished so far."""
 
     waiting: int
     """Requests without a slot."""
     running: int
-    """Requests with one."""
+    """Requests with a slot."""
     pages_in_use: int
     pages_total: int
     peak_memory_bytes: int | None

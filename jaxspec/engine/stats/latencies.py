@@ -11,7 +11,7 @@ BOUNDS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0,
 )  # fmt: skip
-"""Seconds; from a small model's step to a long reply that had to wait."""
+"""Bounds in seconds, from the step of a small model to a long reply that had to wait."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Histogram:
     """A histogram of durations."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
-    """For each of `BOUNDS`, the durations up to it and above the bound before it; at the end, those
-    above all bounds."""
+    """Number of durations between the bound before and each of `BOUNDS`; last, the number above all
+    bounds."""
     seconds: float = 0.0
     """Sum of the durations."""
 
@@ -33,7 +33,7 @@ class Latencies:
     ttft_s: Histogram = Histogram()
     itl_s: Histogram = Histogram()
     tpot_s: Histogram = Histogram()
-    """Only of requests with more than one token."""
+    """Only for requests with more than one token."""
     total_s: Histogram = Histogram()
     """From submission to the last token."""
 

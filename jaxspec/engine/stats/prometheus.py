@@ -11,7 +11,7 @@ from jaxspec.errors import LoadError
 
 
 def exposition(stats: EngineStats) -> str:
-    """vLLM's metrics under our name; `spec_decode_num_drafts` are verify steps, as there."""
+    """vLLM's metrics with our prefix. As in vLLM, `spec_decode_num_drafts` counts verify steps."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:
@@ -24,7 +24,7 @@ def exposition(stats: EngineStats) -> str:
 
 
 class _Snapshot:
-    """A collector as prometheus-client expects one."""
+    """A collector in the form that prometheus-client expects."""
 
     def __init__(self, stats: EngineStats):
         self.stats = stats
@@ -59,9 +59,9 @@ def _counters(finished: PooledStats) -> Iterator[Any]:
     accepted = finished.num_accepted_draft_tokens
     counters = (
         ("request", "Requests that ended", finished.num_requests),
-        ("prompt_tokens", "Their prompt tokens", finished.prompt_tokens),
-        ("generation_tokens", "Their tokens emitted", finished.generation_tokens),
-        ("spec_decode_num_drafts", "Their verify steps", finished.num_spec_steps),
+        ("prompt_tokens", "Prompt tokens of ended requests", finished.prompt_tokens),
+        ("generation_tokens", "Emitted tokens of ended requests", finished.generation_tokens),
+        ("spec_decode_num_drafts", "Verify steps of ended requests", finished.num_spec_steps),
         ("spec_decode_num_draft_tokens", "Drafts verified", finished.num_draft_tokens),
         ("spec_decode_num_accepted_tokens", "Drafts accepted", accepted),
     )
@@ -98,6 +98,6 @@ def _latencies(latencies: Latencies) -> Iterator[Any]:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Prometheus counts everything up to a bound, not what lies between two bounds."""
+    """Cumulative counts: Prometheus counts everything up to a bound, not between two bounds."""
     bounds = [*map(str, BOUNDS), "+Inf"]
     return list(zip(bounds, map(float, itertools.accumulate(histogram.counts))))

@@ -1,1 +1,1 @@
-"""The steps that run on the device, as pure functions, with what they take and give."""
+"""The steps that run on the device, as pure functions, with their inputs and results."""

@@ -1,4 +1,4 @@
-"""The steps as compiled programs, and the state they act on."""
+"""The steps as compiled programs, and the state that they update."""
 
 import dataclasses
 from collections.abc import Hashable, Sequence
@@ -26,10 +26,10 @@ STATIC: dict[Step, tuple[str, ...]] = {
     steps.accept_step: (),
     steps.commit_step: (),
 }
-"""Every step, and which of its arguments choose the program."""
+"""Every step, with its static arguments, which choose the program."""
 
 # Compiled once per shape for all engines of a process: the models are static and hashable. The
-# state is donated; whoever holds it must take the returned one in its place.
+# state is donated, so the caller must replace its own by the returned one.
 COMPILED = {
     step: jax.jit(step, static_argnums=0, static_argnames=static, donate_argnums=2)
     for step, static in STATIC.items()
@@ -42,7 +42,7 @@ class Program:
 
     step: Step
     inputs: tuple[Any, ...]
-    """Shapes of what it takes besides models, parameters and state."""
+    """Shapes of the inputs besides models, parameters and state."""
     static: dict[str, Any]
     traced: jax.stages.Traced
 
@@ -60,29 +60,30 @@ class Device:
         self.state: EngineState | None = state
         self.observers: list[StepObserver] = []
         self.integers = lru_cache(maxsize=256)(_upload)
-        """Uploads a tuple of integers, padded to a shape; once, as long as it stays the same."""
+        """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
 
     def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
-        """Runs a step on the state; returns what it gives besides the next state."""
+        """Runs a step, replaces the state, and returns the step's other results."""
         for observer in self.observers:
             observer.program(step, inputs, static)
         self.state, output = COMPILED[step](self.models, self.params, self.state, *inputs, **static)
         return output
 
     def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
-        """The program of a step, not run; lowering and compiling it is what a run would do."""
+        """Traces the program of a step without running it. Lowered and compiled, it is the program
+        that `run` would run."""
         return COMPILED[step].trace(self.models, self.params, self.state, *inputs, **static)
 
     def accept_on_host(self, drafts: Drafts, verified: Verified) -> Int[Array, " batch"]:
-        """Drafts that are accepted, found between two programs by the rule of the device."""
+        """Number of accepted drafts, computed on the host by the same rule as on the device."""
         fetched = map(np.asarray, (drafts.tokens, verified.tokens, verified.num_drafts))
         return jax.device_put(accept(*fetched))
 
     def lost_its_state(self) -> bool:
-        """Whether a program died after it had been given the state to overwrite."""
+        """Whether a program failed after the state had been donated to it."""
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
             return True
-        try:  # a program that was launched well may have died since
+        try:  # a program may fail after its launch succeeded
             jax.block_until_ready(self.state)
         except Exception:
             return True

@@ -1,4 +1,4 @@
-"""What the steps take and what they give."""
+"""The inputs and results of the steps."""
 
 import dataclasses
 
@@ -12,21 +12,21 @@ from jaxspec.sampling import SlotSampling, TopLogprobs
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Models:
-    """What the steps are compiled for: static, without parameters.
+    """The models that the steps are compiled for: a static argument, without parameters.
 
-    Compared by identity, since every launch compares them. The engine makes equal ones the same
-    object, so that engines share compiled programs.
+    Records are compared by identity, because every launch compares them. Engines with equal models
+    use the same object, so that they share compiled programs.
     """
 
     target: Target
     proposers: tuple[DeviceProposer, ...] = ()
-    """Device proposers, the drafter first if there is one. Each of them follows what is committed,
-    in every step; at most one proposes in a step."""
+    """Device proposers, the drafter first if there is one. All of them absorb the committed tokens
+    of every step; at most one proposes in a step."""
     page_size: int = 0
     """Positions per page. The engine sets it."""
     synthetic: bool = False
-    """For benchmarks: the number of accepted drafts is drawn, at the rates in params["synthetic"],
-    and drafts are not compared. The engine sets it."""
+    """For benchmarks: whether the number of accepted drafts is drawn at the rates in
+    params["synthetic"], instead of comparing drafts. The engine sets it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Drafting:
     """How the device drafts in a step: a static argument."""
 
     proposer: int
-    """Which of `Models.proposers`."""
+    """Index in `Models.proposers`."""
     width: int
     """Tokens per request that the step verifies: the newest one and `width - 1` drafts."""
     drawn: bool = False
@@ -44,12 +44,12 @@ class Drafting:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """What the state has to know of a request that is given a slot."""
+    """The entries of the state for a request that is given a slot."""
 
     slot: Int[Array, ""]
     pages: Int[Array, " max_pages"]
     limit: Int[Array, ""]
-    """Length at which its budget is spent."""
+    """Committed length at which the request's budget is spent."""
     sampling: SlotSampling
     """Scalars."""
 
@@ -57,22 +57,22 @@ class Admission:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PromptChunk:
-    """One chunk of each of some prompts."""
+    """The next chunk of each of several prompts."""
 
     slots: Int[Array, " batch"]
-    """Slot of every request; the padding slot if there is none."""
+    """Slot of every request; the padding slot for entries that only pad the batch."""
     tokens: Int[Array, "batch width"]
     """Prompt tokens, padded at the end."""
     starts: Int[Array, " batch"]
-    """Position of the first of them."""
+    """Position of the first token of each chunk."""
     counts: Int[Array, " batch"]
-    """How many are not padding."""
+    """Number of tokens of each chunk that are not padding."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """What the target answered to a block."""
+    """The target's results for a block."""
 
     tokens: Int[Array, "batch width"]
     """The target's token after every token of the block."""
@@ -89,7 +89,7 @@ class Verified:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What the host reads of a step: request i emitted tokens[i, :emitted[i]]."""
+    """The results of a step that the host reads: request i emitted tokens[i, :emitted[i]]."""
 
     tokens: Int[Array, "batch width"]
     emitted: Int[Array, " batch"]

@@ -1,4 +1,4 @@
-"""The seam for whatever watches an engine at work: profilers, benchmarks, tests."""
+"""The interface for observers of a running engine: profilers, benchmarks, tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +8,13 @@ Step = Callable[..., tuple[Any, Any]]
 
 
 class StepObserver:
-    """Watches an engine's loop, and changes nothing. Subclasses override the methods they need."""
+    """Observes an engine's loop without changing it. Subclasses override the methods they need."""
 
     def step_begins(self, running: int) -> None:
-        """A step begins; `running` requests have a slot."""
+        """Called when a step begins; `running` requests have a slot."""
 
     def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
-        """A program is about to run on these inputs."""
+        """Called when a program is about to run on these inputs."""
 
     def step_ends(self) -> None:
-        """The step has ended without an exception."""
+        """Called when a step has ended without an exception."""

@@ -39,11 +39,11 @@ from jaxspec.sampling import SlotSampling
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EngineState:
-    """Everything that a step reads and returns. The last slot is never given to a request: it pads
-    batches."""
+    """Everything that a step reads and returns. The last slot is never given to a request: it is
+    the padding slot, for batches with fewer requests than their size."""
 
     cache: Cache
-    """What the target's layers remember."""
+    """The target's cache."""
     proposers: tuple[Any, ...]
     """The state of each of `Models.proposers`."""
     page_table: Int[Array, "slots max_pages"]
@@ -55,7 +55,7 @@ class EngineState:
     last_tokens: Int[Array, " slots"]
     """The newest token of every slot, emitted but not yet in the caches."""
     sampling: SlotSampling
-    """How every slot's tokens are drawn."""
+    """Sampling parameters of every slot."""
 
     def active(self, slots: Int[Array, " batch"]) -> Int[Array, " batch"]:
         """1 for slots with budget left, else 0."""
@@ -70,9 +70,9 @@ class EngineState:
 
 
 def occupied(state: EngineState, batch: int, context: int, limit: int) -> EngineState:
-    """The state with `batch` slots in the middle of a generation, each with `context` committed
-    tokens and budget up to `limit`, to time steps by hand. The other slots are empty. Slots share
-    pages if there are not enough for all, and caches hold whatever they did."""
+    """A state for timing single steps: `batch` slots are in the middle of a generation, each with
+    `context` committed tokens and budget up to `limit`, and the others are empty. Slots share pages
+    if there are not enough for all. The contents of the caches are left as they are."""
     slots, max_pages = state.page_table.shape
     num_pages = jax.tree.leaves(state.cache)[0].shape[0] - 1
     in_use = np.arange(slots) < batch
@@ -90,7 +90,8 @@ def occupied(state: EngineState, batch: int, context: int, limit: int) -> Engine
 def empty_state(
     models: Models, num_slots: int, num_pages: int, max_pages: int, positions: int
 ) -> EngineState:
-    """A state without requests: `num_slots` slots and the padding slot, pools of `num_pages`."""
+    """A state without requests: `num_slots` slots and the padding slot, and caches of `num_pages`
+    pages."""
     slots = num_slots + 1
     integers = lambda: jnp.zeros(slots, jnp.int32)
     floats = lambda: jnp.zeros(slots, jnp.float32)

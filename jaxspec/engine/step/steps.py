@@ -4,14 +4,14 @@
     prefill_step    a chunk of some prompts is read
     decode_step     draft, verify, accept and commit, in one program
       draft_step      a device proposer proposes
-      replace_step    drafts of the host take the place of the device's
+      replace_step    drafts of the host replace the device's
       verify_step     the target reads the newest token and the drafts in one forward
       accept_step     the longest prefix of right drafts is accepted, and committed:
       commit_step     accepted tokens count from now on; the rest is rolled back
 
 Plain decoding is a decode step without drafts. True lengths are data and never shapes: a step is
 compiled once for each batch size and width, and once more with `draws`, for batches in which some
-request samples or wants log probabilities.
+request samples or returns log probabilities.
 """
 
 import dataclasses
@@ -56,7 +56,8 @@ def admit_step(
 def prefill_step(
     models: Models, params: Params, state: EngineState, chunk: PromptChunk, *, draws: bool
 ) -> tuple[EngineState, StepResult]:
-    """Reads a chunk of every prompt. The token after it counts if the prompt ends with it."""
+    """Reads a chunk of every prompt. If a prompt ends with its chunk, the target's token after it
+    is the first output token."""
     with jax.named_scope("prefill"):
         table, width = state.page_table[chunk.slots], chunk.tokens.shape[1]
         block = block_after(chunk.slots, chunk.starts, chunk.counts, table, width, models.page_size)
@@ -122,8 +123,8 @@ def draft_step(
 def replace_step(
     models: Models, params: Params, state: EngineState, drafts: Drafts, of_host: Drafts
 ) -> tuple[EngineState, Drafts]:
-    """Takes the host's drafts for the requests for which it has some. They were not drawn, so
-    their distribution is certain of them."""
+    """Replaces drafts by the host's, for the requests for which it has some. These were not drawn,
+    so their distribution has all its probability on them."""
     replaced = of_host.num_drafts > 0
     tokens = jnp.where(replaced[:, None], of_host.tokens, drafts.tokens)
     logits = drafts.logits
@@ -166,7 +167,7 @@ def accept_step(
     drafts: Drafts,
     verified: Verified,
 ) -> tuple[EngineState, StepResult]:
-    """Acceptance on the device, and commit."""
+    """Accepts on the device, and commits."""
     with jax.named_scope("accept"):
         places = drafts.tokens.shape[1]
         if models.synthetic and places:
@@ -186,7 +187,8 @@ def commit_step(
     verified: Verified,
     accepted: Int[Array, " batch"],
 ) -> tuple[EngineState, StepResult]:
-    """Commits the newest token and the accepted drafts; the target's token after them is newest."""
+    """Commits the newest token and the accepted drafts. The target's token after them becomes the
+    newest token."""
     with jax.named_scope("commit"):
         emitted = verified.active * (accepted + 1)
         block = state.block(slots, emitted, verified.tokens.shape[1], models.page_size)
@@ -231,7 +233,7 @@ def _read(
     tokens: Int[Array, "batch width"],
     block: Block,
 ) -> tuple[Float[Array, "batch width hidden"], Float[Array, "batch width features"], Any]:
-    """The target over a block of tokens."""
+    """Runs the target over a block of tokens."""
     return models.target.apply({"params": params["target"]}, tokens, block, state.cache)
 
 
@@ -261,7 +263,7 @@ def _target_tokens(
 def _absorb(
     models: Models, params: Params, state: EngineState, committed: Committed
 ) -> tuple[Any, ...]:
-    """Every proposer's state after these tokens."""
+    """The states of all proposers after these tokens."""
     with jax.named_scope("context"):
         return tuple(
             proposer.absorb(params, of_proposer, committed)

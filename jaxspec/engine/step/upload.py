@@ -1,6 +1,6 @@
-"""Host values as the arrays that steps take, and results as host values.
+"""Converts host values to the arrays that steps take, and results to host values.
 
-Values go up by `jax.device_put`: `jnp.asarray` would compile a small program per shape.
+Values are uploaded by `jax.device_put`: `jnp.asarray` would compile a small program per shape.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from jaxspec.sampling import SlotSampling, TopLogprobs
 def token_block(
     drafts: Sequence[Sequence[int]], batch: int, width: int
 ) -> Int[Array, "{batch} {width}"]:
-    """Drafts of every request side by side, each padded to the width."""
+    """The drafts of every request as one array, each padded to the width."""
     block = np.zeros((batch, width), np.int32)
     for line, tokens in zip(block, drafts):
         line[: len(tokens)] = tokens

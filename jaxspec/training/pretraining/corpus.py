@@ -1,4 +1,4 @@
-"""Folders of source text as documents: found, filtered, made unique, divided."""
+"""Collects documents from folders of source text: finds, filters, deduplicates and divides them."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -14,23 +14,23 @@ from jaxspec.training.data import Sequences, sequences_of_stream, text_files
 MOST_SHARED = 0.2
 """Largest share of a document's distinctive lines that may also be in held-out documents."""
 DISTINCTIVE = 30
-"""Characters of a line from which on two equal lines are hardly written by chance."""
+"""Fewest characters of a distinctive line, which is hardly written twice by chance."""
 
 Document = tuple[PurePath, str]
-"""A path inside the folder it came from, and the text."""
+"""The path of a document inside its folder, and its text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which files of a folder are documents."""
+    """The rules by which files of a folder are documents."""
 
     pattern: str = "*.py"
     without: tuple[str, ...] = ("site-packages", "encodings", "pydoc_data", "data", "__pycache__")
     """Names of folders that are left out at any depth: tables, and code of other projects."""
     smallest: int = 200
-    """Bytes."""
+    """Fewest bytes of a file."""
     largest: int = 150_000
-    """Bytes; longer files are mostly tables."""
+    """Most bytes of a file; longer files are mostly tables."""
     most_repeated: float = 0.5
     """Largest share of a document's distinctive lines that may be in documents before it."""
 
@@ -55,9 +55,9 @@ def collect(folders: Iterable[Path], selection: Selection) -> list[Document]:
 
 
 def selected_text(path: Path, inside: PurePath, selection: Selection) -> str | None:
-    """The text of a file that is selected, else None.
+    """The text of a file, or None if it is not selected.
 
-    Files in other encodings are left out: some libraries have them for their tests.
+    Files in other encodings are left out: some libraries have such files for their tests.
     """
     content = path.read_bytes()
     fits = selection.smallest <= len(content) <= selection.largest
@@ -90,7 +90,7 @@ def divide(
 def set_aside(
     documents: Sequence[Document], share: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """The documents divided into most of them and a random share."""
+    """Divides documents at random: returns those that are kept, and those that are set aside."""
     chosen = np.random.default_rng(seed).permutation(len(documents))
     aside = set(chosen[: round(share * len(documents))].tolist())
     kept = [document for i, document in enumerate(documents) if i not in aside]
@@ -98,7 +98,7 @@ def set_aside(
 
 
 def repeats(text: str, others: set[str], most: float) -> bool:
-    """Whether more than a share of `most` of the text's distinctive lines are among others."""
+    """Whether the share of the text's distinctive lines that are in `others` exceeds `most`."""
     lines = distinctive_lines(text)
     return len(lines & others) > most * max(len(lines), 1)
 
