@@ -23,7 +23,7 @@ class ChainWeights(NamedTuple):
     down: Float[Array, "inner hidden"]
     next_norm: Float[Array, " hidden"]
     qkv: Float[Array, "hidden fused"] | None
-    """Of the next layer; None after the last layer."""
+    """The next layer's qkv matrix; None after the last layer."""
 
 
 TOKEN_MULTIPLE = 8
