@@ -1,8 +1,9 @@
 """Paged attention and its companions for JAX on NVIDIA GPUs.
 
-Every op is one public function, an XLA reference of the same signature (the specification, and what
-other backends run) and a Mosaic GPU kernel. `implementation="auto"` takes the kernel if it can run
-here and the reference otherwise; naming one makes it that or an error.
+Each op is a public function with two implementations of the same signature: an XLA reference, which
+is the specification and runs on every backend, and a Mosaic GPU kernel. `implementation="auto"`
+takes the kernel if it can run here and the reference otherwise. An implementation that is named
+either runs or raises `NotImplementedError`.
 """
 
 from pallas_kernels.add_norm import add_norm

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs."""
+"""Chooses the implementation of an op."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -6,8 +6,8 @@ from typing import Any, Literal
 import jax
 
 Implementation = Literal["auto", "xla", "mosaic", "portable"]
-"""mosaic: for Hopper. portable: for every GPU since Ampere; not timed on any yet, so it runs only
-if it is named. auto: mosaic on a Hopper GPU, xla elsewhere."""
+"""mosaic: for Hopper. portable: for every GPU since Ampere, but not timed on any of them, so it
+runs only if it is named. auto: mosaic on a Hopper GPU, xla elsewhere."""
 
 
 def choose(
@@ -16,14 +16,15 @@ def choose(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Runs the named implementation; "auto" tries those that can run here, in order."""
+    """Calls the named implementation. "auto" calls the first one that can run on the default device
+    and does not raise `NotImplementedError`."""
     if implementation != "auto":
         if implementation not in implementations:
             raise NotImplementedError(
-                f"implementation {implementation!r} does not exist for this op here; "
+                f"implementation {implementation!r} does not exist for this op; "
                 f"expected one of {sorted(implementations)} or 'auto'"
             )
-        if implementation in OLDEST:
+        if implementation in LOWEST_CAPABILITY:
             refuse_other_gpus(implementation, jax.devices()[0])
         return implementations[implementation](*args, **options)
     candidates = [name for name in implementations if runs_here(name)]
@@ -36,26 +37,27 @@ def choose(
 
 
 def kernels_run(implementation: Implementation) -> bool:
-    """Whether an op of this implementation will run its kernel, if the kernel can do the call."""
-    return implementation in OLDEST or (implementation == "auto" and runs_here("mosaic"))
+    """Whether this implementation means a kernel here, provided that the kernel can do the call."""
+    return implementation in LOWEST_CAPABILITY or (implementation == "auto" and runs_here("mosaic"))
 
 
 def runs_here(name: str) -> bool:
-    """Whether "auto" may take it on the default device."""
+    """Whether "auto" may use this implementation on the default device."""
     return name == "xla" or (name == "mosaic" and hopper(jax.devices()[0]))
 
 
-OLDEST = {"mosaic": (9, 0), "portable": (8, 0)}
-"""Compute capability that the kernels need at least; those for Hopper need Hopper itself."""
+LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
+"""The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
 
 
 def refuse_other_gpus(implementation: str, device: Any) -> None:
-    """A machine without any GPU is not refused: it can compile for one."""
+    """Raises if the device is a GPU on which the kernel cannot run. Other devices pass, because a
+    machine without a GPU can still compile for one."""
     if device.platform != "gpu":
         return
     if implementation == "mosaic" and not hopper(device):
         expected = "a Hopper GPU (sm_90): choose 'portable', 'xla' or 'auto'"
-    elif capability(device) < OLDEST[implementation]:
+    elif capability(device) < LOWEST_CAPABILITY[implementation]:
         expected = "a GPU since Ampere (sm_80): choose 'xla' or 'auto'"
     else:
         return
@@ -69,6 +71,6 @@ def hopper(device: Any) -> bool:
 
 
 def capability(device: Any) -> tuple[int, int]:
-    """(0, 0) for a device without one, for example of another vendor."""
+    """The CUDA compute capability; (0, 0) if the device has none, for example an AMD GPU."""
     major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
     return (int(major), int(minor or 0)) if major.isdigit() else (0, 0)

@@ -1,9 +1,10 @@
-"""Numbers that warpgroups of a cluster leave in each other's shared memory.
+"""Messages between the warpgroups of a cluster, written into the reader's shared memory.
 
-A note is what one warpgroup holds in registers; the reader's threads get what the same threads of
-the writer held, so nothing is laid out in between. The barrier of a box counts bytes: only the
-reader waits. `plgpu.async_store_smem` does the same after every thread of the writer has waited
-for all of its stores to be seen by the whole GPU, microseconds while the memory is busy.
+A message holds registers of one warpgroup. Thread t of the reader receives what thread t of the
+writer held, so the layout stays the same. Each box has a barrier (mbarrier) that counts the bytes
+that have arrived; only the reader waits for it. `plgpu.async_store_smem` does the same, but every
+thread of the writer first waits until the whole GPU can see all of its stores, which takes
+microseconds while the memory is busy.
 """
 
 import dataclasses
@@ -22,38 +23,41 @@ from jax.extend.mlir.dialects import arith, vector
 
 from pallas_kernels.tiles import THREADS, inline_mgpu
 
-TOGETHER = 4
-"""Floats that a thread sends at once."""
+FLOATS_PER_STORE = 4
+"""Floats that a thread sends with one instruction."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mailbox:
     boxes: int
-    """Each is read by one warpgroup, all of its notes together."""
-    notes: int
-    """Notes in a box, each from one writer."""
+    """Boxes of a thread block. One warpgroup reads a box, all of its messages at once."""
+    messages: int
+    """Messages in a box, each from another writer."""
     floats: int
-    """Floats of a note that each thread holds."""
+    """Floats of a message per thread."""
 
     @property
     def size(self) -> int:
-        """Floats of one note."""
+        """Floats of one message."""
         return self.floats * THREADS
 
     @property
     def bytes(self) -> int:
-        """Size of a whole box, which its reader waits for."""
-        return self.notes * self.size * 4
+        """Size of a box: the reader waits until this many bytes have arrived."""
+        return self.messages * self.size * 4
 
     def scratch(self) -> dict:
-        assert self.floats % TOGETHER == 0, "notes of whole pieces"
+        assert self.floats % FLOATS_PER_STORE == 0, "a message is a whole number of stores"
         return {
-            "notes": plgpu.SMEM((self.boxes * self.notes, self.size), jnp.float32),
-            "note_bars": plgpu.SMEM((self.boxes, 2), jnp.int32),
+            "messages": plgpu.SMEM((self.boxes * self.messages, self.size), jnp.float32),
+            "message_bars": plgpu.SMEM((self.boxes, 2), jnp.int32),
         }
 
-    def open(self, scratch) -> None:
-        """Before anything else, by all threads of all blocks."""
+    def init_barriers(self, scratch) -> None:
+        """Initializes this thread block's barriers and arrives at the cluster barrier.
+
+        All threads of all thread blocks call it before anything else.
+        """
 
         @inline_mgpu(arg_types=(plgpu.RefType(),))
         def initialize(_, bars) -> None:
@@ -68,80 +72,83 @@ class Mailbox:
             utils.inline_ptx("fence.mbarrier_init.release.cluster;", has_side_effects=True)
             utils.inline_ptx("barrier.cluster.arrive.relaxed.aligned;", has_side_effects=True)
 
-        initialize(scratch["note_bars"])
+        initialize(scratch["message_bars"])
 
-    def opened(self) -> None:
-        """Until all blocks have opened theirs; once, by all threads: by writers before they write,
-        by the others whenever it suits them."""
+    def wait_for_barriers(self) -> None:
+        """Waits until all thread blocks of the cluster have initialized their barriers.
+
+        Every thread calls it once: writers before they write, the others at any time.
+        """
 
         @inline_mgpu()
-        def until_all(_) -> None:
+        def wait_for_cluster(_) -> None:
             utils.inline_ptx("barrier.cluster.wait.acquire.aligned;", has_side_effects=True)
 
-        until_all()
+        wait_for_cluster()
 
     def expect(self, bar: utils.BarrierRef, predicate) -> None:
         bar.arrive_expect_tx(self.bytes, predicate=predicate)
 
-    def write(self, scratch, box, note, block: int, arrays: Sequence, layouts) -> None:
-        """Into a box of a block of the cluster."""
+    def write(self, scratch, box, message, block: int, arrays: Sequence, layouts) -> None:
+        """Sends the arrays as a message to a box of thread block `block` of the cluster."""
 
         @inline_mgpu(arg_types=(tuple(layouts), plgpu.RefType(), plgpu.RefType()))
-        def send(_, arrays, note, bars) -> None:
+        def send(_, arrays, message, bars) -> None:
             rank = utils.c(block, ir.IntegerType.get_signless(32))
-            there = lambda ref: utils.get_cluster_ptr(utils.memref_ptr(ref), rank, generic=False)
-            target, bar = there(note), there(bars)
+            remote = lambda ref: utils.get_cluster_ptr(utils.memref_ptr(ref), rank, generic=False)
+            target, bar = remote(message), remote(bars)
             floats = [x for array in arrays for x in floats_of(array)]
-            assert len(floats) == self.floats, f"{len(floats)} floats for {self.floats}"
-            for i in range(0, self.floats, TOGETHER):
+            assert len(floats) == self.floats, f"{len(floats)} floats, expected {self.floats}"
+            for i in range(0, self.floats, FLOATS_PER_STORE):
                 utils.inline_ptx(
                     "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
                     " [$0], {$1, $2, $3, $4}, [$5];",
-                    place(target, i),
-                    *floats[i : i + TOGETHER],
+                    thread_address(target, i),
+                    *floats[i : i + FLOATS_PER_STORE],
                     bar,
                 )
 
         send(
             tuple(arrays),
-            scratch["notes"].at[box * self.notes + note],
-            scratch["note_bars"].at[box],
+            scratch["messages"].at[box * self.messages + message],
+            scratch["message_bars"].at[box],
         )
 
-    def read(self, scratch, box, turn: int, shapes: Sequence, layouts) -> list[tuple]:
-        """All notes of a box, in order; `turn` counts how often it has been read."""
-        note_types = tuple(
+    def read(self, scratch, box, earlier_reads: int, shapes: Sequence, layouts) -> list[tuple]:
+        """Waits for all messages of a box and returns them, in the order of their writers."""
+        message_types = tuple(
             plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=layout)
             for shape, layout in zip(shapes, layouts)
         )
 
         @inline_mgpu(
-            arg_types=(plgpu.RefType(), plgpu.RefType()), return_type=note_types * self.notes
+            arg_types=(plgpu.RefType(), plgpu.RefType()),
+            return_type=message_types * self.messages,
         )
-        def receive(_, notes, bars):
+        def receive(_, messages, bars):
             bar = barrier(utils.memref_ptr(bars))
-            bar.wait_parity(utils.c(turn % 2, ir.IntegerType.get_signless(1)))
+            bar.wait_parity(utils.c(earlier_reads % 2, ir.IntegerType.get_signless(1)))
             self.expect(bar, utils.single_thread_predicate(utils.ThreadSubset.WARPGROUP))
             return tuple(
                 array
-                for i in range(self.notes)
-                for array in self.note(
-                    utils.memref_ptr(utils.memref_slice(notes, i)), shapes, layouts
+                for i in range(self.messages)
+                for array in self.arrays_of_message(
+                    utils.memref_ptr(utils.memref_slice(messages, i)), shapes, layouts
                 )
             )
 
-        notes = scratch["notes"].at[pl.ds(box * self.notes, self.notes)]
-        arrays = receive(notes, scratch["note_bars"].at[box])
-        step = len(note_types)
-        return [arrays[i : i + step] for i in range(0, len(arrays), step)]
+        messages = scratch["messages"].at[pl.ds(box * self.messages, self.messages)]
+        arrays = receive(messages, scratch["message_bars"].at[box])
+        per_message = len(message_types)
+        return [arrays[i : i + per_message] for i in range(0, len(arrays), per_message)]
 
-    def note(self, source, shapes, layouts) -> tuple:
+    def arrays_of_message(self, source, shapes, layouts) -> tuple:
         floats = []
-        for i in range(0, self.floats, TOGETHER):
+        for i in range(0, self.floats, FLOATS_PER_STORE):
             floats += utils.inline_ptx(
                 "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];",
-                place(source, i),
-                result_types=[ir.F32Type.get()] * TOGETHER,
+                thread_address(source, i),
+                result_types=[ir.F32Type.get()] * FLOATS_PER_STORE,
                 has_side_effects=True,
             )
         arrays, taken = [], 0
@@ -153,18 +160,20 @@ class Mailbox:
 
 
 NO_PHASES: Any = None
-"""jax's types ask for phases, which barriers that are waited for by parity do not have."""
+"""`BarrierRef` takes a reference to its phases, which a wait by parity does not use."""
 
 
 def barrier(address) -> utils.BarrierRef:
     return utils.BarrierRef(address, utils.c(0, ir.IntegerType.get_signless(32)), NO_PHASES, 1)
 
 
-def place(address, i: int):
-    """Where a thread's i-th float is: pieces of all threads side by side."""
+def thread_address(address, i: int):
+    """Address of this thread's i-th float in a message. The pieces of FLOATS_PER_STORE floats that
+    all threads send with one instruction are next to each other."""
     number = ir.IntegerType.get_signless(32)
     thread = arith.remui(utils.thread_idx(), utils.c(THREADS, number))
-    offset = arith.addi(arith.muli(thread, utils.c(TOGETHER, number)), utils.c(i * THREADS, number))
+    within_piece = arith.muli(thread, utils.c(FLOATS_PER_STORE, number))
+    offset = arith.addi(within_piece, utils.c(i * THREADS, number))
     return utils.getelementptr(address, [offset], ir.F32Type.get())
 
 
@@ -177,11 +186,11 @@ def floats_of(array: mgpu.FragmentedArray) -> list:
 
 
 def array_of(floats: list, shape: tuple[int, ...], layout) -> tuple[mgpu.FragmentedArray, int]:
-    """An array of the first floats, and how many they are."""
-    kind = layout.registers_element_type(ir.F32Type.get())
-    width = math.prod(ir.VectorType(kind).shape)
+    """An array made from the first of the floats, and the number of floats it took."""
+    register_type = layout.registers_element_type(ir.F32Type.get())
+    width = math.prod(ir.VectorType(register_type).shape)
     registers = np.empty(layout.registers_shape(shape), dtype=object)
     for i in range(registers.size):
-        registers.flat[i] = vector.from_elements(kind, floats[i * width : (i + 1) * width])
+        registers.flat[i] = vector.from_elements(register_type, floats[i * width : (i + 1) * width])
     array = mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
     return array, registers.size * width

@@ -1,7 +1,7 @@
-"""A matrix product split over its inputs, for kernels that add the parts up on their way.
+"""A matrix product split over its inputs (split-K) whose parts the next kernel adds up.
 
-Few tokens meet a large matrix faster when more thread blocks read it, each a run of the inputs.
-XLA does so by itself, and adds the parts up in one more kernel.
+With few tokens the product is faster if more thread blocks read the matrix, each for a part of the
+inputs. XLA splits such products too, but adds the parts up in one more kernel.
 """
 
 import math
@@ -13,15 +13,16 @@ from pallas_kernels.dispatch import Implementation, kernels_run
 
 MOST_PARTS = 4
 TOKENS_IN_PARTS = range(2, 129)
-"""One token XLA multiplies in another way, which parts make slower; many need no parts."""
+"""XLA multiplies a single token in another way, which parts would make slower. More than 128 tokens
+fill the GPU without parts."""
 MULTIPROCESSORS = 132
-"""An H100 has as many."""
+"""Of an H100."""
 LARGE_BLOCK, SMALL_BLOCK = 128, 64
-"""Columns of the output that a thread block of XLA's matrix kernels computes, for many tokens and
-for at most FEW_TOKENS."""
+"""Columns of the output that one thread block of XLA's matrix kernels computes: SMALL_BLOCK with at
+most FEW_TOKENS tokens, LARGE_BLOCK with more."""
 FEW_TOKENS = 32
 SMALL_BLOCKS_AT_ONCE = 384
-"""About three small blocks per multiprocessor."""
+"""Small blocks that run at the same time, about three per multiprocessor."""
 
 
 def split_product(
@@ -30,9 +31,9 @@ def split_product(
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "parts *tokens outputs"]:
-    """`x @ matrix` as float32 parts that add up to it, or as one part in the dtype of `x`.
+    """`x @ matrix` as float32 parts whose sum it is, or as one part in the dtype of `x`.
 
-    One part if kernels do not run here, or if it would be no faster.
+    There is one part if the kernels do not run here or if more would not be faster.
     """
     inputs, outputs = matrix.shape
     parts = parts_of(math.prod(x.shape[:-1]), inputs, outputs)
@@ -45,7 +46,10 @@ def split_product(
 
 
 def parts_of(tokens: int, inputs: int, outputs: int) -> int:
-    """As many parts as give every multiprocessor a thread block of XLA's matrix kernels."""
+    """The most parts (1, 2 or 4) whose thread blocks in XLA's kernels all run at the same time.
+
+    Each part must have a multiple of 128 inputs.
+    """
     if tokens not in TOKENS_IN_PARTS:
         return 1
     block, blocks_at_once = LARGE_BLOCK, MULTIPROCESSORS

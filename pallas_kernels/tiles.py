@@ -1,4 +1,4 @@
-"""What the kernels share: tiles, layouts, loads, and the product that the interpreter lacks."""
+"""Helpers of all kernels: shared memory, register layouts, loads, stores, products and fences."""
 
 from typing import Any
 
@@ -7,19 +7,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.utils import inline_ptx
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-# jax imports it there without listing it.
+# jax imports ACC into this module but does not list it as public.
 Accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
-"""Registers that a matrix instruction adds to."""
+"""Accumulator registers of a matrix instruction (wgmma)."""
 THREADS = 128
 """Threads of a warpgroup."""
 SHARED_BYTES = 224 * 1024
-"""What a thread block can have on Hopper, less the 3 kB of barriers and rounding."""
+"""Shared memory of a thread block on Hopper (227 kB), less 3 kB for barriers and alignment."""
 LANES_PER_ROW = 16
-"""Lanes that hold one row in the layout of `rows_in_lanes`."""
+"""Lanes of a warp that hold one row in the layout of `rows_in_lanes`."""
 
 
 def swizzled(shape: tuple[int, ...], dtype):
-    """Shared memory that matrix instructions and bulk copies read without bank conflicts."""
+    """Swizzled shared memory, without bank conflicts for matrix instructions and bulk copies."""
     bits = jnp.dtype(dtype).itemsize * 8
     columns = min(shape[-1], 1024 // bits)
     return plgpu.SMEM(
@@ -33,25 +33,26 @@ def swizzled(shape: tuple[int, ...], dtype):
 
 
 def unswizzled(shape: tuple[int, ...], dtype, tile: tuple[int, int]):
-    """Shared memory that bulk copies of some rows read. Left to itself the compiler would swizzle
-    it in tiles of few rows, and reads and writes then disagree about them. Single rows of at most
-    128 bytes it leaves alone, and cannot lay out as tiles."""
+    """Shared memory from which bulk copies take `tile[0]` rows each. Without an explicit tiling the
+    compiler would swizzle it in tiles of few rows, which bulk copies then read in another order
+    than they were written. It does not swizzle single rows of at most 128 bytes, and cannot tile
+    them."""
     short = tile[0] == 1 and shape[-1] * jnp.dtype(dtype).itemsize <= 128
     return plgpu.SMEM(shape, dtype, transforms=() if short else (tiling(tile),))
 
 
 def tiling(tile: tuple[int, ...]):
-    # jax leaves a method of the transform abstract that only its other users need.
+    # The transform has an abstract method that jax does not implement and that is not needed here.
     return plgpu.TilingTransform(tile)  # pyright: ignore[reportAbstractUsage]
 
 
 def inline_mgpu(arg_types: tuple = (), return_type: Any = None) -> Any:
-    """jax's decorator of this name; its types ask callers for the context that it passes itself."""
+    """`plgpu.inline_mgpu`, whose type asks callers for the context that it passes itself."""
     return plgpu.inline_mgpu(arg_types=arg_types, return_type=return_type)
 
 
 def rows_in_lanes(columns: int):
-    """[8 * n, columns]: each row in 16 lanes, each warp two rows of every eight."""
+    """Layout of [8 * n, columns]: each row in 16 lanes, two of every eight rows in each warp."""
     return plgpu.Layout.TILED(
         plgpu.Tiling(((8, columns), (2, columns), (columns // LANES_PER_ROW,))),
         warp_dims=(-5,),
@@ -61,12 +62,13 @@ def rows_in_lanes(columns: int):
 
 
 def load(ref, layout):
-    """Into registers, bank conflicts or not."""
+    """Loads into registers, even if that causes bank conflicts."""
     return plgpu.load(ref, layout=layout, optimized=False)
 
 
 def store(ref, value) -> None:
-    """From registers, whole sectors or not; jax 0.11 does not ask."""
+    """Stores registers, even if that writes only parts of sectors. In jax 0.11 there is no `store`,
+    and an assignment does not check for it."""
     if jax_store := getattr(plgpu, "store", None):
         jax_store(ref, value, optimized=False)
     else:
@@ -74,7 +76,7 @@ def store(ref, value) -> None:
 
 
 def times(acc, left, right_ref, interpreted: bool):
-    """acc + left @ right, left in registers, right in shared memory."""
+    """`acc + left @ right`, with `left` in registers and `right` in shared memory."""
     if interpreted:
         acc = acc + jnp.dot(left, right_ref[...], preferred_element_type=jnp.float32)
         plgpu.commit_smem()
@@ -84,24 +86,24 @@ def times(acc, left, right_ref, interpreted: bool):
 
 
 def fence_cluster(interpreted: bool) -> None:
-    """Orders this thread's global loads and stores for the other blocks of the cluster, which a
-    barrier in shared memory does not."""
+    """Orders this thread's loads and stores of global memory as the other thread blocks of the
+    cluster see them. A barrier in shared memory does not order them."""
     if not interpreted:
         inline_mgpu()(lambda _: inline_ptx("fence.acq_rel.cluster;", has_side_effects=True))()
 
 
 def fence_async() -> None:
-    """Orders this thread's loads and stores of global memory for bulk copies of it."""
+    """Orders this thread's loads and stores of global memory before later bulk copies of it."""
     inline_mgpu()(lambda _: inline_ptx("fence.proxy.async.global;", has_side_effects=True))()
 
 
 def require(condition: bool, expected: str) -> None:
     if not condition:
-        raise NotImplementedError(f"this kernel on Mosaic GPU expects {expected}")
+        raise NotImplementedError(f"this Mosaic GPU kernel expects {expected}")
 
 
 def named(name: str, body):
-    """Gives the kernel the name that profiles show."""
+    """The same kernel under the name that profiles show."""
 
     def kernel(*refs, **scratch):
         body(*refs, **scratch)

@@ -1,4 +1,4 @@
-"""The residual sum and the norm of it, between one sublayer and the next."""
+"""Residual sum and RMS norm between one sublayer and the next."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ def add_norm(
     eps: float,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
-    """`x` plus the sum of `addend`'s parts, and the root mean square norm of that.
+    """Returns `x` plus the sum of `addend`'s parts, and the root mean square norm of that total.
 
-    The parts are those of a matrix product that was split over its inputs, in float32; a product
-    that was not split is one part. They are added in float32 and rounded to the dtype of `x`, then
-    added to `x`, then rounded again, as if the product had been whole. The norm is computed in
+    The parts are those of a matrix product that was split over its inputs (`split_product`), in
+    float32; a product that was not split is one part. Their sum is computed in float32 and rounded
+    to the dtype of `x`, as the unsplit product would be; so is the total. The norm is computed in
     float32.
     """
     implementations = {

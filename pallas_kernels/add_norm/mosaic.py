@@ -1,4 +1,4 @@
-"""`add_norm` on Mosaic GPU: one thread block per row, everything in registers."""
+"""`add_norm` on Mosaic GPU: one thread block per row (token), everything in registers."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from pallas_kernels.tiles import THREADS, load, named, require
 BYTES_PER_LOAD = 16
 
 
-# A jit of its own, so that a model's layers lower one kernel and not one each.
+# Jitted by itself, so that all layers of a model share one lowered kernel.
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def add_norm(
     x: Float[Array, "*tokens hidden"],
@@ -25,7 +25,7 @@ def add_norm(
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
     hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
-    require(addend.dtype in (x.dtype, jnp.float32), "parts in float32 or the dtype of the rows")
+    require(addend.dtype in (x.dtype, jnp.float32), "an addend in float32 or the dtype of x")
     require(hidden % THREADS == 0, "a hidden size that is a multiple of 128")
     flat = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
     outputs = plgpu.kernel(
@@ -57,6 +57,6 @@ def one_row(eps: float, x, addend, scale, total, normed) -> None:
 
 
 def strided(hidden: int, dtype):
-    """Neighbouring threads read neighbouring numbers, as many at once as fit a load."""
+    """Layout for coalesced loads: each load of a thread takes up to 16 bytes."""
     most = BYTES_PER_LOAD // jnp.dtype(dtype).itemsize
     return plgpu.Layout.WG_STRIDED((hidden,), vec_size=math.gcd(hidden // THREADS, most))

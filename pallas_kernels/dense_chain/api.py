@@ -1,4 +1,4 @@
-"""Everything between one attention and the next."""
+"""All dense work between one layer's attention and the next layer's, as one op."""
 
 from typing import Any
 
@@ -25,15 +25,17 @@ def dense_chain(
     eps: float,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
-    """From what attention gives to what the next attention takes:
+    """Computes the residual stream and the next layer's fused qkv from an attention's output:
 
         total = x + attended @ out
-        total = total + (silu(gate) * up) @ down       gate, up: norm(total) @ gate_up
-        next_norm(total) @ qkv                         nothing without `qkv`
+        gate, up = split(norm(total) @ gate_up)
+        total = total + (silu(gate) * up) @ down
+        next_qkv = next_norm(total) @ qkv              None if `qkv` is None
 
-    Returns the total, that product and the `arrivals` for the next call. Without those of the call
-    before, only their data keeps two calls of one program from running side by side. A `Chain`
-    takes care of them, and of batches that the kernel does not take as they are.
+    Returns `total`, `next_qkv` and the `arrivals` for the next call of the program. Passing the
+    `arrivals` of the previous call keeps the two calls from running at the same time; without them
+    only other data dependencies do. A `Chain` passes them along and pads batches to a size that
+    the kernel takes.
     """
     implementations = {"mosaic": _mosaic, "xla": reference.dense_chain}
     arrivals = first_arrivals() if arrivals is None else arrivals
@@ -42,7 +44,7 @@ def dense_chain(
 
 
 def dense_chain_runs(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> bool:
-    """Whether the kernel would do calls of this shape here."""
+    """Whether the kernel would run calls of this shape on the default device."""
     if implementation == "portable" or not kernels_run(implementation):
         return False
     from pallas_kernels.dense_chain import plan

@@ -1,4 +1,4 @@
-"""What the calls of one stack of layers hand on to each other, hidden from the stack."""
+"""`dense_chain` for a stack of layers: passes state from call to call and pads the batch."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.api import filled_attention
 
 
 class ChainWeights(NamedTuple):
-    """What one call multiplies and norms with."""
+    """Matrices and norm scales of one call."""
 
     out: Float[Array, "attended hidden"]
     norm: Float[Array, " hidden"]
@@ -23,44 +23,47 @@ class ChainWeights(NamedTuple):
     down: Float[Array, "inner hidden"]
     next_norm: Float[Array, " hidden"]
     qkv: Float[Array, "hidden fused"] | None
-    """The next layer's; none after the last layer."""
+    """The next layer's qkv matrix; None after the last layer."""
 
 
-TOKENS_TOGETHER = 8
-"""The kernel takes tokens in eights."""
+TOKEN_MULTIPLE = 8
+"""The kernel takes multiples of 8 tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """`dense_chain`, call after call, for one stack and one batch.
+    """The `dense_chain` calls of one stack of layers in one step.
 
-    Whole requests that belong to no one fill the batch up to what the kernel takes. They go along
-    through the stack: no token looks at another here, and attention leaves theirs alone, so what
-    is in them means nothing.
+    The batch is padded with whole requests to a size that the kernel takes. The padding stays for
+    the whole stack. Its values are undefined and do no harm: `dense_chain` computes each token by
+    itself, and attention ignores padding.
     """
 
     batch: int
     filled_batch: int
     runs: bool
-    """Whether the kernel can do the calls; if not, nothing is filled up, and `next` is not to be
+    """Whether the kernel can run the calls. If not, the batch is not padded and `next` must not be
     called."""
     implementation: Implementation
     arrivals: Arrivals
 
     def filled(self, x: Float[Array, "batch width hidden"]) -> Float[Array, "filled width hidden"]:
-        """The residual stream with the batch filled up."""
+        """The residual stream of the padded batch."""
         added = self.filled_batch - self.batch
         return jnp.pad(x, ((0, added), (0, 0), (0, 0))) if added else x
 
     def own(self, x: Float[Array, "filled width size"]) -> Float[Array, "batch width size"]:
-        """What belongs to the requests that were there before the batch was filled up."""
+        """Removes the padding: the part of `x` that belongs to the batch's own requests."""
         return x[: self.batch]
 
     def paged_attention(
-        self, query: Float[Array, "batch kv_heads width group head_dim"], *pages: Array, **how: Any
+        self,
+        query: Float[Array, "batch kv_heads width group head_dim"],
+        *pages: Array,
+        **options: Any,
     ) -> Float[Array, "filled width heads head_dim"]:
-        """The op of this name, with its result in a filled batch."""
-        return filled_attention(query, *pages, filled_batch=self.filled_batch, **how)
+        """The op `paged_attention`, with a result for the padded batch."""
+        return filled_attention(query, *pages, filled_batch=self.filled_batch, **options)
 
     def next(
         self,
@@ -72,7 +75,7 @@ class Chain:
     ) -> tuple[
         Float[Array, "filled width hidden"], Float[Array, "filled width fused"] | None, "Chain"
     ]:
-        """`dense_chain` on the batch, and the chain for the next call."""
+        """Calls `dense_chain`; returns its results and the chain for the next call."""
         total, qkv, arrivals = dense_chain(
             attended.reshape(-1, attended.shape[-1]),
             x.reshape(-1, x.shape[-1]),
@@ -82,14 +85,14 @@ class Chain:
             implementation=self.implementation,
         )
         by_request = lambda y: y.reshape(*x.shape[:2], y.shape[-1])
-        following = dataclasses.replace(self, arrivals=arrivals)
-        return by_request(total), None if qkv is None else by_request(qkv), following
+        next_chain = dataclasses.replace(self, arrivals=arrivals)
+        return by_request(total), None if qkv is None else by_request(qkv), next_chain
 
 
 def begin_chain(
     shape: ChainShape, width: int, dtype: DTypeLike, implementation: Implementation
 ) -> Chain:
-    """For a stack whose layers have this shape, in a step of `width` tokens per request."""
+    """The chain of a stack whose layers have this shape, for `width` tokens per request."""
     batch = shape.tokens // width
     filled_batch = batch_in_eights(batch, width)
     filled = dataclasses.replace(shape, tokens=filled_batch * width)
@@ -98,6 +101,6 @@ def begin_chain(
 
 
 def batch_in_eights(batch: int, width: int) -> int:
-    """The least number of requests, no fewer, whose tokens are a multiple of 8."""
-    step = TOKENS_TOGETHER // math.gcd(width, TOKENS_TOGETHER)
+    """The smallest number of requests, at least `batch`, whose tokens are a multiple of 8."""
+    step = TOKEN_MULTIPLE // math.gcd(width, TOKEN_MULTIPLE)
     return -(-batch // step) * step

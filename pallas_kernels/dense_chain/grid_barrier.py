@@ -1,6 +1,6 @@
-"""Barriers for all thread blocks of a GPU: counters in global memory.
+"""Barriers of all thread blocks of the grid: counters in global memory.
 
-Every call adds its arrivals to those of earlier calls, so that no counter has to be set to zero
+Each call of the kernel adds its arrivals to those of earlier calls, so no counter has to be reset
 between calls.
 """
 
@@ -13,7 +13,7 @@ from pallas_kernels.tiles import inline_mgpu
 
 
 def arrive(counters, barrier: int) -> None:
-    """Announces that all stores of this warpgroup are done."""
+    """Signals that all stores of this warpgroup are done."""
 
     @inline_mgpu(arg_types=(plgpu.RefType(),))
     def signal(_, counters) -> None:
@@ -24,17 +24,17 @@ def arrive(counters, barrier: int) -> None:
 
 
 def wait(counters, barrier: int, calls, arrivals: int) -> None:
-    """Until there are `arrivals` for each of `calls`, this call included."""
+    """Waits until the counter reaches `arrivals` for each of `calls`, which include this one."""
 
     @inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))
-    def until_all(_, counters, calls) -> None:
+    def wait_for_all(_, counters, calls) -> None:
         index, number = ir.IndexType.get(), ir.IntegerType.get_signless(32)
-        turns = memref.load(calls, [utils.c(0, index)])
+        call_count = memref.load(calls, [utils.c(0, index)])
         counter(counters, barrier).wait(
-            arith.muli(turns, utils.c(arrivals, number)), decrement=False, memory_scope="gpu"
+            arith.muli(call_count, utils.c(arrivals, number)), decrement=False, memory_scope="gpu"
         )
 
-    until_all(counters, calls)
+    wait_for_all(counters, calls)
 
 
 def counter(counters, barrier: int) -> utils.SemaphoreRef:

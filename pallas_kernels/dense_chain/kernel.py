@@ -1,4 +1,4 @@
-"""What one thread block of the chain does."""
+"""The body of the chain kernel: two warpgroups multiply, one loads weights and one loads rows."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -8,34 +8,38 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.dense_chain import grid_barrier
 from pallas_kernels.dense_chain.loading import (
     GATE_UP,
-    STEPS_OF_GATE_UP,
+    WEIGHT_STEPS_OF_GATE_UP,
     Shares,
     load_rows,
     load_weights,
 )
 from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, GROUP, UNIT, Plan
-from pallas_kernels.dense_chain.rows import TURNED, Rows, times_rows
+from pallas_kernels.dense_chain.rows import TRANSPOSED, Rows, times_rows
 from pallas_kernels.dense_chain.shape import BARRIERS
 from pallas_kernels.tiles import Accumulator, fence_async, store
 
 
 def run(plan: Plan, names: tuple[str, ...], *refs, **scratch) -> None:
     chain = Chain(plan, dict(zip(names, refs)), scratch)
-    if not plan.alone:
-        plan.mailbox.open(scratch)
+    if not plan.one_product:
+        plan.mailbox.init_barriers(scratch)
     pl.when(chain.warpgroup < CONSUMERS)(chain.multiply_all)
     pl.when(chain.warpgroup == CONSUMERS)(lambda: load_weights(chain.shares, chain.refs, scratch))
     pl.when(chain.warpgroup == CONSUMERS + 1)(
         lambda: load_rows(
-            chain.shares, chain.refs, scratch, chain.wait_for_rows, chain.rows.find_inverse
+            chain.shares,
+            chain.refs,
+            scratch,
+            chain.wait_for_product_before,
+            chain.rows.compute_inverse,
         )
     )
-    if not plan.alone:
-        pl.when(chain.warpgroup >= CONSUMERS)(plan.mailbox.opened)
+    if not plan.one_product:
+        pl.when(chain.warpgroup >= CONSUMERS)(plan.mailbox.wait_for_barriers)
 
 
 class Chain:
-    """The products in order, as one multiplying warpgroup goes through them."""
+    """The products of one multiplying warpgroup, in order."""
 
     def __init__(self, plan: Plan, refs, scratch):
         self.plan, self.refs, self.scratch = plan, refs, scratch
@@ -43,17 +47,17 @@ class Chain:
         self.rows = Rows(plan, self.refs, scratch, self.shares, self.warpgroup)
 
     def multiply_all(self) -> None:
-        if not self.plan.alone:
-            self.plan.mailbox.opened()
-        work = (self.attention_out, self.gate_and_up, self.down, self.next_qkv)
+        if not self.plan.one_product:
+            self.plan.mailbox.wait_for_barriers()
+        products = (self.attention_out, self.gate_and_up, self.down, self.next_qkv)
         for p in self.shares.products:
-            pl.when(self.shares.active[p])(work[p])
-            if p < BARRIERS and not self.plan.alone:
+            pl.when(self.shares.active[p])(products[p])
+            if p < BARRIERS and not self.plan.one_product:
                 grid_barrier.arrive(self.refs["counters"], p)
 
-    def wait_for_rows(self, p: int) -> None:
-        """Until all thread blocks have finished the product before."""
-        if p > 0 and not self.plan.alone:
+    def wait_for_product_before(self, p: int) -> None:
+        """Waits until all thread blocks have finished the product before product p."""
+        if p > 0 and not self.plan.one_product:
             arrivals = self.plan.blocks * CONSUMERS
             grid_barrier.wait(self.refs["counters"], p - 1, self.refs["calls"], arrivals)
             fence_async()
@@ -74,10 +78,10 @@ class Chain:
             inverse = self.rows.inverse(pl.ds(0, self.plan.shape.tokens))
             gate, up = (times_rows(acc[...], inverse) for acc in (gate_acc, up_acc))
             gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
-            store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TURNED))
+            store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TRANSPOSED))
 
-        whole = Accumulator((UNIT, self.plan.shape.tokens), jnp.float32)
-        pl.run_scoped(product, whole, whole)
+        all_rows = Accumulator((UNIT, self.plan.shape.tokens), jnp.float32)
+        pl.run_scoped(product, all_rows, all_rows)
 
     def next_qkv(self) -> None:
         self.tile(3, self.rows.write_qkv)
@@ -85,15 +89,15 @@ class Chain:
     # Products
 
     def tile(self, p: int, finish) -> None:
-        """Columns whose rows the warpgroups share: `finish` is given what one of them summed."""
-        mine = self.rows.mine
+        """Multiplies this warpgroup's rows of a tile and passes the accumulator to `finish`."""
+        own_rows = self.rows.own
 
         def product(acc) -> None:
             @pl.loop(0, self.shares.steps[p])
             def _(step):
-                rows, weights = self.rows_here(p, step), self.weights_here(p, step)
+                rows, weights = self.wait_for_rows(p, step), self.wait_for_weights(p, step)
                 for i in range(CHUNKS):
-                    self.multiply(acc, weights * CHUNKS + i, rows * CHUNKS + i, mine)
+                    self.multiply(acc, weights * CHUNKS + i, rows * CHUNKS + i, own_rows)
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
                 plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
@@ -105,9 +109,9 @@ class Chain:
     def accumulate_gate_and_up(self, *accs) -> None:
         @pl.loop(0, self.shares.row_steps[GATE_UP])
         def _(step):
-            rows = self.rows_here(GATE_UP, step)
-            for i in range(STEPS_OF_GATE_UP):
-                weights = self.weights_here(GATE_UP, step * STEPS_OF_GATE_UP + i)
+            rows = self.wait_for_rows(GATE_UP, step)
+            for i in range(WEIGHT_STEPS_OF_GATE_UP):
+                weights = self.wait_for_weights(GATE_UP, step * WEIGHT_STEPS_OF_GATE_UP + i)
                 for j, acc in enumerate(accs):
                     chunk = weights * CHUNKS + self.warpgroup * len(accs) + j
                     self.multiply(acc, chunk, rows * CHUNKS + i, slice(None))
@@ -115,16 +119,19 @@ class Chain:
                 plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
             plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
 
-    def weights_here(self, p: int, step):
+    def wait_for_weights(self, p: int, step):
+        """Waits until a step's weights are loaded; returns their pipeline stage."""
         stage = lax.rem(self.shares.starts[p] + step, self.plan.sizes.weight_stages)
-        plgpu.barrier_wait(self.scratch["weights_here"].at[stage])
+        plgpu.barrier_wait(self.scratch["weights_loaded"].at[stage])
         return stage
 
-    def rows_here(self, p: int, step):
+    def wait_for_rows(self, p: int, step):
+        """Waits until a step's rows are loaded; returns their pipeline stage."""
         stage = lax.rem(self.shares.row_starts[p] + step, self.plan.sizes.row_stages)
-        plgpu.barrier_wait(self.scratch["rows_here"].at[stage])
+        plgpu.barrier_wait(self.scratch["rows_loaded"].at[stage])
         return stage
 
     def multiply(self, acc, weights, tile, rows) -> None:
+        """Adds the product with one square of weights to the accumulator [UNIT, rows]."""
         tile = self.scratch["tiles"].at[tile, rows]
         plgpu.wgmma(acc, self.scratch["weights"].at[weights].T, tile.T)

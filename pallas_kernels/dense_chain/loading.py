@@ -1,6 +1,10 @@
-"""The two warpgroups that load, each as far ahead as memory allows: weights at once, rows when all
-thread blocks have written them."""
+"""The two warpgroups that load, one for weights and one for rows.
 
+Each prefetches as far ahead as its pipeline has stages. Weights do not wait for the product before;
+rows wait until all thread blocks have written them.
+"""
+
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,12 +17,17 @@ from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, DEPTH, PAIR, UNIT
 MATRICES = ("out", "gate_up", "down", "qkv")
 ROWS = ("attended", "attention_scaled", "gated", "scaled")
 GATE_UP = 1
-STEPS_OF_GATE_UP = CHUNKS
-"""Groups of gate and up, of both warpgroups, that meet the same piece of rows."""
+WEIGHT_STEPS_OF_GATE_UP = CHUNKS
+"""Steps of weights for each step of rows in the product with gate and up. One of these stages of
+weights has both matrices and both warpgroups' columns, and so only UNIT inputs."""
 
 
 class Shares:
-    """What this thread block multiplies of each product, in steps of one group of weights."""
+    """This thread block's share of each product, in steps of one pipeline stage.
+
+    Product p has `steps[p]` steps of weights and `row_steps[p]` steps of rows, 0 if this thread
+    block has no part in it. Its first steps are `starts[p]` and `row_starts[p]`.
+    """
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -36,11 +45,12 @@ class Shares:
             plan.shape.inner // PAIR,
             plan.shape.hidden,
         ]
-        if plan.alone:
+        if plan.one_product:
             active = [on & (p == plan.only) for p, on in enumerate(active)]
         self.row_steps = [jnp.where(on, n // DEPTH, 0) for on, n in zip(active, inputs)]
         self.steps = [
-            n * (STEPS_OF_GATE_UP if p == GATE_UP else 1) for p, n in enumerate(self.row_steps)
+            n * (WEIGHT_STEPS_OF_GATE_UP if p == GATE_UP else 1)
+            for p, n in enumerate(self.row_steps)
         ]
         self.row_starts, self.starts = starts(self.row_steps), starts(self.steps)
         self.active = active
@@ -51,20 +61,21 @@ class Shares:
         return range(plan.products) if plan.only is None else range(plan.only, plan.only + 1)
 
     def inputs(self, p: int) -> Any:
-        """Where the inputs of this block begin."""
+        """First input of product p that this thread block multiplies."""
         whole = {0: self.plan.shape.attended, 2: self.plan.shape.inner}.get(p, 0)
         return self.half * (whole // PAIR)
 
     def columns(self, p: int) -> Any:
-        """Where its columns begin."""
+        """First column of product p that this thread block multiplies."""
         return (self.block if p == 3 else self.pair) * UNIT
 
     def inner_unit(self, warpgroup) -> Any:
-        """Which columns of gate, and of up, a warpgroup multiplies."""
+        """Index of the UNIT columns of gate, and of up, that a warpgroup multiplies."""
         return self.block * CONSUMERS + warpgroup
 
 
 def starts(counts: list) -> list:
+    """Running totals: where each product starts, and the end of the last."""
     sums = [jnp.int32(0)]
     for count in counts:
         sums.append(sums[-1] + count)
@@ -72,7 +83,11 @@ def starts(counts: list) -> list:
 
 
 def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) -> None:
-    """Runs on after the last step until all has been used, so that no barrier is left behind."""
+    """Loads the weights of all products in order.
+
+    It continues after the last step until all stages have been used, so that every arrival at a
+    barrier has been waited for.
+    """
     sizes, steps = shares.plan.sizes, shares.starts[-1]
 
     def wait(name: str, step) -> None:
@@ -80,22 +95,23 @@ def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) 
         def _():
             plgpu.barrier_wait(scratch[name].at[lax.rem(step, sizes.weight_stages)])
 
-    def one_step(step, seen):
-        """`seen`: the first step that is not known to have arrived."""
+    def one_step(step, loaded):
+        """All steps before `loaded` are known to have arrived."""
         wait("weights_used", step - sizes.weight_stages)
-        now_seen = jnp.minimum(jnp.maximum(seen, step - sizes.in_flight + 1), steps)
-        pl.loop(seen, now_seen)(lambda earlier: wait("weights_here", earlier))
+        now_loaded = jnp.minimum(jnp.maximum(loaded, step - sizes.in_flight + 1), steps)
+        pl.loop(loaded, now_loaded)(lambda earlier: wait("weights_loaded", earlier))
         for p in shares.products:
-            here = (step >= shares.starts[p]) & (step < shares.starts[p + 1])
+            in_product = (step >= shares.starts[p]) & (step < shares.starts[p + 1])
             stage = lax.rem(step, sizes.weight_stages)
             first = shares.starts[p]
-            pl.when(here)(lambda: load_group(shares, refs, scratch, p, step - first, stage))  # noqa: B023
-        return now_seen
+            load = partial(load_weight_stage, shares, refs, scratch, p)
+            pl.when(in_product)(lambda: load(step - first, stage))  # noqa: B023
+        return now_loaded
 
     lax.fori_loop(0, steps + sizes.weight_stages, one_step, jnp.int32(0))
 
 
-def load_group(shares: Shares, refs, scratch, p: int, step, stage) -> None:
+def load_weight_stage(shares: Shares, refs, scratch, p: int, step, stage) -> None:
     for i in range(CHUNKS):
         if p == GATE_UP:
             inputs = step * UNIT
@@ -106,11 +122,12 @@ def load_group(shares: Shares, refs, scratch, p: int, step, stage) -> None:
         plgpu.copy_gmem_to_smem(
             refs[MATRICES[p]].at[pl.ds(inputs, UNIT), pl.ds(column, UNIT)],
             scratch["weights"].at[stage * CHUNKS + i],
-            scratch["weights_here"].at[stage],
+            scratch["weights_loaded"].at[stage],
         )
 
 
 def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
+    """Loads the rows of each product p after `wait_for(p)`, and calls `then(p)` after the loads."""
     stages, steps = shares.plan.sizes.row_stages, shares.row_starts[-1]
 
     def wait(step) -> None:
@@ -129,7 +146,7 @@ def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
                 plgpu.copy_gmem_to_smem(
                     refs[ROWS[p]].at[:, pl.ds(inputs, UNIT)],  # noqa: B023
                     scratch["tiles"].at[stage * CHUNKS + i],
-                    scratch["rows_here"].at[stage],
+                    scratch["rows_loaded"].at[stage],
                 )
 
         pl.when(shares.active[p])(lambda: then(p))  # noqa: B023

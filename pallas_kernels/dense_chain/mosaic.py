@@ -23,7 +23,7 @@ from pallas_kernels.dense_chain.shape import Arrivals, ChainShape
 from pallas_kernels.tiles import named, require
 
 
-# A jit of its own, so that a model's layers lower one kernel and not one each.
+# Jitted by itself, so that all layers of a model share one lowered kernel.
 @functools.partial(jax.jit, static_argnames=("eps", "sizes", "pairs", "interpret"))
 def dense_chain(
     attended: Float[Array, "tokens attended"],
@@ -59,7 +59,7 @@ def dense_chain(
         down.shape[0],
         0 if qkv is None else qkv.shape[1],
     )
-    require(len({a.dtype for a in inputs.values()}) == 1, "one dtype")
+    require(len({a.dtype for a in inputs.values()}) == 1, "all inputs in one dtype")
     check(shape, x.dtype, pairs)
     plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape.tokens), None)
     if interpret is None:

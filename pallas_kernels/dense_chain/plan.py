@@ -1,4 +1,8 @@
-"""How the products of a chain are shared out among the thread blocks, and the memory that takes."""
+"""How the products of a chain are split over the thread blocks, and the memory they need.
+
+Rows are tokens. Both operands of the products reach shared memory through a pipeline of stages: one
+pipeline for weights, one for rows.
+"""
 
 import dataclasses
 from typing import Any
@@ -12,36 +16,36 @@ from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.tiles import SHARED_BYTES, THREADS, require, swizzled
 
 UNIT = 64
-"""Columns that one warpgroup multiplies at a time."""
+"""Columns of a matrix in one tile, the most that one warpgroup multiplies at a time."""
 CHUNKS = 4
-"""Squares of UNIT x UNIT weights that arrive together."""
+"""Squares of UNIT x UNIT weights in one pipeline stage."""
 DEPTH = CHUNKS * UNIT
-"""Inputs of the rows that arrive together."""
+"""Inputs (columns of the rows) in one pipeline stage of rows."""
 CONSUMERS = 2
-"""Warpgroups that multiply: of gate and up each its columns, of a tile each its rows."""
+"""Warpgroups that multiply. They split gate and up by columns, and the other products by rows."""
 PAIR = 2
-"""Thread blocks that may share the inputs of a tile."""
+"""Thread blocks of a cluster, which may share a tile: each multiplies half of its inputs."""
 GROUP = 8
-"""Rows that a warpgroup finishes at a time."""
+"""Rows in a group. A tile is split over warpgroups and thread blocks in whole groups."""
 PAIRS = 66
-"""Clusters, all of them on the GPU at once: one block per multiprocessor of an H100."""
+"""Clusters, all on the GPU at once: one thread block per multiprocessor of an H100."""
 MOST_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The free choices of the kernel."""
+    """Tuning parameters of the kernel."""
 
     weight_stages: int
-    """Groups of chunks that a thread block keeps, of this product and the next."""
+    """Pipeline stages of weights, which may already belong to the next product."""
     row_stages: int
-    """Pieces of rows that it keeps."""
+    """Pipeline stages of rows."""
     in_flight: int = 2
-    """Groups that are requested and have not arrived yet. More would only lengthen the queue in
-    which the blocks' messages to each other wait as well."""
+    """Stages of weights that are requested and have not arrived yet. More would only lengthen the
+    queue of the memory, in which the thread blocks' messages to each other wait as well."""
 
     def __post_init__(self):
-        assert self.in_flight <= self.weight_stages, "no more in flight than there is room for"
+        assert self.in_flight <= self.weight_stages, "in_flight must not exceed weight_stages"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +56,14 @@ class Plan:
     eps: float
     dtype: Any
     pairs: int
-    """Clusters of two thread blocks, all of them on the GPU at once."""
+    """Clusters of two thread blocks, all on the GPU at once."""
     sizes: Sizes
     only: int | None
-    """The one product that runs (the interpreter runs thread blocks one by one, so that none may
-    wait for another)."""
+    """The only product to run; None for all. The interpreter runs each product as a kernel of its
+    own, because it runs thread blocks one by one and none may wait for another."""
 
     @property
-    def alone(self) -> bool:
+    def one_product(self) -> bool:
         return self.only is not None
 
     @property
@@ -72,11 +76,12 @@ class Plan:
 
     @property
     def groups_each(self) -> int:
-        """Groups that each warpgroup multiplies. Of an odd number, both multiply the middle one."""
+        """Groups that each warpgroup multiplies; both multiply the middle one of an odd number."""
         return -(-self.groups // CONSUMERS)
 
     @property
-    def twice(self) -> int:
+    def repeated_groups(self) -> int:
+        """Groups that both warpgroups multiply: 0 or 1."""
         return self.groups_each * CONSUMERS - self.groups
 
     @property
@@ -91,22 +96,22 @@ class Plan:
         return {name: shapes[name] for stage in stages for name in stage if name not in SUMS}
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        rows, of_hidden = self.shape.tokens, self.shape.hidden
+        tokens, hidden = self.shape.tokens, self.shape.hidden
         narrow = lambda *shape: jax.ShapeDtypeStruct(shape, self.dtype)
         wide = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-        hidden, squares = narrow(rows, of_hidden), wide(of_hidden // UNIT, MOST_TOKENS)
-        parts = wide(PAIR, rows, of_hidden)
+        stream, squares = narrow(tokens, hidden), wide(hidden // UNIT, MOST_TOKENS)
+        parts = wide(PAIR, tokens, hidden)
         return {
             "attention_parts": parts,
-            "attention_total": hidden,
-            "attention_scaled": hidden,
+            "attention_total": stream,
+            "attention_scaled": stream,
             "attention_squares": squares,
-            "gated": narrow(rows, self.shape.inner),
+            "gated": narrow(tokens, self.shape.inner),
             "mlp_parts": parts,
-            "total": hidden,
-            "scaled": hidden,
+            "total": stream,
+            "scaled": stream,
             "squares": squares,
-            "next_qkv": narrow(rows, self.shape.qkv),
+            "next_qkv": narrow(tokens, self.shape.qkv),
         }
 
     def scratch(self) -> dict[str, Any]:
@@ -115,14 +120,14 @@ class Plan:
         return {
             "weights": swizzled((sizes.weight_stages * CHUNKS, UNIT, UNIT), self.dtype),
             "tiles": swizzled((sizes.row_stages * CHUNKS, self.shape.tokens, UNIT), self.dtype),
-            "weights_here": barrier(CHUNKS, sizes.weight_stages),
+            "weights_loaded": barrier(CHUNKS, sizes.weight_stages),
             "weights_used": barrier(CONSUMERS, sizes.weight_stages),
-            "rows_here": barrier(CHUNKS, sizes.row_stages),
+            "rows_loaded": barrier(CHUNKS, sizes.row_stages),
             "rows_used": barrier(CONSUMERS, sizes.row_stages),
-            "turned": swizzled((CONSUMERS, GROUP, UNIT), jnp.float32),
+            "transposed": swizzled((CONSUMERS, GROUP, UNIT), jnp.float32),
             "inverse": plgpu.SMEM((MOST_TOKENS,), jnp.float32),
-            "inverse_here": barrier(1, 1),
-        } | (self.pair_barrier() if self.alone else self.mailbox.scratch())
+            "inverse_ready": barrier(1, 1),
+        } | (self.pair_barrier() if self.one_product else self.mailbox.scratch())
 
     @property
     def mailbox(self) -> Mailbox:
@@ -133,24 +138,26 @@ class Plan:
 
 
 SUMS = ("attention_parts", "mlp_parts")
-"""What goes through global memory in the interpreter only."""
+"""Outputs that exist only in the interpreter, where the pair's sums go through global memory."""
 STAGES = (
     ("attention_parts", "attention_total", "attention_scaled", "attention_squares"),
     ("gated",),
     ("mlp_parts", "total", "scaled", "squares"),
     ("next_qkv",),
 )
-"""What each product writes."""
+"""The outputs of each product, in order."""
 
 
-def mailbox_for(rows: int) -> Mailbox:
-    """A box per group that a block finishes: the blocks of a pair take turns."""
-    return Mailbox(-(-rows // (GROUP * PAIR)), 1, UNIT * GROUP // THREADS)
+def mailbox_for(tokens: int) -> Mailbox:
+    """One box for each group that a thread block finishes: every second group of a tile."""
+    return Mailbox(-(-tokens // (GROUP * PAIR)), 1, UNIT * GROUP // THREADS)
 
 
 def check_device() -> None:
-    """Thread blocks wait for each other, so all must run at once. A machine without a GPU can only
-    compile for one, which is allowed."""
+    """Raises if the GPU cannot run all thread blocks at once, because they wait for each other.
+
+    A machine without a GPU passes: it can still compile for one.
+    """
     device = jax.devices()[0]
     present = getattr(device, "core_count", 0) if device.platform == "gpu" else PAIR * PAIRS
     require(present >= PAIR * PAIRS, f"{PAIR * PAIRS} multiprocessors, as H100 SXM and H200 have")
@@ -162,28 +169,29 @@ def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
         shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS,
         f"8, 16, .. {MOST_TOKENS} tokens",
     )
-    require(min(shape.attended, shape.hidden, shape.inner) > 0, "something to multiply")
-    require(shape.hidden % 512 == 0, "hidden sizes in multiples of 512")
+    require(min(shape.attended, shape.hidden, shape.inner) > 0, "positive sizes")
+    require(shape.hidden % 512 == 0, "a hidden size that is a multiple of 512")
     halves = shape.attended % (PAIR * DEPTH) == 0 == shape.inner % (PAIR * DEPTH)
-    require(halves, f"heads and inner sizes in multiples of {PAIR * DEPTH}")
-    require(shape.hidden // UNIT <= pairs, "a tile of the hidden size for every cluster")
+    require(halves, f"attended and inner sizes that are multiples of {PAIR * DEPTH}")
+    require(shape.hidden // UNIT <= pairs, f"a hidden size of at most {pairs * UNIT}")
     most = pairs * PAIR * CONSUMERS
-    require(shape.inner // UNIT <= most, "inner columns for every warpgroup")
-    require(shape.qkv % UNIT == 0, f"qkv in multiples of {UNIT}")
-    require(shape.qkv // UNIT <= pairs * PAIR, "a tile of qkv for every block")
+    require(shape.inner // UNIT <= most, f"an inner size of at most {most * UNIT}")
+    require(shape.qkv % UNIT == 0, f"a qkv size that is a multiple of {UNIT}")
+    require(shape.qkv // UNIT <= pairs * PAIR, f"a qkv size of at most {pairs * PAIR * UNIT}")
 
 
 LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
-"""Rows come from the second-level cache, but wait in line behind weights. With 64 rows there is
-room for three pieces, or for two and a group of weights more, which is as fast."""
+"""Pipeline stages of rows. Rows come from the L2 cache, but queue behind weights. With 64 rows
+there is room for three stages; two, with one more stage of weights, are as fast."""
 SMALL_BYTES = 2 * 1024
-"""For everything but weights, rows and sums; every array begins at a kilobyte of its own."""
+"""Shared memory for the small arrays and barriers; every array is aligned to 1 kB."""
 
 
-def choose_sizes(rows: int) -> Sizes:
-    mailbox, turned = mailbox_for(rows), CONSUMERS * GROUP * UNIT * 4
-    free = SHARED_BYTES - SMALL_BYTES - mailbox.boxes * mailbox.bytes - turned
-    group, piece = DEPTH * UNIT * 2, rows * DEPTH * 2
-    weight_stages = (free - LEAST_ROW_STAGES * piece) // group
-    row_stages = (free - weight_stages * group) // piece
+def choose_sizes(tokens: int) -> Sizes:
+    """As many weight stages as fit next to LEAST_ROW_STAGES, then more row stages if they fit."""
+    mailbox, transposed = mailbox_for(tokens), CONSUMERS * GROUP * UNIT * 4
+    free = SHARED_BYTES - SMALL_BYTES - mailbox.boxes * mailbox.bytes - transposed
+    weight_stage, row_stage = DEPTH * UNIT * 2, tokens * DEPTH * 2
+    weight_stages = (free - LEAST_ROW_STAGES * row_stage) // weight_stage
+    row_stages = (free - weight_stages * weight_stage) // row_stage
     return Sizes(weight_stages, min(row_stages, MOST_ROW_STAGES))

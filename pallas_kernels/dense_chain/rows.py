@@ -1,4 +1,4 @@
-"""What happens to rows from one product to the next: sums, residual, norm."""
+"""What is done with the rows (tokens) between two products: sums, residual, norm."""
 
 import dataclasses
 from functools import partial
@@ -14,15 +14,17 @@ from pallas_kernels.dense_chain.plan import GROUP, PAIR, UNIT, Plan
 from pallas_kernels.tiles import load, rows_in_lanes, store
 
 ACC = plgpu.Layout.WGMMA
-TURNED = plgpu.Layout.WGMMA_TRANSPOSED
+TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 PER_ROW = ACC.reduce(0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of one warpgroup, in groups of eight. Of a tile whose inputs a pair of blocks has
-    shared, the blocks take turns in finishing groups: each sends its sums of those that the other
-    one finishes."""
+    """The rows of one warpgroup, in groups of eight.
+
+    If the two thread blocks of a pair have split a tile's inputs, one finishes the even groups and
+    the other the odd ones. Each sends its sums of the groups that the other finishes.
+    """
 
     plan: Plan
     refs: dict[str, Any]
@@ -32,71 +34,77 @@ class Rows:
 
     @property
     def first(self):
-        """Index of its first group."""
+        """Index of this warpgroup's first group."""
         return self.warpgroup * (self.plan.groups - self.plan.groups_each)
 
     @property
-    def mine(self):
-        """The rows that it multiplies."""
+    def own(self):
+        """The rows that this warpgroup multiplies."""
         return pl.ds(pl.multiple_of(self.first * GROUP, GROUP), self.plan.groups_each * GROUP)
 
     def group(self, i: int):
-        """The rows of its i-th group."""
+        """The rows of this warpgroup's i-th group."""
         return pl.ds((self.first + i) * GROUP, GROUP)
 
-    def owns(self, i: int):
-        """Whether it hands on its i-th group: one that is multiplied twice is the other's."""
-        return (self.warpgroup == 0) | (i >= self.plan.twice)
+    def stores(self, i: int):
+        """Whether this warpgroup stores its i-th group: only the first stores a repeated one."""
+        return (self.warpgroup == 0) | (i >= self.plan.repeated_groups)
 
     def finisher(self, i: int):
-        """Which block of the pair finishes its i-th group."""
+        """The thread block of the pair that finishes this warpgroup's i-th group."""
         return lax.rem(self.first + i, PAIR)
 
     def residual(self, p: int, x: str, norm: str):
-        """Inputs of `add` that exist already, loaded early so that `add` does not wait for them."""
+        """Residual rows and norm scales for `add`, loaded before the product to hide the wait."""
         columns, layout = pl.ds(self.shares.columns(p), UNIT), rows_in_lanes(UNIT)
-        skipped = lax.rem(self.first + self.shares.half, PAIR)
+        first_finished = lax.rem(self.first + self.shares.half, PAIR)
 
-        def rows_of(turn: int):
-            group = jnp.minimum(self.first + skipped + turn * PAIR, self.plan.groups - 1)
+        def rows_of(k: int):
+            """The residual rows of the k-th group that this thread block finishes."""
+            group = jnp.minimum(self.first + first_finished + k * PAIR, self.plan.groups - 1)
             return load(self.refs[x].at[pl.ds(group * GROUP, GROUP), columns], layout)
 
-        turns = range(-(-self.plan.groups_each // PAIR))
-        return [rows_of(turn) for turn in turns], load(
-            self.refs[norm].at[columns], layout.reduce(0)
-        )
+        residuals = [rows_of(k) for k in range(-(-self.plan.groups_each // PAIR))]
+        return residuals, load(self.refs[norm].at[columns], layout.reduce(0))
 
     def add(self, p: int, names: str, residual, acc) -> None:
-        """Adds up the two sums of a tile and the residual. The norm of a row needs all tiles: its
-        scale is applied here, its inverse root where the row has been multiplied."""
+        """Adds up the pair's two sums of a tile and the residual, and applies the norm's scale.
+
+        The norm's other factor, one over the root mean square, needs all tiles of a row. It is
+        applied to the result of the next product.
+        """
         columns = pl.ds(self.shares.columns(p), UNIT)
-        exchange = self.by_global_memory if self.plan.alone else self.by_mail
-        both = exchange(p, acc)
+        exchange = self.by_global_memory if self.plan.one_product else self.by_mailbox
+        pair_sum = exchange(p, acc)
         outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
         for i in range(self.plan.groups_each):
-            finish = partial(self.add_group, i, columns, partial(both, i), residual, *outputs)
-            pl.when(self.owns(i) & (self.finisher(i) == self.shares.half))(finish)
+            finish = partial(self.add_group, i, columns, partial(pair_sum, i), residual, *outputs)
+            pl.when(self.stores(i) & (self.finisher(i) == self.shares.half))(finish)
 
-    def by_mail(self, p: int, acc):
-        """Sends what the other block finishes; returns what adds its sum to a group that stays."""
+    def by_mailbox(self, p: int, acc):
+        """Sends the groups that the other thread block finishes.
+
+        Returns a function that adds the other's sum to a group that this one finishes.
+        """
         mailbox = self.plan.mailbox
         box = lambda i: lax.div(self.first + i, PAIR)
         for i in range(self.plan.groups_each):
             for block in range(PAIR):
-                there = (self.finisher(i) == block) & (self.shares.half != block)
-                send = partial(mailbox.write, self.scratch, box(i), 0, block, [part(acc, i)], [ACC])
-                pl.when(self.owns(i) & there)(send)
+                is_target = (self.finisher(i) == block) & (self.shares.half != block)
+                write = partial(mailbox.write, self.scratch, box(i), 0, block)
+                send = partial(write, [group_of(acc, i)], [ACC])
+                pl.when(self.stores(i) & is_target)(send)
 
-        def both(i: int, layout):
-            notes = mailbox.read(self.scratch, box(i), p // 2, [(UNIT, GROUP)], [ACC])
-            turned = self.scratch["turned"].at[self.warpgroup]
-            turned.T[...] = plgpu.layout_cast(part(acc, i) + notes[0][0], TURNED)
-            return load(turned, layout)
+        def pair_sum(i: int, layout):
+            [[other]] = mailbox.read(self.scratch, box(i), p // 2, [(UNIT, GROUP)], [ACC])
+            transposed = self.scratch["transposed"].at[self.warpgroup]
+            transposed.T[...] = plgpu.layout_cast(group_of(acc, i) + other, TRANSPOSED)
+            return load(transposed, layout)
 
-        return both
+        return pair_sum
 
     def by_global_memory(self, p: int, acc):
-        """The same for the interpreter, which has no mail."""
+        """The same for the interpreter, which has no mailbox."""
         sums = self.refs["attention_parts" if p == 0 else "mlp_parts"]
         columns = pl.ds(self.shares.columns(p), UNIT)
         self.store_groups(sums.at[self.shares.half], columns, acc)
@@ -109,13 +117,14 @@ class Rows:
 
     def store_groups(self, target, columns, acc) -> None:
         for i in range(self.plan.groups_each):
-            turned = plgpu.layout_cast(part(acc, i), TURNED)
-            pl.when(self.owns(i))(partial(store, target.at[self.group(i), columns].T, turned))
+            transposed = plgpu.layout_cast(group_of(acc, i), TRANSPOSED)
+            when_stored = pl.when(self.stores(i))
+            when_stored(partial(store, target.at[self.group(i), columns].T, transposed))
 
-    def add_group(self, i: int, columns, both, residual, total, scaled, squares) -> None:
+    def add_group(self, i: int, columns, pair_sum, residual, total, scaled, squares) -> None:
         dtype, layout, rows = self.plan.dtype, rows_in_lanes(UNIT), self.group(i)
         residuals, scale = residual
-        product, x = both(layout).astype(dtype), residuals[i // PAIR]
+        product, x = pair_sum(layout).astype(dtype), residuals[i // PAIR]
         added = (x.astype(jnp.float32) + product.astype(jnp.float32)).astype(dtype)
         wide = added.astype(jnp.float32)
         store(total.at[rows, columns], added)
@@ -124,34 +133,37 @@ class Rows:
         store(squares.at[self.shares.pair, rows], (wide * wide).sum(axis=1))
 
     def write_qkv(self, acc) -> None:
-        normed = times_rows(acc, self.inverse(self.mine)).astype(self.plan.dtype)
+        normed = times_rows(acc, self.inverse(self.own)).astype(self.plan.dtype)
         self.store_groups(self.refs["next_qkv"], pl.ds(self.shares.columns(3), UNIT), normed)
 
     def inverse(self, rows):
-        """One over the root mean square of some rows, which `find_inverse` finds."""
-        plgpu.barrier_wait(self.scratch["inverse_here"])
+        """One over the root mean square of these rows; waits for `compute_inverse`."""
+        plgpu.barrier_wait(self.scratch["inverse_ready"])
         return load(self.scratch["inverse"].at[rows], PER_ROW)
 
-    def find_inverse(self, p: int) -> None:
-        """Eight tiles at a time, which is one load per thread. So squares have room for the most
-        rows that there may be, and where a call has fewer the rest is anything."""
+    def compute_inverse(self, p: int) -> None:
+        """Computes one over the root mean square of all rows for product p, if it needs it.
+
+        The sums of squares are read eight tiles at a time, one load per thread. That needs an array
+        of MOST_TOKENS rows; those beyond the call's tokens hold garbage.
+        """
         squares = {1: "attention_squares", 3: "squares"}.get(p)
         if squares is None:
             return
-        tiles, by_eights = self.refs[squares], range(0, self.refs[squares].shape[0], GROUP)
-        eights = (load(tiles.at[pl.ds(i, GROUP)], rows_in_lanes(UNIT)) for i in by_eights)
-        turned = self.scratch["turned"].at[0]
-        store(turned, sum(eights))
-        mean = load(turned.T, ACC).sum(axis=1) * (1.0 / self.plan.shape.hidden)
+        tiles, starts = self.refs[squares], range(0, self.refs[squares].shape[0], GROUP)
+        eights = (load(tiles.at[pl.ds(i, GROUP)], rows_in_lanes(UNIT)) for i in starts)
+        transposed = self.scratch["transposed"].at[0]
+        store(transposed, sum(eights))
+        mean = load(transposed.T, ACC).sum(axis=1) * (1.0 / self.plan.shape.hidden)
         self.scratch["inverse"][...] = lax.rsqrt(mean + self.plan.eps)
         plgpu.commit_smem()
-        plgpu.barrier_arrive(self.scratch["inverse_here"])
+        plgpu.barrier_arrive(self.scratch["inverse_ready"])
 
 
 def times_rows(product, factors):
     return product * lax.broadcast_in_dim(factors, product.shape, [1])
 
 
-def part(acc, i: int):
-    """The i-th group of a warpgroup's sums, which have a row per column."""
+def group_of(acc, i: int):
+    """The i-th group of a warpgroup's accumulator, which is transposed: [columns, rows]."""
     return acc[:, i * GROUP : (i + 1) * GROUP]

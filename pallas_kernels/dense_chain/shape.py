@@ -1,4 +1,4 @@
-"""The numbers of one call, and what calls hand on to each other."""
+"""The shape of one call, and the barrier counters that calls pass to each other."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,37 +8,37 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
 BARRIERS = 3
-"""Where the thread blocks of a call wait for each other: between its products."""
+"""Barriers of all thread blocks in one call: one after each of the first three products."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainShape:
-    """What decides whether the kernel can do a call, and how it is shared out."""
+    """The sizes that decide whether the kernel can run a call and how its work is split."""
 
     tokens: int
-    """Tokens of the whole batch."""
+    """Tokens of the whole batch: requests times width."""
     attended: int
-    """Numbers that attention gives per token."""
+    """Size of the attention output per token: heads times head_dim."""
     hidden: int
-    """Numbers of the residual stream per token."""
+    """Size of the residual stream per token."""
     inner: int
-    """Columns of gate, and of up."""
+    """Columns of the gate matrix; up has as many."""
     qkv: int
-    """Columns of the next layer's matrix; 0 without one."""
+    """Columns of the next layer's qkv matrix; 0 if there is none."""
 
 
 class Arrivals(NamedTuple):
-    """How often thread blocks have arrived at each barrier, in all calls up to now.
+    """How often thread blocks have arrived at each barrier, in all calls so far.
 
-    Calls that follow each other hand it on, up to 16 million of them. So no counter has to be set
-    to zero between two calls, which would be a kernel of its own, and no two calls run side by
-    side, where each would wait for multiprocessors that the other has.
+    Each call takes the value that the previous call returned, for up to 16 million calls. So no
+    counter has to be reset between calls, which would take another kernel. It also keeps two calls
+    from running at the same time: each would wait for multiprocessors that the other one holds.
     """
 
     counters: Int[Array, " barriers"]
     """Arrivals at each barrier."""
     calls: ArrayLike
-    """How many calls those were."""
+    """Number of these calls."""
 
 
 def first_arrivals() -> Arrivals:

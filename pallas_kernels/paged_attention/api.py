@@ -1,4 +1,4 @@
-"""Attention of a short block of tokens per request over that request's pages."""
+"""Attention of a block of tokens per request over the keys and values in that request's pages."""
 
 from typing import Any
 
@@ -23,23 +23,24 @@ def paged_attention(
 ) -> Float[Array, "batch width heads head_dim"]:
     """Attends `width` tokens of each request over the request's pages.
 
-    Token i of request r has position `lengths[r] + i`; keys and values of all `width` tokens are
-    already in the pages. Position p of request r is in page `page_table[r, p // page_size]`.
+    Token i of request r has position `lengths[r] + i`. The pages already hold the keys and values
+    of the block's own tokens. Position p of request r is in page `page_table[r, p // page_size]`.
 
         position   0 ........ lengths[r]-1 | lengths[r] ... lengths[r]+width-1
                    context                 | the block
         causal     token i sees the context and the block's tokens 0..i
         full       token i sees the context and the whole block
 
-    Only the first `counts[r]` tokens of the block are in the pages (all, if None); no token sees
-    the others, and their own outputs mean nothing.
+    Only the first `counts[r]` tokens of the block are in the pages (all if `counts` is None). No
+    token sees the others, whose outputs are undefined.
 
     With `window`, a token at position p sees only positions in (p - window, p + window).
     Scores are scaled by head_dim ** -0.5; softmax and sums are float32. Cells that no token may
-    see are never multiplied: they may hold NaN.
+    see do not affect the result: they may hold NaN.
 
-    A token's bits depend on its own position and context only, never on the block's other tokens,
-    on the place in the batch or on the other requests, as long as the compiled program is the same.
+    For one compiled program, the bits of a token's output depend only on the token's position and
+    on the keys and values that it sees, never on its place in the batch, on the other requests or
+    on the block's other queries.
     """
     return filled_attention(
         query,
@@ -68,8 +69,8 @@ def filled_attention(
     filled_batch: int,
     implementation: Implementation = "auto",
 ) -> Float[Array, "filled width heads head_dim"]:
-    """`paged_attention` with a result of `filled_batch` requests, for kernels that take whole
-    tiles: what is in those beyond the batch means nothing."""
+    """`paged_attention` whose result has `filled_batch` requests, for a next kernel that takes
+    whole tiles. The values of the requests beyond the batch are undefined."""
     implementations = {
         "mosaic": _mosaic,
         "portable": _portable,
@@ -93,7 +94,7 @@ def filled_attention(
 def pack_queries(
     query: Float[Array, "batch width heads head_dim"], kv_heads: int
 ) -> Float[Array, "batch kv_heads width group head_dim"]:
-    """Groups the query heads by the key-value head that they share."""
+    """Groups the query heads by the key-value head that they share (grouped-query attention)."""
     batch, width, heads, head_dim = query.shape
     grouped = query.reshape(batch, width, kv_heads, heads // kv_heads, head_dim)
     return grouped.transpose(0, 2, 1, 3, 4)

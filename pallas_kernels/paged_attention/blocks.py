@@ -1,26 +1,26 @@
-"""How paged attention is cut into tiles: the free choices, and what follows from them."""
+"""How paged attention is cut into tiles: the block sizes, and what follows from them."""
 
 import dataclasses
 
 TILE_ROWS = 64
-"""Rows of one matrix instruction, and so of one warpgroup."""
+"""Rows of a matrix instruction (wgmma), and so of the tile of one warpgroup."""
 
 MOST_SPLITS = 8
-"""Blocks in a cluster that every Hopper device can launch."""
+"""Thread blocks per cluster; every Hopper GPU can launch clusters of up to 8."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockSizes:
-    """The free choices of the kernel. All of them are static, none may depend on a length."""
+    """Tuning parameters of the kernel. All are static: none may depend on a request's length."""
 
     kv_tile: int = 64
-    """Positions of the context that one pass of the loop handles."""
+    """Positions per tile of keys and values; one iteration of the loop handles one tile."""
     stages: int = 2
-    """Tiles of keys and values in flight per thread block."""
+    """Pipeline stages: tiles of keys and values that a thread block holds or prefetches."""
     splits: int = 1
-    """Thread blocks (one cluster) that share a request's context; tile t belongs to t % splits."""
+    """Thread blocks (one cluster) that share a request's context; split t % splits takes tile t."""
     warpgroups: int = 1
-    """Row tiles that share the loaded keys and values."""
+    """Warpgroups of a thread block. Each has its own row tile; all share the keys and values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Shape:
 
     @property
     def blocks(self) -> int:
+        """Thread blocks per block of rows if the context is not split."""
         return self.batch * self.kv_heads
 
 
@@ -45,15 +46,17 @@ class Tiling:
     """What follows from a shape and its block sizes."""
 
     span: int
-    """Query rows (tokens) of one row tile; it holds `span * group` rows of the matrix."""
+    """Tokens of one row tile. Each has a row per head of the group: `span * group` rows."""
     row_tiles: int
+    """Row tiles of a request and key-value head."""
     row_blocks: int
+    """Thread blocks (or clusters) for these row tiles."""
     copy_rows: int
     """Positions that one bulk copy moves."""
     copies: int
     """Bulk copies that fill one tile."""
     even: bool
-    """Whether the row tiles fill the width without overlapping."""
+    """Whether the width is a multiple of `span`. If not, the last row tile overlaps another one."""
 
 
 def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
@@ -71,15 +74,15 @@ def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
 
 
 MOST_IN_LARGE_CLUSTERS = 64
-"""Thread blocks in clusters of more than two. A cluster's have to be neighbours, and with many on
-the chip the last clusters would wait for the first."""
+"""Thread blocks on the GPU at most if clusters have more than two. The thread blocks of a cluster
+must be neighbours on the chip; with more of them the last clusters would wait for the first."""
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200. `scripts/bench_kernels.py --sweep` prints what the choice rests on."""
+"""Of an H100 or H200. `scripts/bench_kernels.py --sweep` prints the times behind `choose_sizes`."""
 
 
 def choose_sizes(shape: Shape) -> BlockSizes:
-    """As many splits as run at the same time."""
+    """As many splits as can run at the same time."""
     if shape.width * shape.group > TILE_ROWS:
         return BlockSizes(warpgroups=2)
 
@@ -94,5 +97,5 @@ def choose_sizes(shape: Shape) -> BlockSizes:
 
 
 def output_aligned(shape: Shape, splits: int) -> bool:
-    """Whether one token's piece of the output starts at a multiple of 128 bytes in the tile."""
+    """Whether each token's part of the output tile starts at a multiple of 128 bytes."""
     return shape.width == 1 or shape.group * (shape.head_dim // splits) * 2 % 128 == 0

@@ -1,4 +1,4 @@
-"""Brings tiles of keys and values into shared memory, `stages` of them ahead of their use."""
+"""Prefetches tiles of keys and values into the pipeline stages in shared memory."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ from pallas_kernels.paged_attention.plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """The tiles of one split; step s is its s-th tile and lives in stage s % stages."""
+    """Loads the tiles of one split. Step s uses its s-th tile, which is in stage s % stages."""
 
     plan: Plan
     key_pages: Any
@@ -31,11 +31,12 @@ class Loader:
         return (self.split + step * sizes.splits) * sizes.kv_tile
 
     def copies(self, step) -> list:
+        """The first position of each bulk copy of a step's tile."""
         tiling = self.plan.tiling
         return [self.base(step) + j * tiling.copy_rows for j in range(tiling.copies)]
 
     def pages(self, step) -> list:
-        """Page ids, read well before `fetch` needs them; past the table its last one."""
+        """Page ids for `fetch`, read early to hide the wait. Beyond the table: its last entry."""
         shape = self.plan.shape
         entries = [
             jnp.minimum(lax.div(position, shape.page_size), shape.max_pages - 1)
@@ -44,19 +45,21 @@ class Loader:
         return [self.page_table[self.request, entry] for entry in entries]
 
     def fetch(self, step, pages: list) -> None:
-        rows, page_size = self.plan.tiling.copy_rows, self.plan.shape.page_size
+        """Starts the bulk copies of a step's tile."""
+        size, page_size = self.plan.tiling.copy_rows, self.plan.shape.page_size
         stage = lax.rem(step, self.plan.sizes.stages)
         for j, (position, page) in enumerate(zip(self.copies(step), pages)):
-            source = (page, pl.ds(lax.rem(position, page_size), rows), self.head)
-            target = (stage, pl.ds(j * rows, rows))
-            for pool, name in ((self.key_pages, "k"), (self.value_pages, "v")):
+            source = (page, pl.ds(lax.rem(position, page_size), size), self.head)
+            target = (stage, pl.ds(j * size, size))
+            for cache, name in ((self.key_pages, "k"), (self.value_pages, "v")):
                 plgpu.copy_gmem_to_smem(
-                    pool.at[source],
+                    cache.at[source],
                     self.scratch[name].at[target],
                     self.scratch[f"{name}_bar"].at[stage],
                 )
 
-    def first(self, pages_of_steps: list, steps) -> None:
+    def prefetch_first(self, pages_of_steps: list, steps) -> None:
+        """Fills the pipeline: starts the copies of the first tiles, one per stage."""
         @pl.when(self.warpgroup == 0)
         def _():
             for i, pages in enumerate(pages_of_steps):
@@ -65,18 +68,18 @@ class Loader:
     def fetch_if(self, condition, step, pages: list) -> None:
         pl.when(condition)(lambda: self.fetch(step, pages))
 
-    def refill(self, done, pages: list, steps) -> None:
-        """Loads the next tile into the stage that step `done` has left."""
+    def refill(self, finished, pages: list, steps) -> None:
+        """Starts loading the next tile into the stage that step `finished` used."""
         stages = self.plan.sizes.stages
 
-        @pl.when((done >= 0) & (done + stages < steps))
+        @pl.when((finished >= 0) & (finished + stages < steps))
         def _():
             if self.plan.sizes.warpgroups > 1:
-                plgpu.barrier_wait(self.scratch["free_bar"].at[lax.rem(done, stages)])
-            self.fetch_if(self.warpgroup == 0, done + stages, pages)
+                plgpu.barrier_wait(self.scratch["free_bar"].at[lax.rem(finished, stages)])
+            self.fetch_if(self.warpgroup == 0, finished + stages, pages)
 
     def release(self, step, steps) -> None:
-        """Says that this warpgroup has left the stage of `step`, if it will be used again."""
+        """Signals that this warpgroup has used the stage of `step`, if it will be refilled."""
         stages = self.plan.sizes.stages
 
         @pl.when(step + stages < steps)

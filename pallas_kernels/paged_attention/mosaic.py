@@ -1,18 +1,18 @@
 """Paged attention on Mosaic GPU, for Hopper.
 
 One thread block per (request, key-value head, block of rows, split). The rows of a tile are the
-query rows of one key-value head, so that its keys and values are read once for all of them:
+queries of all heads that share one key-value head, so its keys and values are read only once:
 
-    tile row   r = i * group + g      i: query row (token), g: head within the group
+    tile row   r = i * group + g      i: token of the block, g: head within the group
     position   lengths[request] + i
 
     context    |  tile 0  |  tile 1  |  tile 2  |  tile 3  |  tile 4 ...      (kv_tile positions)
     split 0      xxxxxxxx              xxxxxxxx              xxxxxxxx
     split 1                 xxxxxxxx              xxxxxxxx
 
-A tile always falls to the same split, whatever the length, and the splits' sums are added in one
-order: a row's bits depend on its own position and context only. The splits of a request form one
-cluster and combine their sums before they end, so there is no second kernel.
+A tile of the context belongs to the same split at every length, and the splits' results are added
+in a fixed order, so a row's bits depend only on its own position and context. The splits of a
+request form a cluster and combine their results within the kernel; no second kernel is needed.
 """
 
 import functools
@@ -27,7 +27,7 @@ from pallas_kernels.paged_attention.plan import Plan, make_plan
 from pallas_kernels.tiles import named, require
 
 
-# A jit of its own, so that a model's layers lower one kernel and not one each.
+# Jitted by itself, so that all layers of a model share one lowered kernel.
 @functools.partial(
     jax.jit, static_argnames=("causal", "window", "filled_batch", "sizes", "interpret")
 )
@@ -48,7 +48,7 @@ def paged_attention(
     require(window is None, "no window")
     require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
     batch, kv_heads, width, group, head_dim = query.shape
-    require(filled_batch is None or filled_batch >= batch, "a result for every request")
+    require(filled_batch is None or filled_batch >= batch, "filled_batch to be at least the batch")
     shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
     plan = make_plan(
         shape, sizes or choose_sizes(shape), query.dtype, causal, interpret is not None
@@ -72,6 +72,7 @@ def paged_attention(
 def by_row_tile(
     query: Float[Array, "batch kv_heads width group head_dim"], plan: Plan
 ) -> Float[Array, "batch kv_heads ... head_dim"]:
+    """The queries with an axis of row tiles, if these do not overlap."""
     batch, kv_heads, width, group, head_dim = query.shape
     tiles = (plan.tiling.row_tiles, plan.rows) if plan.tiling.even else (width * group,)
     return query.reshape(batch, kv_heads, *tiles, head_dim)

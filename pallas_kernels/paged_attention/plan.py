@@ -32,27 +32,31 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows of a tile that hold queries; the others hold anything and are not stored."""
+        """Rows of a tile that hold queries. The other rows hold garbage and are not stored."""
         return self.tiling.span * self.shape.group
 
     @property
     def staged(self) -> bool:
-        """Whether the query rows do not fill whole 8-row blocks of swizzled shared memory."""
+        """Whether queries are loaded to unswizzled shared memory first, and swizzled from there.
+
+        A bulk copy can write only whole groups of 8 rows of swizzled memory.
+        """
         return self.rows % 8 != 0 or not self.tiling.even
 
     @property
-    def output_where_queries_came(self) -> bool:
-        """Whether the staged queries' memory holds the output as well: two blocks fit then."""
+    def output_reuses_queries(self) -> bool:
+        """Whether the output reuses the memory of the staged queries. With less shared memory, two
+        thread blocks fit on a multiprocessor."""
         return self.staged and self.sizes.splits == 1
 
     @property
     def repeats(self) -> bool:
-        """Whether some row tile holds rows of the one before it."""
+        """Whether some row tile repeats rows of the one before it."""
         return not self.tiling.even or self.tiling.row_tiles % self.sizes.warpgroups != 0
 
     @property
     def scale(self) -> float:
-        """Factor on the scores, for a softmax with powers of two."""
+        """Factor on the scores, for a softmax that uses exp2 instead of exp."""
         return self.shape.head_dim**-0.5 * math.log2(math.e)
 
     @property
@@ -72,7 +76,7 @@ class Plan:
             "v_bar": tile_bar,
             **self.exchange.scratch(),
         }
-        if not self.output_where_queries_came:
+        if not self.output_reuses_queries:
             scratch["o"] = plgpu.SMEM((sizes.warpgroups, TILE_ROWS, self.exchange.columns), dtype)
         if self.staged:
             scratch["q_raw"] = plgpu.SMEM(query_rows, dtype)
@@ -85,7 +89,7 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that a thread block needs for its tiles and notes."""
+        """Shared memory that a thread block needs for its tiles and mailbox."""
         return sum(
             math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
             for array in self.scratch().values()
@@ -102,13 +106,16 @@ class Plan:
 def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted: bool) -> Plan:
     require(shape.group <= TILE_ROWS, f"at most {TILE_ROWS} query heads per key-value head")
     require(shape.head_dim in (64, 128), "head_dim 64 or 128")
-    require(jnp.dtype(dtype).itemsize == 2, "16-bit numbers")
+    require(jnp.dtype(dtype).itemsize == 2, "queries and pages in a 16-bit dtype")
     require(
         sizes.kv_tile % shape.page_size == 0 or shape.page_size % sizes.kv_tile == 0,
-        "page sizes that divide a tile or that tiles divide",
+        f"page sizes that divide {sizes.kv_tile} or are multiples of it",
     )
     require(shape.page_size % 8 == 0, "page sizes that are multiples of 8")
-    require(output_aligned(shape, sizes.splits), "fewer splits: 128 bytes per token and split")
+    require(
+        output_aligned(shape, sizes.splits),
+        "fewer splits: each must write a multiple of 128 bytes per token",
+    )
     mailed = sizes.splits > 1 and not interpreted
     exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, mailed, interpreted)
     plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, causal, interpreted)

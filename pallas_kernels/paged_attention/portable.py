@@ -1,8 +1,8 @@
 """Paged attention on Mosaic GPU for every GPU since Ampere: mma.sync, no bulk copies.
 
-One thread block per request, key-value head and 64 rows. Keys and values of the next tile are on
-their way to registers while a tile is worked on. It has been compiled for sm_80, 89, 90, 100 and
-120, and run on an H100 only, where it was not timed, so "auto" does not take it.
+One thread block per request, key-value head and 64 rows. The keys and values of the next tile are
+prefetched into registers while the current tile is multiplied. The kernel compiles for sm_80, 89,
+90, 100 and 120. It has run only on an H100 and has not been timed, so "auto" does not take it.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Call:
         return getattr(plgpu.Layout, f"MMA_{kind}")(self.dtype, m_warps=WARPS)
 
 
-# A jit of its own, so that a model's layers lower one kernel and not one each.
+# Jitted by itself, so that all layers of a model share one lowered kernel.
 @functools.partial(jax.jit, static_argnames=("causal", "window", "interpret"))
 def paged_attention(
     query: Float[Array, "batch kv_heads width group head_dim"],
@@ -61,11 +61,14 @@ def paged_attention(
     page_size = key_pages.shape[1]
     require(window is None, "no window")
     require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
-    require(jnp.dtype(query.dtype).itemsize == 2, "16-bit numbers")
+    require(jnp.dtype(query.dtype).itemsize == 2, "queries and pages in a 16-bit dtype")
     require(head_dim in (64, 128), "head_dim 64 or 128")
     require(group <= TILE_ROWS, f"at most {TILE_ROWS} query heads per key-value head")
     require(page_size % 8 == 0, "page sizes that are multiples of 8")
-    require(KV_TILE % page_size == 0 or page_size % KV_TILE == 0, "page sizes that tiles divide")
+    require(
+        KV_TILE % page_size == 0 or page_size % KV_TILE == 0,
+        f"page sizes that divide {KV_TILE} or are multiples of it",
+    )
     shape = Shape(batch, kv_heads, width, group, head_dim, page_size, page_table.shape[1])
     call = Call(shape, tile(shape, BlockSizes(KV_TILE)), causal, query.dtype, interpret is not None)
     out = plgpu.kernel(
@@ -92,7 +95,7 @@ def paged_attention(
 def by_row_tile(
     query: Float[Array, "batch kv_heads width group head_dim"], call: Call
 ) -> Float[Array, "batch kv_heads row_tiles tile_rows head_dim"]:
-    """Padded to whole tiles: `span` tokens and their heads, then rows of zeros."""
+    """The queries in row tiles: `span` tokens with their heads each, padded with rows of zeros."""
     shape, tiling = call.shape, call.tiling
     tokens = tiling.row_tiles * tiling.span
     query = jnp.pad(query, [(0, 0), (0, 0), (0, tokens - shape.width), (0, 0), (0, 0)])
@@ -120,8 +123,8 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
 
     length = lengths[request]
     kept_end = length + counts[request]
-    seen_rows = jnp.minimum((row_tile + 1) * tiling.span, width) if call.causal else width
-    end = jnp.minimum(length + seen_rows, kept_end)
+    seen_tokens = jnp.minimum((row_tile + 1) * tiling.span, width) if call.causal else width
+    end = jnp.minimum(length + seen_tokens, kept_end)
     steps = lax.div(end + (KV_TILE - 1), KV_TILE)
     last = None
     if call.causal:
@@ -132,11 +135,11 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
     q = load(query.at[request, head, row_tile], call.layout("LHS"))
     fetch = functools.partial(load_tile, call, keys, values, table, request, head)
 
-    def one_tile(step, carry):
+    def attend_tile(step, carry):
         (m, l, acc), (key_tile, value_tile) = carry
         k[...] = key_tile
         v[...] = zero_tail(value_tile, step, end)
-        following = fetch(jnp.minimum(step + 1, steps - 1))
+        next_tile = fetch(jnp.minimum(step + 1, steps - 1))
         s = multiply(call, zeros(call, KV_TILE), q, k.T)
         position = step * KV_TILE + plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=acc_layout)
         bound = end - 1 if last is None else lax.broadcast_in_dim(last, s.shape, [0])
@@ -148,17 +151,17 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
         p[...] = weights.astype(call.dtype)
         weights = load(p, call.layout("LHS"))
         acc = acc * lax.broadcast_in_dim(alpha, acc.shape, [0])
-        return (m_new, l, multiply(call, acc, weights, v)), following
+        return (m_new, l, multiply(call, acc, weights, v)), next_tile
 
     filled = lambda value: plgpu.layout_cast(
         jnp.full((TILE_ROWS,), value, jnp.float32), rows_layout
     )
     sums = (filled(MASKED), filled(0.0), zeros(call, call.shape.head_dim))
-    (_, l, acc), _ = lax.fori_loop(0, steps, one_tile, (sums, fetch(jnp.int32(0))))
-    # A row that saw something has a total of about 1 or more; one that saw nothing becomes 0.
+    (_, l, acc), _ = lax.fori_loop(0, steps, attend_tile, (sums, fetch(jnp.int32(0))))
+    # The total is about 1 or more for a row with visible positions; a row without any becomes 0.
     attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
     o[...] = attended.astype(call.dtype)
-    # By way of shared memory, so that whole sectors of the output are written.
+    # The output is staged in shared memory, so that whole sectors are written.
     out.at[request, head, row_tile][...] = load(o, rows_in_lanes(call.shape.head_dim))
 
 
@@ -167,7 +170,7 @@ def zeros(call: Call, columns: int):
 
 
 def multiply(call: Call, acc, left, right_ref):
-    """acc + left @ right, right in shared memory; the interpreter lacks mma."""
+    """`acc + left @ right`, with `right` in shared memory. The interpreter has no mma."""
     if call.interpreted:
         return acc + jnp.dot(left, right_ref[...], preferred_element_type=jnp.float32)
     right = load(right_ref, call.layout("RHS"))
@@ -175,15 +178,15 @@ def multiply(call: Call, acc, left, right_ref):
 
 
 def load_tile(call: Call, keys, values, table, request, head, step):
-    """Keys and values of one tile in registers, read page by page."""
+    """Loads the keys and values of one tile into registers, page by page."""
     shape, tiling = call.shape, call.tiling
     pieces = []
     for j in range(tiling.copies):
         position = step * KV_TILE + j * tiling.copy_rows
         entry = jnp.minimum(lax.div(position, shape.page_size), shape.max_pages - 1)
         offset = lax.rem(position, shape.page_size)
-        place = (table[request, entry], pl.ds(offset, tiling.copy_rows), head)
-        pieces.append((keys.at[place], values.at[place]))
+        source = (table[request, entry], pl.ds(offset, tiling.copy_rows), head)
+        pieces.append((keys.at[source], values.at[source]))
     layout = rows_in_lanes(shape.head_dim)
     return tuple(
         jnp.concatenate([load(ref, layout) for ref in refs], axis=0) for refs in zip(*pieces)
@@ -191,7 +194,7 @@ def load_tile(call: Call, keys, values, table, request, head, step):
 
 
 def zero_tail(value_tile, step, end):
-    """Zeroes the positions that no token may see: 0 * NaN would be NaN."""
+    """Zeroes the values at positions that no token may see: 0 (their weight) * NaN is NaN."""
     layout = rows_in_lanes(value_tile.shape[1])
     position = step * KV_TILE + plgpu.broadcasted_iota(
         jnp.int32, value_tile.shape, 0, layout=layout

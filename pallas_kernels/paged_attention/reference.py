@@ -24,9 +24,9 @@ def paged_attention(
     values = gather_pages(value_pages, page_table)
     visible = visible_positions(lengths, counts, width, keys.shape[1], causal, window)
     # A masked weight is 0, but 0 * NaN is NaN: cells that no token may see are zeroed before use.
-    read = visible.any(axis=1)[:, :, None, None]
-    keys = jnp.where(read, keys, 0)
-    values = jnp.where(read, values, 0)
+    used = visible.any(axis=1)[:, :, None, None]
+    keys = jnp.where(used, keys, 0)
+    values = jnp.where(used, values, 0)
 
     scores = jnp.einsum("shwgd,sphd->shwgp", query, keys, preferred_element_type=jnp.float32)
     scores = jnp.where(visible[:, None, :, None, :], scores * head_dim**-0.5, MASKED)
@@ -39,6 +39,7 @@ def paged_attention(
 def filled_up(
     attended: Float[Array, "batch width heads head_dim"], filled_batch: int
 ) -> Float[Array, "filled width heads head_dim"]:
+    """Appends requests of zeros up to `filled_batch`."""
     return jnp.pad(attended, ((0, filled_batch - attended.shape[0]), (0, 0), (0, 0), (0, 0)))
 
 

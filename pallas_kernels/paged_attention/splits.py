@@ -1,23 +1,24 @@
-"""How the splits of one request add up their sums.
+"""How the splits of one request combine their results.
 
-Every split holds, for each row, the maximum m, the sum l of its weights and the weighted values
-acc. Split j adds up the j-th piece of the columns of all of them:
+Each split (a thread block of the cluster) holds, for each row, the softmax state over its part of
+the context: the maximum m, the sum of the weights l and the accumulator acc of weighted values.
+Split j adds up the j-th part of the accumulators' columns:
 
         acc of split 0  | c0 | c1 |          split 0 gets   c0 of split 0, c0 of split 1
         acc of split 1  | c0 | c1 |          split 1 gets   c1 of split 0, c1 of split 1
 
-They send them to each other's shared memory (mailbox.py):
+The splits send these parts to each other's shared memory (mailbox.py):
 
         split 0   tiles ........ | send c0, c1 |          wait, add up c0, store
         split 1   tiles .............. | send c0, c1 |    wait, add up c1, store
-                                          m, l and c0 of split 1 -> notes[1] of split 0
-                                          m, l and c1 of split 1 -> notes[1] of split 1
+                                          m, l and c0 of split 1 -> messages[1] of split 0
+                                          m, l and c1 of split 1 -> messages[1] of split 1
 
-A split waits for its own notes only, and no thread fences: to the hardware a fence of the
-cluster is one of the whole GPU, which takes microseconds while memory is busy. (`async_store_smem`
-has every thread fence at every call.) If the notes do not fit next to the tiles, and in the
-interpreter, which has no mailbox, the sums go through global memory, two fences and a barrier of
-the cluster. They are always added in the order of the splits.
+A split waits only for the messages sent to it, and no thread executes a fence: the hardware treats
+a cluster-wide fence as one of the whole GPU, which takes microseconds while the memory is busy.
+(`async_store_smem` makes every thread execute a fence at every call.) If the messages do not fit
+next to the tiles, and in the interpreter, which has no mailbox, the results go through global
+memory, with two fences and a cluster barrier. They are always added in the order of the splits.
 """
 
 import dataclasses
@@ -32,30 +33,31 @@ from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.tiles import THREADS, fence_cluster, load
 
-TILE = plgpu.Layout.WGMMA
-ROWS = TILE.reduce(1)
+TILE_LAYOUT = plgpu.Layout.WGMMA
+ROW_LAYOUT = TILE_LAYOUT.reduce(1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One request's splits, and the columns of the result that each of them finishes."""
+    """How many splits a request has, and how they exchange their results."""
 
     splits: int
     head_dim: int
     warpgroups: int
     mailed: bool
-    """Whether sums go through shared memory."""
+    """Whether results go through the mailbox in shared memory, not through global memory."""
     interpreted: bool
 
     @property
     def columns(self) -> int:
+        """Columns of the output that each split finishes."""
         return self.head_dim // self.splits
 
     @property
     def mailbox(self) -> Mailbox:
-        maxima_and_totals = 2 * 2  # of two rows, which four threads hold alike
+        maxima_and_totals = 2 * 2  # each thread holds m and l of two rows
         floats = maxima_and_totals + TILE_ROWS * self.columns // THREADS
-        return Mailbox(boxes=self.warpgroups, notes=self.splits, floats=floats)
+        return Mailbox(boxes=self.warpgroups, messages=self.splits, floats=floats)
 
     def scratch(self) -> dict:
         if self.splits == 1:
@@ -66,20 +68,21 @@ class Exchange:
         return {"split_bar": barrier}
 
     def buffers(self, batch: int, kv_heads: int, row_tiles: int) -> tuple:
-        """Global memory for m, l and acc of every split."""
+        """Shapes in global memory for m, l and acc of every split; none if they are not needed."""
         if self.splits == 1 or self.mailed:
             return ()
-        lead = (batch, kv_heads, row_tiles, self.splits)
+        leading = (batch, kv_heads, row_tiles, self.splits)
         shapes = ((TILE_ROWS,), (TILE_ROWS,), (TILE_ROWS, self.head_dim))
-        return tuple(jax.ShapeDtypeStruct((*lead, *shape), jnp.float32) for shape in shapes)
+        return tuple(jax.ShapeDtypeStruct((*leading, *shape), jnp.float32) for shape in shapes)
 
-    def open(self, scratch) -> None:
-        """Before anything else; the other splits hear of it while they load and multiply."""
+    def init_barriers(self, scratch) -> None:
+        """Called before anything else. `combine` waits for the other splits to have done the same,
+        so that this wait overlaps with the loads and products in between."""
         if self.mailed:
-            self.mailbox.open(scratch)
+            self.mailbox.init_barriers(scratch)
 
     def combine(self, sums, split, warpgroup, scratch, buffers):
-        """The normalized columns of this split; `buffers` are those of one row tile."""
+        """The finished columns of this split; `buffers` are the global memory of one row tile."""
         if self.splits == 1:
             _, l, acc = sums
             return divide(acc, l)
@@ -89,8 +92,8 @@ class Exchange:
 
     def through_shared_memory(self, sums, split, warpgroup, scratch) -> list:
         m, l, acc = sums
-        layouts, columns = (ROWS, ROWS, TILE), self.columns
-        self.mailbox.opened()
+        layouts, columns = (ROW_LAYOUT, ROW_LAYOUT, TILE_LAYOUT), self.columns
+        self.mailbox.wait_for_barriers()
         for reader in range(self.splits):
             piece = acc[:, reader * columns : (reader + 1) * columns]
             self.mailbox.write(scratch, warpgroup, split, reader, (m, l, piece), layouts)
@@ -100,7 +103,8 @@ class Exchange:
     def through_global_memory(self, sums, split, scratch, buffers) -> list:
         for value, buffer in zip(sums, buffers):
             buffer.at[split][...] = value
-        # Every thread's stores come before the arrival of any, and the loads after all of them.
+        # The stores of all threads must be visible before any thread arrives at the barrier, and
+        # the loads must come after all arrivals.
         fence_cluster(self.interpreted)
         plgpu.commit_smem()
         plgpu.barrier_arrive(scratch["split_bar"])
@@ -110,16 +114,16 @@ class Exchange:
         columns = pl.ds(split * self.columns, self.columns)
         return [
             (
-                load(maxima.at[i], ROWS),
-                load(totals.at[i], ROWS),
-                load(parts.at[i, :, columns], TILE),
+                load(maxima.at[i], ROW_LAYOUT),
+                load(totals.at[i], ROW_LAYOUT),
+                load(parts.at[i, :, columns], TILE_LAYOUT),
             )
             for i in range(self.splits)
         ]
 
 
 def add(sums):
-    """Online softmax over the splits, first to last."""
+    """Adds up the splits' results, first to last, each rescaled to the largest maximum."""
     largest = sums[0][0]
     for m, _, _ in sums[1:]:
         largest = jnp.maximum(largest, m)
@@ -132,5 +136,6 @@ def add(sums):
 
 
 def divide(out, total):
-    """A row that saw something has a total of about 1 or more; one that saw nothing becomes 0."""
+    """`out / total`. The total is about 1 or more for a row with visible positions; a row without
+    any becomes 0."""
     return out / lax.broadcast_in_dim(jnp.maximum(total, 1e-20), out.shape, [0])

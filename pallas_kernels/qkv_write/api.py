@@ -1,4 +1,4 @@
-"""Head norms, rotary embedding and the write into the pages, between qkv product and attention."""
+"""The work between the qkv product and attention: head norms, rotary embedding, cache write."""
 
 from typing import Any
 
@@ -27,18 +27,19 @@ def qkv_write(
 ]:
     """Splits fused qkv, norms and rotates q and k per head, writes k and v into the pages.
 
-    `qkv` holds the parts of a matrix product that was split over its inputs, in float32, or
-    as one part; they are added, and rounded to the dtype of the pages. Requests beyond those of
-    `cells`, which fill the batch up for a kernel before this one, are left alone. It holds the
-    query heads, then the key heads, then the value heads; with no query heads (group 0,
-    `query_norm` None) only keys and values are written. `cos` and `sin` are float32, rotate-half
-    convention. Norms and rotation are float32.
+    A token's fused qkv has the query heads first, then the key heads, then the value heads. Without
+    query heads (group 0, `query_norm` None) only keys and values are written.
 
-    `cells[r, i]` is `page * page_size + offset` of the cell where token i of request r goes; tokens
-    that must not be kept go to page 0, the trash page, whose cells several tokens may share.
+    `qkv` has one or more parts, whose sum is rounded to the dtype of the pages: float32 parts of a
+    matrix product that was split over its inputs (`split_product`), or one whole product. It may
+    have more requests than `cells`, as padding for the previous kernel; these are ignored. `cos`
+    and `sin` are float32, for the rotate-half convention. Norms and rotation are float32.
 
-    Returns the queries packed by key-value head, as `paged_attention` wants them, and the pages,
-    which share memory with the given ones if those are donated.
+    `cells[r, i]` is the cell for token i of request r: `page * page_size + offset`. Tokens that
+    must not be kept go to page 0, the trash page, where several tokens may share a cell.
+
+    Returns the queries packed by key-value head, as `paged_attention` takes them, and the pages. If
+    the pages are donated, they are written in place.
     """
     implementations = {
         "mosaic": _mosaic,

@@ -1,10 +1,10 @@
-"""`qkv_write` on Mosaic GPU: one thread block per token and eight heads of its fused row.
+"""`qkv_write` on Mosaic GPU: one thread block per token and tile of eight heads.
 
-    fused row    | query heads ...... | key heads | value heads |      head_dim numbers each
+    fused qkv    | query heads ...... | key heads | value heads |      head_dim numbers each
     tiles        |  8  |  8  |  8  |  8  |     8     |     8     |
 
-A tile may hold heads of several kinds. Its rows are normed and rotated in registers, then each
-run of heads that stays together goes to its place by one bulk copy.
+A tile may hold query, key and value heads. They are normed and rotated in registers. Then each run
+of heads that are neighbours in the output as well is written by one bulk copy.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ HEADS_PER_TILE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """The static shape of one fused row, and the runs of heads that are copied together."""
+    """The static shape of one token's fused qkv, and the runs of heads that are copied together."""
 
     query: int
     kv: int
@@ -35,7 +35,7 @@ class Heads:
     page_size: int
     eps: float
     bulk: bool
-    """Whether heads leave by bulk copies, which GPUs before Hopper lack, or thread by thread."""
+    """Whether heads are written by bulk copies, which need Hopper, or by stores of each thread."""
 
     @property
     def all(self) -> int:
@@ -47,15 +47,17 @@ class Heads:
 
     @property
     def query_run(self) -> int:
+        """Query heads per copy."""
         return math.gcd(self.group, HEADS_PER_TILE)
 
     @property
     def page_run(self) -> int:
+        """Key or value heads per copy."""
         return math.gcd(self.query, self.kv, HEADS_PER_TILE)
 
     @property
     def run(self) -> int:
-        """Rows of shared memory that every copy takes whole."""
+        """Heads (rows of shared memory) per tile of the layout; each copy takes whole tiles."""
         return math.gcd(self.query_run, self.page_run) if self.group else self.page_run
 
     def scratch(self, dtype):
@@ -67,7 +69,7 @@ class Heads:
         )
 
 
-# A jit of its own, so that a model's layers lower one kernel and not one each.
+# Jitted by itself, so that all layers of a model share one lowered kernel.
 @functools.partial(jax.jit, static_argnames=("eps", "bulk", "interpret"))
 def qkv_write(
     qkv: Float[Array, "parts filled width fused"],
@@ -89,14 +91,14 @@ def qkv_write(
 ]:
     parts, _, width, fused = qkv.shape
     batch = cells.shape[0]
-    require(qkv.shape[1] >= batch, "qkv for every request that has cells")
+    require(qkv.shape[1] >= batch, "qkv of at least as many requests as cells")
     _, page_size, kv_heads, head_dim = key_pages.shape
     heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps, bulk)
     dtype = key_pages.dtype
-    require(value_pages.dtype == dtype, "pages of one dtype")
+    require(value_pages.dtype == dtype, "key and value pages of one dtype")
     require(qkv.dtype in (dtype, jnp.float32), "qkv in float32 or the dtype of the pages")
     require(head_dim in (64, 128, 256), "head_dim 64, 128 or 256")
-    require(heads.all >= HEADS_PER_TILE, "at least 8 heads in a fused row")
+    require(heads.all >= HEADS_PER_TILE, "at least 8 heads per token: query, key and value")
     require(bulk or heads.run * head_dim % THREADS == 0, "head_dim 128 or an even group")
 
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)
@@ -129,16 +131,17 @@ def write_tile(
 ) -> None:
     request, token = lax.axis_index("request"), lax.axis_index("token")
     start = lax.axis_index("tile") * HEADS_PER_TILE
-    # The last tile may be moved back; the heads that it repeats are not written twice.
+    # If the last tile would reach beyond the heads, it starts earlier; heads that the tile before
+    # it has as well are not written twice.
     base = jnp.minimum(start, heads.all - HEADS_PER_TILE)
-    here = (request, token, pl.ds(base, HEADS_PER_TILE))
-    numbers = whole([qkv.at[(part, *here)] for part in range(qkv.shape[0])], heads, done.dtype)
-    turned = norm_and_rotate(
-        heads, numbers, base, query_norm, key_norm, cos.at[request, token], sin.at[request, token]
+    tile = (request, token, pl.ds(base, HEADS_PER_TILE))
+    product = add_parts([qkv.at[(part, *tile)] for part in range(qkv.shape[0])], heads, done.dtype)
+    rotated = norm_and_rotate(
+        heads, product, base, query_norm, key_norm, cos.at[request, token], sin.at[request, token]
     )
     half = heads.dim // 2
-    for i, numbers in enumerate(turned):
-        done[:, pl.ds(i * half, half)] = numbers.astype(done.dtype)
+    for i, values_of_half in enumerate(rotated):
+        done[:, pl.ds(i * half, half)] = values_of_half.astype(done.dtype)
     if heads.bulk:
         plgpu.commit_smem()
 
@@ -157,9 +160,11 @@ def write_tile(
         plgpu.wait_smem_to_gmem(0)
 
 
-def whole(parts: list, heads: Heads, dtype) -> list:
-    """Both halves of eight heads, added up from the parts of the product they come from. Both
-    halves of a rotation meet in one lane."""
+def add_parts(parts: list, heads: Heads, dtype) -> list:
+    """Adds up the parts of the product; returns the first and the second half of eight heads.
+
+    The two numbers that are rotated together are in the same lane.
+    """
     layout = rows_in_lanes(heads.dim // 2)
     halves_of_parts = [halves(part, heads.dim, layout) for part in parts]
     wide = [[half.astype(jnp.float32) for half in part] for part in halves_of_parts]
@@ -167,11 +172,11 @@ def whole(parts: list, heads: Heads, dtype) -> list:
     return [total.astype(dtype).astype(jnp.float32) for total in totals]
 
 
-def norm_and_rotate(heads: Heads, numbers, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
-    """Both halves of eight heads; values pass unchanged."""
+def norm_and_rotate(heads: Heads, product, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
+    """Norms and rotates both halves of eight heads; value heads stay unchanged."""
     layout = rows_in_lanes(heads.dim // 2)
     per_column = layout.reduce(0)
-    x1, x2 = numbers
+    x1, x2 = product
     spread = lambda x: lax.broadcast_in_dim(x.astype(jnp.float32), x1.shape, [1])
     c, s = (spread(load(ref, per_column)) for ref in (cos, sin))
     head = base + plgpu.broadcasted_iota(jnp.int32, x1.shape, 0, layout=layout)
@@ -184,17 +189,18 @@ def norm_and_rotate(heads: Heads, numbers, base, query_norm, key_norm, cos, sin)
     mean = (x1 * x1 + x2 * x2).sum(axis=1) * (1.0 / heads.dim)
     inverse = lax.broadcast_in_dim(lax.rsqrt(mean + heads.eps), x1.shape, [0])
     n1, n2 = x1 * inverse * scale1, x2 * inverse * scale2
-    value = head >= heads.query + heads.kv
-    return jnp.where(value, x1, n1 * c - n2 * s), jnp.where(value, x2, n2 * c + n1 * s)
+    is_value = head >= heads.query + heads.kv
+    return jnp.where(is_value, x1, n1 * c - n2 * s), jnp.where(is_value, x2, n2 * c + n1 * s)
 
 
 def send_heads(bulk: bool, done, base, start, run: int, low: int, high: int, place) -> None:
-    """Copies the heads of [low, high) that this tile holds, `run` at a time, to `place`."""
+    """Writes this tile's heads in [low, high), `run` at a time. `place(i)` is the target of the run
+    that starts at head low + i."""
     for j in range(0, HEADS_PER_TILE, run):
         first = base + j
-        mine = (first >= start) & (first >= low) & (first < high)
+        in_range = (first >= start) & (first >= low) & (first < high)
         copy = functools.partial(copy_run if bulk else store_run, done, j, run, place, first - low)
-        pl.when(mine)(copy)
+        pl.when(in_range)(copy)
 
 
 def copy_run(done, j: int, run: int, place, head) -> None:

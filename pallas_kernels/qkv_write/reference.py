@@ -34,8 +34,8 @@ def qkv_write(
     query = query.astype(qkv.dtype).reshape(batch, width, kv_heads, heads // kv_heads, head_dim)
     return (
         query.transpose(0, 2, 1, 3, 4),
-        write_rows(key_pages, key, cells),
-        write_rows(value_pages, value, cells),
+        write_cells(key_pages, key, cells),
+        write_cells(value_pages, value, cells),
     )
 
 
@@ -51,17 +51,17 @@ def rotate(
     cos: Float[Array, "batch width half"],
     sin: Float[Array, "batch width half"],
 ) -> Float[Array, "batch width heads head_dim"]:
-    """Rotary embedding, rotate-half convention: dimension i turns with dimension i + half."""
+    """Rotary embedding, rotate-half convention: dimensions i and i + half are rotated together."""
     first, second = jnp.split(x, 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def write_rows(
+def write_cells(
     pages: Float[Array, "pages page_size kv_heads head_dim"],
-    rows: Float[Array, "batch width kv_heads head_dim"],
+    values: Float[Array, "batch width kv_heads head_dim"],
     cells: Int[Array, "batch width"],
 ) -> Float[Array, "pages page_size kv_heads head_dim"]:
     flat = pages.reshape(-1, *pages.shape[2:])
-    rows = rows.astype(pages.dtype).reshape(-1, *rows.shape[2:])
-    return flat.at[cells.reshape(-1)].set(rows, mode="drop").reshape(pages.shape)
+    values = values.astype(pages.dtype).reshape(-1, *values.shape[2:])
+    return flat.at[cells.reshape(-1)].set(values, mode="drop").reshape(pages.shape)

@@ -118,7 +118,7 @@ class TestOnDevice:
     @pytest.mark.parametrize(
         "sizes",
         [BlockSizes(splits=2, warpgroups=2), BlockSizes(kv_tile=128, stages=3, splits=8)],
-        ids=["a box per warpgroup", "no room for notes"],
+        ids=["a box per warpgroup", "no room for messages"],
     )
     def test_agrees_however_sums_are_handed_over(self, sizes: BlockSizes):
         agrees(ALONE, lambda given: with_sizes(given, ALONE, sizes))
