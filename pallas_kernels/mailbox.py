@@ -117,7 +117,7 @@ class Mailbox:
     def read(self, scratch, box, earlier_reads: int, shapes: Sequence, layouts) -> list[tuple]:
         """Waits for all messages of a box and returns them, in the order of their writers."""
         message_types = tuple(
-            plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=layout)
+            plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
             for shape, layout in zip(shapes, layouts)
         )
 

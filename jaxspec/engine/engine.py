@@ -128,8 +128,9 @@ class Engine:
     def total_pages(self) -> int:
         return self.loop.book.total
 
+    # A text or a list of ids is an Iterable too; the first overload that fits is taken.
     @overload
-    def generate(
+    def generate(  # pyright: ignore[reportOverlappingOverload]
         self, prompts: Prompt, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> RequestOutput: ...
 

@@ -41,7 +41,7 @@ def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
     if not isinstance(prompts, Iterable):
         kind = type(prompts).__name__
         raise UsageError(f"prompts are of type {kind}; expected text, token ids or many of them")
-    listed = list(prompts)
+    listed: list[Any] = list(prompts)
     if listed and isinstance(listed[0], Integral):
         return [listed], True
     return listed, False
