@@ -50,6 +50,11 @@ class DecodePrograms:
     """Whether drafting, verification and acceptance run as separate programs."""
     accepts_on_host: bool
 
+    @property
+    def takes_host_drafts(self) -> bool:
+        """Whether separate programs take drafts of the host, which may be empty ones."""
+        return self.apart and (self.host_drafts or self.drafting is None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:

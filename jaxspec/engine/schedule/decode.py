@@ -121,7 +121,7 @@ def _drafts_of_host(device: Device, choice: DecodeChoice) -> Drafts | None:
     if programs.host_drafts:
         lengths = device.integers(tuple(map(len, of_host)), (programs.batch,), 0)
         return Drafts(token_block(of_host, *shape), lengths)
-    if programs.drafting is None:
+    if programs.takes_host_drafts:
         return Drafts(device.integers((), shape, 0), device.integers((), (programs.batch,), 0))
     return None
 

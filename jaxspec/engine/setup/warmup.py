@@ -94,7 +94,7 @@ def _decode_inputs(programs: DecodePrograms) -> DecodeInputs:
     def inputs() -> DecodeInputs:
         integers = jnp.zeros(programs.batch, jnp.int32)
         of_host = None
-        if programs.host_drafts or programs.drafting is None:
+        if programs.takes_host_drafts:
             of_host = no_drafts(programs.batch, programs.width)
         return DecodeInputs(integers, integers, of_host)
 
