@@ -55,11 +55,12 @@ def open_models(
     tokenizer = open_tokenizer(folder)
     if draft is not None:
         _check_tokenizers(tokenizer, Path(draft))
+    template = _chat_template(folder)
     models = models_of(opened_target, opened_draft, dtype)
     params = {"target": opened_target.load(dtype)}
     if opened_draft is not None:
         params["drafter"] = opened_draft.load(dtype)
-    return Opened(models, params, tokenizer, _chat_template(folder))
+    return Opened(models, params, tokenizer, template)
 
 
 def _check_tokenizers(tokenizer: Tokenizer, draft: Path) -> None:
