@@ -2,8 +2,8 @@
 
 from typing import Any
 
-SHORT = 60
-"""Characters of a value that an error message may show."""
+SHORT, LONGEST = 60, 300
+"""Characters of a value, and of another library's message, that an error message may show."""
 
 
 class JaxspecError(Exception):
@@ -19,8 +19,15 @@ class LoadError(JaxspecError):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another library's error, on one line so that it fits into one of ours."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of another library's error, on one line, and not too long for one of ours."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host or the device had no memory left. Works without importing jax."""
+    of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    return isinstance(error, MemoryError) or (of_jax and "RESOURCE_EXHAUSTED" in str(error))
 
 
 def shown(value: Any) -> str:
