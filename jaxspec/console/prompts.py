@@ -103,8 +103,11 @@ Render = Callable[[str], str]
 def chat_of(
     template: ChatTemplate | None, system: str | None = None, enable_thinking: bool = False
 ) -> Render | None:
-    """Renders a prompt as a chat; None without a template."""
+    """Renders a prompt as a chat; None without a template, which then can be given nothing."""
     if template is None:
+        if system or enable_thinking:
+            flag = "--system-prompt" if system else "--enable-thinking"
+            raise UsageError(f"{flag} needs a chat template, which the model lacks; leave it out")
         return None
     before = [{"role": "system", "content": system}] if system else []
 
