@@ -77,9 +77,15 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Prints to stderr, for the person at the terminal; stdout is for results."""
+    """Prints to stderr, for the person at the terminal; stdout is for results. If stderr cannot be
+    written, the lines are lost and the work goes on, unless its reader left, as `head` does."""
     for line in lines:
-        print(line, file=sys.stderr)
+        try:
+            print(line, file=sys.stderr)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
 
 
 def add_models(group: Any) -> None:

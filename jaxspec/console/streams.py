@@ -18,7 +18,7 @@ class _Results:
 
     def write(self, text: str) -> int:
         if self.stream is None:
-            raise LoadError("standard output is closed; open it, or write to a file with --json")
+            raise LoadError("standard output is closed; open it, or write it to a file with > FILE")
         with self._named_failures():
             return self.stream.write(text)
 
