@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from jaxspec import __version__
+from jaxspec import __version__, cli
 
 COMMANDS = {
     "generate": "continue prompts, with or without a drafter",
@@ -19,11 +19,9 @@ USAGE = "usage: jaxspec COMMAND [ARGUMENTS]    (jaxspec COMMAND --help lists the
 def main(argv: Sequence[str] | None = None) -> int:
     command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if command in ("-h", "--help"):
-        print(_help())
-        return 0
+        return cli.run(lambda: print(_help()))
     if command == "--version":
-        print(__version__)
-        return 0
+        return cli.run(lambda: print(__version__))
     if command not in COMMANDS:
         error = f"error: no command {command!r}, expected one of: {', '.join(COMMANDS)}"
         print(f"{USAGE}\n{error}", file=sys.stderr)

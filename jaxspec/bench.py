@@ -204,7 +204,11 @@ def _name_models(arguments: argparse.Namespace) -> None:
     from jaxspec.console.models import chosen_models
 
     arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
-        arguments.model, arguments.draft_model, arguments.dtype, cli.say
+        arguments.model,
+        arguments.draft_model,
+        arguments.dtype,
+        cli.say,
+        arguments.draft_revision,
     )
 
 
@@ -231,6 +235,7 @@ def _open(arguments: argparse.Namespace) -> "Opened":
         dtype,
         arguments.block_size,
         arguments.revision,
+        arguments.draft_revision,
     )
 
 

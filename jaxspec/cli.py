@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxspec.console.flags import add_flags, filled, flag_of
-from jaxspec.errors import JaxspecError, UsageError
+from jaxspec.console.streams import open_streams, write_no_more
+from jaxspec.errors import JaxspecError, UsageError, is_out_of_memory, one_line
 from jaxspec.trace.options import Profiling
 
 DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
@@ -19,23 +20,40 @@ WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 def run(command: Callable[[], object], debug: bool = False) -> int:
     """Runs a command and returns its exit code; with `debug`, errors come with a traceback."""
-    try:
-        with _no_interrupt_lost():
-            command()
-        sys.stdout.flush()
-    except JaxspecError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return MISUSED if isinstance(error, UsageError) else FAILED
-    except KeyboardInterrupt:
-        if debug:
-            traceback.print_exc()
-        return INTERRUPTED
-    except BrokenPipeError:
-        _write_no_more()
-        return UNREAD
+    with open_streams():
+        try:
+            with _no_interrupt_lost():
+                command()
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            if debug:
+                traceback.print_exc()
+            return INTERRUPTED
+        except BrokenPipeError:
+            write_no_more(sys.stdout)
+            return UNREAD
+        except Exception as error:
+            if (message := _in_words(error)) is None:
+                raise
+            if debug:
+                traceback.print_exc()
+            say(f"error: {message}")
+            return MISUSED if isinstance(error, UsageError) else FAILED
     return DONE
+
+
+def _in_words(error: Exception) -> str | None:
+    """What a user is told about an error; None if it is a bug of ours."""
+    if isinstance(error, JaxspecError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError):  # of the machine, and nobody closer could say more about it
+        return f"{one_line(error)}; check the path, the permissions and the space"
+    if is_out_of_memory(error):
+        return (
+            f"out of memory ({one_line(error)}); lower --max-batch, --max-model-len or "
+            "--num-pages, or use a smaller model"
+        )
+    return None
 
 
 @contextmanager
@@ -58,18 +76,16 @@ def _no_interrupt_lost() -> Iterator[None]:
         sys.unraisablehook = complain
 
 
-def _write_no_more() -> None:
-    """Discards the rest of the output if stdout was closed, as by `| head`, so that writing it does
-    not fail at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
 def say(*lines: str) -> None:
-    """Prints to stderr, for the person at the terminal; stdout is for results."""
+    """Prints to stderr, for the person at the terminal; stdout is for results. If stderr cannot be
+    written, the lines are lost and the work goes on, unless its reader left, as `head` does."""
     for line in lines:
-        print(line, file=sys.stderr)
+        try:
+            print(line, file=sys.stderr)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
 
 
 def add_models(group: Any) -> None:
@@ -77,6 +93,11 @@ def add_models(group: Any) -> None:
     group.add_argument("--model", help="Folder or hub id of the target (default: the demo pair)")
     group.add_argument("--draft-model", metavar="MODEL", help="Folder or hub id of the drafter")
     group.add_argument("--revision", help="Branch, tag or commit of the target's hub id")
+    group.add_argument(
+        "--draft-revision",
+        metavar="REVISION",
+        help="Branch, tag or commit of the drafter's hub id",
+    )
     group.add_argument(
         "--dtype",
         help="bfloat16 or float32 (default: bfloat16; float32 for the demo pair on a CPU)",

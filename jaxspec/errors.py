@@ -1,5 +1,10 @@
 """Errors that a user can fix. A message is one line: found, expected, and what to do."""
 
+from typing import Any
+
+SHORT, LONGEST = 60, 300
+"""Characters of a value, and of another library's message, that an error message may show."""
+
 
 class JaxspecError(Exception):
     """An error whose message explains it; commands print it without a traceback."""
@@ -14,5 +19,23 @@ class LoadError(JaxspecError):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another library's error, on one line so that it fits into one of ours."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of another library's error, on one line, and not too long for one of ours."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host or the device had no memory left. Works without importing jax."""
+    of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    return isinstance(error, MemoryError) or (of_jax and "RESOURCE_EXHAUSTED" in str(error))
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: as Python writes it, on one line, and cut off if it is long."""
+    if isinstance(value, str | bytes):
+        value = value[: 2 * SHORT]
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an integer of more digits than Python prints, or an object of the user's
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."

@@ -1,13 +1,10 @@
-"""Reads small files, as text or as JSON. A file that cannot be read is a LoadError."""
+"""Reads small files: as text, as lines, or as JSON. A file that cannot be read is a LoadError."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import LoadError, one_line
-
-SHORT = 60
-"""Characters of a JSON value that an error message may show."""
+from jaxspec.errors import SHORT, LoadError, one_line
 
 
 def read_text(path: Path, remedy: str = "download it again") -> str:
@@ -29,7 +26,24 @@ def read_json_object(path: Path, remedy: str = "download it again") -> dict[str,
     return value
 
 
+def text_of(content: bytes) -> str:
+    """UTF-8 content as text, with every character as it is: no newline is translated. Only the mark
+    with which some editors begin a file is left out."""
+    return content.decode("utf-8-sig")
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, which end with a newline, or a carriage return and a newline. Other
+    characters that Python's `splitlines` splits at, for example a form feed, are part of a line:
+    JSON may contain some of them, and so may a prompt."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
 def short_json(value: Any) -> str:
     """A JSON value for an error message, cut off if it is long."""
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = "a number of very many digits"
     return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."

@@ -113,6 +113,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     profiling = cli.prepared_profiling(vars(arguments))
     params, options = _params_and_options(arguments)
     prompts = _prompts(arguments)
+    _refuse_flags_without_effect(arguments, prompts)
     if arguments.max_batch is None:
         options = dataclasses.replace(options, max_batch=min(len(prompts), options.max_batch))
 
@@ -146,6 +147,23 @@ def _refuse_a_check_that_must_fail(options: EngineOptions, params: SamplingParam
         )
 
 
+def _refuse_flags_without_effect(
+    arguments: argparse.Namespace, prompts: "Sequence[Prompt]"
+) -> None:
+    """What is asked for and would not happen is refused before a model is read."""
+    if arguments.logprobs is not None and not arguments.json:
+        raise UsageError("--logprobs are written to --json only; add --json FILE, or - for stdout")
+    chat = {
+        "--system-prompt": arguments.system_prompt,
+        "--enable-thinking": arguments.enable_thinking,
+    }
+    for flag in (flag for flag, value in chat.items() if value):
+        if arguments.no_chat_template:
+            raise UsageError(f"{flag} is for a chat template; leave out --no-chat-template")
+        if not any(isinstance(prompt, str) for prompt in prompts):
+            raise UsageError(f"{flag} is for prompts of text, and all are token ids; leave it out")
+
+
 def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     from jaxspec.console.prompts import PromptSources, read_prompts
 
@@ -158,7 +176,11 @@ def _engine(arguments: argparse.Namespace, options: EngineOptions) -> "Engine":
     from jaxspec.engine.engine import Engine
 
     arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
-        arguments.model, arguments.draft_model, arguments.dtype, cli.say
+        arguments.model,
+        arguments.draft_model,
+        arguments.dtype,
+        cli.say,
+        arguments.draft_revision,
     )
     return Engine.from_pretrained(
         arguments.model,
@@ -167,6 +189,7 @@ def _engine(arguments: argparse.Namespace, options: EngineOptions) -> "Engine":
         dtype=arguments.dtype,
         block_size=arguments.block_size,
         revision=arguments.revision,
+        draft_revision=arguments.draft_revision,
     )
 
 
@@ -238,7 +261,16 @@ def _write_json(
     from jaxspec.console.report import output_object
     from jaxspec.measure.environment import environment
 
-    names = ("model", "draft_model", "revision", "method", "dtype", "seed", "exact")
+    names = (
+        "model",
+        "draft_model",
+        "revision",
+        "draft_revision",
+        "method",
+        "dtype",
+        "seed",
+        "exact",
+    )
     made_with = environment() | {name: getattr(arguments, name) for name in names}
     lines = [
         json.dumps(output_object(prompt, output) | {"environment": made_with})

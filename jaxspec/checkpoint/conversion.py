@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -11,7 +13,7 @@ from jaxspec.checkpoint.draft_config import is_drafter
 from jaxspec.checkpoint.entries import read_entries
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.orbax_folder import save
-from jaxspec.errors import UsageError
+from jaxspec.errors import JaxspecError, LoadError, UsageError, one_line, shown
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.text.tokenizer_files import TOKENIZER_FILES
 
@@ -23,21 +25,39 @@ def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> 
 
     Without a dtype no weight is rounded.
     """
-    _check_free(destination)
+    with _writing_to(destination):
+        _check_free(destination)
     checkpoint = _open(source)
     dtype = checkpoint.exact_dtype if dtype is None else dtype
-    destination.mkdir(parents=True, exist_ok=True)
+    with _writing_to(destination):
+        destination.mkdir(parents=True, exist_ok=True)
     try:
         params = checkpoint.load(dtype)
-        save(destination, params)
-        _copy_files(source, destination)
-        # Written last: a folder without a config does not open, so a half-written one is not used.
-        _write_config(source, checkpoint.config, destination)
+        with _writing_to(destination):
+            save(destination, params)
+            _copy_files(source, destination)
+            # Written last: a folder without a config does not open, so a half-written one is not
+            # used.
+            _write_config(source, checkpoint.config, destination)
     except BaseException:
-        shutil.rmtree(destination)
+        shutil.rmtree(destination, ignore_errors=True)
         raise
     kind = "drafter" if isinstance(checkpoint.config, DFlashConfig) else "target"
     return f"{kind}, {len(jax.tree.leaves(params))} parameters, weights in {jax.numpy.dtype(dtype)}"
+
+
+@contextmanager
+def _writing_to(destination: Path) -> Iterator[None]:
+    """Says in one line why the folder cannot be written."""
+    try:
+        yield
+    except (JaxspecError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:  # Orbax raises nothing more precise
+        raise LoadError(
+            f"{shown(str(destination))} cannot be written ({one_line(error)}); expected a "
+            "folder that can be made, with enough space"
+        ) from error
 
 
 def _check_free(destination: Path) -> None:

@@ -49,6 +49,8 @@ ROPE_KEYS = {
     "attention_factor",
     "truncate",
 }
+MOST_LAYERS = 10_000
+"""More than any model has, and few enough to list their tensors before the files are read."""
 QWEN3_HEAD_DIM = 128
 """What Hugging Face's Qwen3 uses if the config has no head_dim."""
 
@@ -71,7 +73,7 @@ def decoder_of(entries: Entries) -> Decoder:
     return Decoder(
         hidden_size=entries.integer("hidden_size", 1),
         intermediate_size=entries.integer("intermediate_size", 1),
-        num_layers=entries.integer("num_hidden_layers", 1),
+        num_layers=entries.integer("num_hidden_layers", 1, MOST_LAYERS),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=_head_dim(entries),
@@ -102,6 +104,10 @@ def rope_of(entries: Entries) -> Rope:
     if kind == "default":
         return Rope(theta)
     if kind == "yarn":
+        if theta <= 1:
+            raise in_either("rope_theta", entries, parameters).wrong(
+                "rope_theta", "more than 1 with YaRN"
+            )
         return Rope(theta, _yarn(parameters, entries))
     raise LoadError(
         f"{parameters.where}: rope_type is {kind!r}, which is not implemented; "

@@ -8,6 +8,11 @@ from typing import Any
 from jaxspec.errors import LoadError
 from jaxspec.files import read_json_object, short_json
 
+LARGEST_INTEGER = 2**31 - 1
+"""The largest size, id or position that fits into the 32-bit integers of the device."""
+SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38
+"""Positive numbers that 32-bit floats can hold."""
+
 
 @dataclass(frozen=True)
 class Entries:
@@ -29,23 +34,32 @@ class Entries:
             raise self.wrong(key, "an object")
         return Entries(value, f"{self.where}: {key}")
 
-    def integer(self, key: str, at_least: int = 0) -> int:
+    def integer(self, key: str, at_least: int = 0, at_most: int = LARGEST_INTEGER) -> int:
         value = self.get(key)
-        if not _is_integer(value) or value < at_least:
-            raise self.wrong(key, f"an integer of at least {at_least}")
+        if not _is_integer(value) or not at_least <= value <= at_most:
+            raise self.wrong(key, f"an integer of at least {at_least} and at most {at_most}")
         return value
 
     def integers(self, key: str) -> tuple[int, ...]:
         value = self.get(key)
         if not isinstance(value, list) or not value or not all(map(_is_integer, value)):
             raise self.wrong(key, "a list of integers")
+        if max(map(abs, value)) > LARGEST_INTEGER:
+            raise self.wrong(key, f"a list of integers of at most {LARGEST_INTEGER}")
         return tuple(value)
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """A list of token ids."""
+        ids = self.integers(key)
+        if min(ids) < 0:
+            raise self.wrong(key, "a list of token ids, which are 0 or more")
+        return ids
 
     def positive(self, key: str) -> float:
         value = self.get(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value < float("inf"):
-            raise self.wrong(key, "a positive number")
+        if not is_number or not SMALLEST_FLOAT <= value <= LARGEST_FLOAT:
+            raise self.wrong(key, "a positive number that a 32-bit float can hold")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

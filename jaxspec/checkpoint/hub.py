@@ -7,7 +7,7 @@ and HF_ENDPOINT.
 import re
 from pathlib import Path
 
-from jaxspec.errors import LoadError, UsageError, one_line
+from jaxspec.errors import LoadError, UsageError, one_line, shown
 
 ALLOWED_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
 """The only files that are downloaded: no pickles, no code."""
@@ -16,15 +16,22 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:
     """The folder itself, or the snapshot of a hub id, downloaded if it is not cached."""
-    folder = Path(source).expanduser()
-    if source and folder.is_dir():
+    try:
+        folder = Path(source).expanduser()
+        is_folder, is_file = bool(source) and folder.is_dir(), folder.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, or the home of no user
+        raise LoadError(
+            f"{shown(str(source))} cannot be the name of a folder ({one_line(error)}); expected a "
+            "checkpoint folder or a hub id"
+        ) from error
+    if is_folder:
         if revision is not None:
             raise UsageError(
                 f"revision {revision!r} of {source}, which is a folder; only hub ids have "
                 "revisions: leave it out"
             )
         return folder
-    if folder.is_file():
+    if is_file:
         raise LoadError(f"{source} is a file, expected the folder of a checkpoint; name its folder")
     return _snapshot(_hub_id(str(source)), revision)
 

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from jaxspec.checkpoint.draft_config import read_draft_config
-from jaxspec.checkpoint.draft_vocabulary import target_ids_of
+from jaxspec.checkpoint.draft_vocabulary import check_ids, target_ids_of
 from jaxspec.checkpoint.names import (
     Source,
     check_tensors,
@@ -84,9 +84,14 @@ def _open_orbax[Config](
     weights = [
         array.dtype for array in arrays.values() if jnp.issubdtype(array.dtype, jnp.floating)
     ]
-    return Checkpoint(
-        config, jnp.result_type(*weights), lambda dtype: restore(folder, arrays, dtype)
-    )
+
+    def load(dtype: DTypeLike) -> Params:
+        params = restore(folder, arrays, dtype)
+        if isinstance(config, DFlashConfig) and "target_ids" in params:
+            check_ids(np.asarray(params["target_ids"]), config.vocab_size, str(folder))
+        return params
+
+    return Checkpoint(config, jnp.result_type(*weights), load)
 
 
 def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[DFlashConfig]:

@@ -10,11 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoint.finite import count_not_finite, is_finite
 from jaxspec.checkpoint.names import Source, in_words
-from jaxspec.errors import LoadError, one_line
+from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES
+from jaxspec.checkpoint.stream import not_finite_error, too_large
+from jaxspec.errors import LoadError, is_out_of_memory, one_line
 from jaxspec.models.parameters import Params
 
 PARAMS = "params"
@@ -41,13 +45,20 @@ def orbax_arrays(folder: Path) -> dict[str, jax.ShapeDtypeStruct]:
 def check_arrays(
     sources: dict[str, Source], arrays: dict[str, jax.ShapeDtypeStruct], where: str
 ) -> None:
-    """Raises a LoadError that names a missing, misshapen or unknown parameter."""
+    """Raises a LoadError that names a missing, misshapen or unknown parameter, or one of a dtype
+    that no weight has."""
     for path, source in sources.items():
         shape = in_words(arrays[path].shape) if path in arrays else "missing"
         if shape != in_words(source.shape):
             raise LoadError(
                 f"{where}: parameter {path} is {shape}, expected {in_words(source.shape)}; "
                 "convert the checkpoint again"
+            )
+        dtypes = [str(NUMPY_DTYPES[name]) for name in source.dtypes]
+        if str(arrays[path].dtype) not in dtypes:
+            raise LoadError(
+                f"{where}: parameter {path} is {arrays[path].dtype}, expected "
+                f"{' or '.join(dtypes)}; convert the checkpoint again"
             )
     unknown = sorted(arrays.keys() - sources.keys())
     if unknown:
@@ -76,13 +87,31 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
     how = ocp.checkpoint_utils.construct_restore_args(wanted)
     try:
         with _checkpointer([*arrays.values(), *jax.tree.leaves(wanted)]) as checkpointer:
-            return checkpointer.restore(
+            params = checkpointer.restore(
                 _absolute(folder), ocp.args.PyTreeRestore(item=wanted, restore_args=how)
             )
-    except jax.errors.JaxRuntimeError:  # a failure of the device, not of the folder
+        _check_finite(folder, params, dtype)
+        return params
+    except LoadError:
         raise
     except Exception as error:  # Orbax raises nothing more precise
+        if is_out_of_memory(error):
+            raise too_large(sum(map(_num_bytes, arrays.values()))) from error
+        if isinstance(error, jax.errors.JaxRuntimeError):  # of the device, not of the folder
+            raise
         raise _damaged(folder, error) from error
+
+
+def _check_finite(folder: Path, params: Params, dtype: DTypeLike) -> None:
+    flat: dict[str, Any] = flatten_dict(params, sep="/")
+    for path, array in flat.items():
+        if jnp.issubdtype(array.dtype, jnp.floating) and not is_finite(array):
+            count = count_not_finite(np.asarray(array))
+            raise not_finite_error(f"{folder}: parameter {path}", count, array.size, dtype)
+
+
+def _num_bytes(array: Any) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def save(folder: Path, params: Params) -> None:
@@ -96,7 +125,7 @@ def _checkpointer(arrays: list[Any]) -> Any:
     """Orbax with a limit on the host memory it uses, which must exceed the largest array."""
     import orbax.checkpoint as ocp
 
-    largest = max((math.prod(array.shape) * array.dtype.itemsize for array in arrays), default=0)
+    largest = max((_num_bytes(array) for array in arrays), default=0)
     limit = max(SMALLEST_LIMIT_GB, 1 + largest // 10**9)
     return ocp.Checkpointer(
         ocp.PyTreeCheckpointHandler(

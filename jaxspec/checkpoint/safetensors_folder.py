@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 
 from jaxspec.checkpoint.entries import read_entries
-from jaxspec.errors import LoadError, one_line
+from jaxspec.errors import LoadError, one_line, shown
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -98,13 +98,23 @@ def _shard(folder: Path, index: Path, name: str) -> Path:
     """The file that an index names, which must be inside this checkpoint."""
     plain = PurePosixPath(name)
     path = folder / plain
-    if plain.is_absolute() or ".." in plain.parts or not _is_inside(path, folder):
+    try:
+        inside = not plain.is_absolute() and ".." not in plain.parts and _is_inside(path, folder)
+        is_file = inside and path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, no text, or links in a circle
         raise LoadError(
-            f"{index} names {name!r}, which is outside the folder; expected a file of the "
+            f"{index} names {shown(name)}, which cannot be the name of a file "
+            f"({type(error).__name__}); download the index again"
+        ) from error
+    if not inside:
+        raise LoadError(
+            f"{index} names {shown(name)}, which is outside the folder; expected a file of the "
             "checkpoint: do not use this checkpoint"
         )
-    if not path.is_file():
-        raise LoadError(f"{index} names {name!r}, which is missing; download the missing shard")
+    if not is_file:
+        raise LoadError(
+            f"{index} names {shown(name)}, which is missing; download the missing shard"
+        )
     return path
 
 

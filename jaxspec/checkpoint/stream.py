@@ -6,6 +6,7 @@ A few threads do this side by side, one parameter each. This keeps the disk, the
 busy at once, and the host never holds more than a piece per thread.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,10 @@ from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
+from jaxspec.checkpoint.finite import count_not_finite, is_finite
 from jaxspec.checkpoint.names import Source
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
-from jaxspec.errors import LoadError
+from jaxspec.errors import LoadError, is_out_of_memory
 from jaxspec.models.parameters import Params
 
 READERS = 8
@@ -37,10 +39,10 @@ def stream_parameters(
     try:
         arrays = readers.map(lambda path: _parameter(sources[path], stored, dtype), largest_first)
         flat = dict(zip(largest_first, arrays))
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
-        raise _too_large(sum(_num_bytes(source, stored) for source in sources.values())) from error
+        raise too_large(sum(_num_bytes(source, stored) for source in sources.values())) from error
     finally:
         readers.shutdown(cancel_futures=True)
     return unflatten_dict(flat, sep="/")
@@ -51,7 +53,7 @@ def read_tensor(tensor: StoredTensor) -> Shaped[np.ndarray, "..."]:
     return _read(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
 
 
-def _too_large(num_bytes: int) -> LoadError:
+def too_large(num_bytes: int) -> LoadError:
     return LoadError(
         f"{num_bytes / 1e9:.1f} GB of stored weights do not fit the device's free memory; load a "
         "smaller model, use a narrower dtype or free the device"
@@ -71,7 +73,30 @@ def _parameter(
             pieces.append(jax.device_put(piece))
             # The host holds its copy until the piece has arrived.
             pieces[-1].block_until_ready()
-    return _assemble(pieces, source.transposed, jnp.dtype(dtype)).block_until_ready()
+    assembled = _assemble(pieces, source.transposed, jnp.dtype(dtype)).block_until_ready()
+    if not is_finite(assembled):
+        raise _not_finite(source, stored, dtype)
+    return assembled
+
+
+def _not_finite(source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike) -> LoadError:
+    """The error that names the stored tensor, which is read once more to count."""
+    with np.errstate(over="ignore", invalid="ignore"):  # becoming infinite is what is counted
+        counts = {
+            name: sum(count_not_finite(piece.astype(dtype)) for piece in _pieces(stored[name]))
+            for name in source.tensors
+        }
+    name = max(counts, key=lambda name: counts[name])
+    tensor = stored[name]
+    what, total = f"{tensor.path}: tensor {name}", math.prod(tensor.shape)
+    return not_finite_error(what, counts[name], total, dtype)
+
+
+def not_finite_error(what: str, count: int, total: int, dtype: DTypeLike) -> LoadError:
+    return LoadError(
+        f"{what} has {count} of {total} numbers that are not finite (NaN or infinite) in "
+        f"{jnp.dtype(dtype)}; download the checkpoint again, or use another one"
+    )
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -56,5 +56,5 @@ def _end_ids(entries: Entries) -> tuple[int, ...]:
     if value is None or value == []:
         return ()
     if isinstance(value, list):
-        return entries.integers("eos_token_id")
+        return entries.ids("eos_token_id")
     return (entries.integer("eos_token_id"),)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from jaxspec.errors import LoadError, UsageError
+from jaxspec.errors import LoadError, UsageError, one_line, shown
+from jaxspec.files import lines_of, text_of
 from jaxspec.text.chat import ChatTemplate, render_chat
 
 
@@ -26,9 +27,10 @@ class PromptSources:
 Prompt = str | list[int]
 
 
-def read_prompts(sources: PromptSources, stdin: TextIO) -> list[Prompt]:
-    """All prompts; at least one."""
-    prompts: list[Prompt] = [stdin.read() if text == "-" else text for text in sources.texts]
+def read_prompts(sources: PromptSources, stdin: TextIO | None) -> list[Prompt]:
+    """All prompts; at least one. `stdin` is None if the process has no standard input."""
+    texts = [_read_text(stdin) if text == "-" else text for text in sources.texts]
+    prompts: list[Prompt] = [*texts]
     if sources.file is not None:
         prompts += _read_lines(sources.file, stdin)
     prompts += [_ids(text) for text in sources.ids]
@@ -39,24 +41,42 @@ def read_prompts(sources: PromptSources, stdin: TextIO) -> list[Prompt]:
     return prompts
 
 
-def _read_lines(file: str, stdin: TextIO) -> list[Prompt]:
+def _read_text(stdin: TextIO | None) -> str:
     try:
-        text = stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"prompt file {file} cannot be read: {error}") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        return _opened(stdin).read()
+    except (OSError, ValueError) as error:  # a ValueError if it is closed, or no text
+        raise _unreadable("standard input", error) from error
+
+
+def _read_lines(file: str, stdin: TextIO | None) -> list[Prompt]:
+    try:
+        content = _opened(stdin).buffer.read() if file == "-" else Path(file).read_bytes()
+        text = text_of(content)
+    except (OSError, ValueError) as error:
+        raise _unreadable(f"prompt file {file}", error) from error
+    lines = [(number, line) for number, line in enumerate(lines_of(text), 1) if line.strip()]
     is_json = file.endswith((".jsonl", ".json")) or all(line[0] == "{" for _, line in lines)
     if not lines:
         raise UsageError(f"prompt file {file} is empty; expected a prompt per line")
     return [_json_prompt(file, number, line) if is_json else line for number, line in lines]
 
 
+def _opened(stdin: TextIO | None) -> TextIO:
+    if stdin is None:
+        raise LoadError("standard input is closed; give the prompt as --prompt TEXT or in a file")
+    return stdin
+
+
+def _unreadable(what: str, error: Exception) -> LoadError:
+    return LoadError(f"{what} cannot be read: {one_line(error)}; expected text in UTF-8")
+
+
 def _json_prompt(file: str, number: int, line: str) -> Prompt:
     try:
         prompt = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
-            f'{file}, line {number}: expected a JSON object with a "prompt"; found {line[:60]!r}'
+            f'{file}, line {number}: expected a JSON object with a "prompt"; found {shown(line)}'
         ) from error
     if isinstance(prompt, str) or _is_ids(prompt):
         return prompt
@@ -71,7 +91,9 @@ def _ids(text: str) -> list[int]:
     try:
         return [int(token) for token in text.replace(",", " ").split()]
     except ValueError as error:
-        raise UsageError(f"--prompt-ids {text!r}: expected integers separated by commas") from error
+        raise UsageError(
+            f"--prompt-ids {shown(text)}: expected integers separated by commas"
+        ) from error
 
 
 Render = Callable[[str], str]
@@ -81,8 +103,11 @@ Render = Callable[[str], str]
 def chat_of(
     template: ChatTemplate | None, system: str | None = None, enable_thinking: bool = False
 ) -> Render | None:
-    """Renders a prompt as a chat; None without a template."""
+    """Renders a prompt as a chat; None without a template, which then can be given nothing."""
     if template is None:
+        if system or enable_thinking:
+            flag = "--system-prompt" if system else "--enable-thinking"
+            raise UsageError(f"{flag} needs a chat template, which the model lacks; leave it out")
         return None
     before = [{"role": "system", "content": system}] if system else []
 

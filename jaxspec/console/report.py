@@ -46,7 +46,9 @@ def speculation_line(pooled: PooledStats) -> list[str]:
     """The line with the acceptance of all requests together; no line for plain decoding."""
     if not pooled.num_spec_steps:
         return []
-    per_position = ", ".join(f"{rate:.3f}" for rate in pooled.acceptance_rate_per_position)
+    drafted = sum(count > 0 for count in pooled.drafted_per_position)
+    rates = pooled.acceptance_rate_per_position[:drafted]
+    per_position = ", ".join(f"{rate:.3f}" for rate in rates)
     drawn = "SYNTHETIC (drawn, not measured): " if pooled.synthetic else ""
     return [
         f"{drawn}draft acceptance = {pooled.draft_acceptance_rate:.5f} "

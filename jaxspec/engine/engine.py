@@ -70,16 +70,20 @@ class Engine:
         dtype: DTypeLike = DEFAULT_DTYPE,
         block_size: int | None = None,
         revision: str | None = None,
+        draft_revision: str | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
         """An engine for models named by folder or hub id.
 
-        `block_size` overrides the drafter's own; `revision` is the target's branch, tag or commit.
+        `block_size` overrides the drafter's own; `revision` is the target's branch, tag or commit,
+        and `draft_revision` the drafter's.
         All other keywords are fields of `EngineOptions` and override those of `options`.
         """
         checked = options_of(options, changes)
         floats = choose_dtype(dtype)
-        opened = open_models(target, draft, checked.method, floats, block_size, revision)
+        opened = open_models(
+            target, draft, checked.method, floats, block_size, revision, draft_revision
+        )
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
         return cls(loop, opened.tokenizer, checked, opened.chat_template, opened.models)
 
@@ -100,7 +104,13 @@ class Engine:
     def plain(self) -> "Engine":
         """An engine over the same parameters that decodes without drafting."""
         options = dataclasses.replace(
-            self.options, method="none", num_pages=self.total_pages, driver=self.plan.driver
+            self.options,
+            method="none",
+            num_pages=self.total_pages,
+            driver=self.plan.driver,
+            # These two would have no effect, which the log would say.
+            adaptive=False,
+            memory_fraction=EngineOptions.memory_fraction,
         )
         loop = build_loop(self.models, self.params, self.tokenizer, options)
         return type(self)(loop, self.tokenizer, options, self.chat_template, self.models)

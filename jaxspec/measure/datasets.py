@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.errors import LoadError, UsageError
+from jaxspec.files import lines_of, text_of
 
 BUILT_IN = ("prose", "python", "repetitive")
 
@@ -40,7 +41,7 @@ def read_file(path: str, layout: str = "auto") -> list[Sample]:
     if layout not in layouts:
         raise UsageError(f"dataset format {layout!r}; expected one of {', '.join(layouts)}")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = text_of(Path(path).read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"dataset {path} cannot be read: {error}") from error
     return _parsed(path, text, layout)
@@ -70,16 +71,16 @@ def _entries(source: str, text: str) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         try:
             entries = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{source} is not JSON: {error}") from error
         yield from ((f"{source}, entry {i}", entry) for i, entry in enumerate(entries, 1))
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(text), 1):
         if not line.strip():
             continue
         try:
             yield f"{source}, line {number}", json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{source}, line {number}: not JSON ({error}); found {line[:60]!r}"
             ) from error

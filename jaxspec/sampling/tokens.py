@@ -76,7 +76,10 @@ def filtered(logits: Float[Array, " vocab"], sampling: SlotSampling) -> Float[Ar
     kept = (rank < sampling.top_k) | (sampling.top_k == 0)
     mass = jax.nn.softmax(jnp.where(kept, ordered, -jnp.inf))
     # A token is kept if the mass before it is below top_p, so the token that crosses top_p is kept.
-    kept &= jnp.cumsum(mass) - mass < sampling.top_p
+    # The first is kept although 32-bit floats flush a tiny top_p to zero, and a top_p of one keeps
+    # all although their sum may be rounded up to one before the last token.
+    exempt = (rank == 0) | (sampling.top_p >= 1)
+    kept &= (jnp.cumsum(mass) - mass < sampling.top_p) | exempt
     kept &= ordered >= ordered[0] + jnp.log(sampling.min_p)
     least = jnp.min(jnp.where(kept, ordered, jnp.inf))
     return jnp.where(scaled >= least, scaled, -jnp.inf)

@@ -1,56 +1,57 @@
 """Chat messages to prompt text, with the jinja template of the model folder.
 
-A template may come from a hub, so it is untrusted code: it runs in jinja's immutable sandbox and
-with a time limit. It gets the same variables as from transformers' `apply_chat_template`.
+A template may come from a hub, so it is untrusted code: it runs in jinja's immutable sandbox, in a
+process with limits on its time and memory. It gets the same variables as from transformers'
+`apply_chat_template`.
 """
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from types import CodeType
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from jaxspec.errors import LoadError, UsageError, one_line
+from jaxspec.errors import JaxspecError, LoadError, UsageError, shown
+from jaxspec.text import template_process as process
+from jaxspec.text.template_process import TEMPLATES, Reply
 from jaxspec.text.tokenizer_files import read_text_config
 
 RENDER_SECONDS = 10.0
+ADVICE = "give a plain prompt with --no-chat-template"
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The compiled chat template of a model folder."""
+    """The chat template of a model folder, known to be valid jinja."""
 
-    program: CodeType
+    source: str
     """Renders a chat without tools."""
-    tools_program: CodeType
+    tools_source: str
     """Renders a chat with tools; most models have one template for both."""
     special_tokens: Mapping[str, str]
     """Text of the special tokens by role, which a template may use as variables."""
+    folder: str
+    """Where it is from, for error messages."""
 
 
-def open_chat_template(folder: str | Path) -> ChatTemplate:
+def open_chat_template(folder: str | Path, seconds: float = RENDER_SECONDS) -> ChatTemplate:
+    """Compiles the templates of a folder, which may take so many seconds: compiling computes the
+    constants in them."""
     config = read_text_config(Path(folder))
     if "default" not in config.chat_templates:
         raise LoadError(
             f"no chat template in {folder}: expected chat_template.jinja or a `chat_template` in "
-            "tokenizer_config.json; give a plain prompt with --no-chat-template"
+            f"tokenizer_config.json; {ADVICE}"
         )
     source = config.chat_templates["default"]
-    return ChatTemplate(
-        program=_compile(source, folder),
-        tools_program=_compile(config.chat_templates.get("tool_use", source), folder),
+    template = ChatTemplate(
+        source=source,
+        tools_source=config.chat_templates.get("tool_use", source),
         special_tokens=config.special_tokens,
+        folder=str(folder),
     )
+    for one in dict.fromkeys((template.source, template.tools_source)):
+        _text(TEMPLATES.ask(one, None, seconds), template.folder, seconds)
+    return template
 
 
 def render_chat(
@@ -65,34 +66,15 @@ def render_chat(
     """The prompt text. If `enable_thinking` is None, the template's default applies."""
     _check_messages(messages)
     variables = dict(template.special_tokens) | {
-        "messages": messages,
-        "tools": tools,
+        "messages": _plain(messages, "the messages"),
+        "tools": _plain(tools, "the tools"),
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
     }
     if enable_thinking is not None:
         variables["enable_thinking"] = enable_thinking
-    program = template.program if tools is None else template.tools_program
-    return _run(program, variables, deadline=time.monotonic() + seconds)
-
-
-class _MessagesRefused(Exception):
-    """The template called `raise_exception`."""
-
-
-class _TooSlow(Exception):
-    """The template was still running at its deadline."""
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it changes nothing."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+    source = template.source if tools is None else template.tools_source
+    return _text(TEMPLATES.ask(source, variables, seconds), template.folder, seconds)
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -105,78 +87,66 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _compile(source: str, folder: str | Path) -> CodeType:
-    environment = _environment(deadline=0.0)
+def _plain(value: Any, what: str) -> Any:
+    """A copy made of Python's own dicts, lists, tuples, texts and numbers only, as it can be sent
+    to another process."""
     try:
-        tree = environment.parse(source)
-        for repeated in list(tree.find_all((nodes.For, nodes.Macro))):
-            check = nodes.Call(nodes.EnvironmentAttribute("check_clock"), [], [], None, None)
-            statement = nodes.ExprStmt(check).set_lineno(repeated.lineno)
-            repeated.body.insert(0, statement.set_environment(environment))
-        return environment.compile(tree)
-    except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
-        raise LoadError(
-            f"the chat template in {folder} is not valid jinja ({one_line(error)}); "
-            "download it again or give a plain prompt with --no-chat-template"
-        ) from error
-
-
-def _environment(deadline: float) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.extend(check_clock=lambda: _check_clock(deadline))
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment
-
-
-def _check_clock(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise _TooSlow
-
-
-def _run(program: CodeType, variables: Mapping[str, Any], deadline: float) -> str:
-    environment = _environment(deadline)
-    template = jinja2.Template.from_code(environment, program, environment.make_globals(None))
-    try:
-        return template.render(**variables)
-    except _MessagesRefused as error:
-        raise UsageError(f"the chat template refuses these messages: {one_line(error)}") from error
-    except _TooSlow as error:
-        raise LoadError(
-            "the chat template ran out of time; check it for endless loops, or give a plain "
-            "prompt with --no-chat-template"
-        ) from error
-    except (SecurityError, OverflowError, RecursionError, MemoryError) as error:
-        raise LoadError(
-            f"the chat template leaves its sandbox ({one_line(error)}); do not use this template"
-        ) from error
-    except Exception as error:  # expressions in a template can raise anything
+        return _plain_copy(value)
+    except RecursionError:
+        raise UsageError(f"{what} are nested without end; expected JSON-like data") from None
+    except TypeError as error:
         raise UsageError(
-            f"the chat template cannot render these messages "
-            f"({type(error).__name__}: {one_line(error)}); check roles, contents and tools"
-        ) from error
+            f"{what} hold {error}; expected texts, numbers, lists and objects"
+        ) from None
 
 
-def _refuse(message: object) -> NoReturn:
-    raise _MessagesRefused(message)
+def _plain_copy(value: Any) -> Any:
+    for kind in (str, bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {_plain_copy(key): _plain_copy(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_plain_copy(entry) for entry in value)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_plain_copy(entry) for entry in value]
+    raise TypeError(f"{shown(value)} of type {type(value).__name__}")
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without escaped HTML: jinja's own filter escapes it, unlike the text that models were
-    trained on."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+def _text(reply: Reply, folder: str, seconds: float) -> str:
+    if reply.status == process.TEXT:
+        return reply.text
+    raise _refusal(reply, f"the chat template in {folder}", seconds)
+
+
+def _refusal(reply: Reply, template: str, seconds: float) -> JaxspecError:
+    """The error that a reply without a text stands for."""
+    why, mib = reply.text, process.MEMORY_BYTES // 2**20
+    if reply.expired:
+        return LoadError(
+            f"{template} ran out of time after {seconds:g} s; check it for endless loops, or "
+            f"{ADVICE}"
+        )
+    match reply.status:
+        case process.NOT_JINJA:
+            return LoadError(
+                f"{template} is not valid jinja ({why}); download it again or {ADVICE}"
+            )
+        case process.REFUSED:
+            return UsageError(f"{template} refuses these messages: {why}")
+        case process.FAILED:
+            return UsageError(
+                f"{template} cannot render these messages ({why}); check roles, contents and tools"
+            )
+        case process.UNSAFE:
+            return LoadError(f"{template} leaves its sandbox ({why}); do not use this template")
+        case process.TOO_LONG:
+            return LoadError(
+                f"{template} makes more than {process.LONGEST_TEXT} characters; shorten the "
+                f"messages, or {ADVICE}"
+            )
+    return LoadError(
+        f"{template} needs more than {mib} MiB of memory; shorten the messages, or {ADVICE}"
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import LoadError, one_line
+from jaxspec.errors import LoadError, one_line, shown
 from jaxspec.files import read_json_object, read_text
 
 VOCABULARY_FILE = "tokenizer.json"
@@ -15,6 +15,7 @@ NAMED_TEMPLATES = "additional_chat_templates"
 TOKENIZER_FILES = (VOCABULARY_FILE, CONFIG_FILE, TEMPLATE_FILE, f"{NAMED_TEMPLATES}/*.jinja")
 """Glob patterns of every file that a tokenizer and its chat template may consist of."""
 
+LARGEST_ID = 2**31 - 1
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -40,7 +41,7 @@ def read_text_config(folder: Path) -> TextConfig:
             added_tokens=_added_tokens(config),
             chat_templates=_templates_in_config(config) | _templates_in_files(folder),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise LoadError(
             f"{path} is not a tokenizer config ({reason}); download it again"
@@ -54,11 +55,20 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 def _added_tokens(config: dict[str, Any]) -> dict[int, str]:
     added = config.get("added_tokens_decoder") or {}
-    return {int(id): _content(token) for id, token in added.items()}
+    ids = {int(id): _content(token) for id, token in added.items()}
+    if wrong := [id for id in ids if not 0 <= id <= LARGEST_ID]:
+        raise ValueError(f"added token {shown(wrong[0])} is outside 0 to {LARGEST_ID}")
+    return ids
 
 
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]
+def _content(token: Any) -> str:
+    return _string(token if isinstance(token, str) else token["content"], "the text of a token")
+
+
+def _string(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {shown(value)}, expected a string")
+    return value
 
 
 def _templates_in_config(config: dict[str, Any]) -> dict[str, str]:
@@ -67,7 +77,11 @@ def _templates_in_config(config: dict[str, Any]) -> dict[str, str]:
         return {}
     if isinstance(template, str):
         return {"default": template}
-    return {entry["name"]: entry["template"] for entry in template}
+    named = {entry["name"]: entry["template"] for entry in template}
+    return {
+        _string(name, "the name of a template"): _string(source, "a chat template")
+        for name, source in named.items()
+    }
 
 
 def _templates_in_files(folder: Path) -> dict[str, str]:

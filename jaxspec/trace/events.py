@@ -37,7 +37,10 @@ def read_planes(folder: Path) -> list[Any]:
 
     files = sorted(folder.glob("**/*.xplane.pb"))
     if not files:
-        raise LoadError(f"no trace in {folder}; record one with --profile-dir {folder}")
+        raise LoadError(
+            f"no trace in {folder}; expected a folder that generate or bench wrote with "
+            "--profile-dir"
+        )
     try:
         return list(ProfileData.from_file(str(files[-1])).planes)
     except (RuntimeError, ValueError, OSError) as error:

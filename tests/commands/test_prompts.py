@@ -37,7 +37,11 @@ def test_the_system_speaks_first_and_thinking_is_asked_for(template):
 
 
 def test_without_a_template_nothing_is_rendered():
-    assert chat_of(None, "be brief") is None
+    assert chat_of(None) is None and chat_of(None, "") is None
+    with pytest.raises(UsageError, match="--system-prompt needs a chat template"):
+        chat_of(None, "be brief")
+    with pytest.raises(UsageError, match="--enable-thinking needs a chat template"):
+        chat_of(None, enable_thinking=True)
 
 
 def test_special_tokens_come_once_and_ids_stay():

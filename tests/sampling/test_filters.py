@@ -51,6 +51,13 @@ FILTERS = [
     {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.3},
     {"temperature": 0.9, "top_k": 500, "top_p": 0.95},
+    {"temperature": 1.0, "top_k": 2**31 - 1},
+    {"temperature": 1.0, "top_p": 1e-38},
+    {"temperature": 1.0, "top_p": 1e-40},
+    {"temperature": 1.0, "top_p": 1e-300},
+    {"temperature": 2.0, "top_p": 1e-45, "top_k": 3, "min_p": 1e-40},
+    {"temperature": 1.0, "min_p": 1e-40},
+    {"temperature": 1.0, "min_p": 1e-300},
 ]
 VOCAB = 31
 
@@ -69,14 +76,43 @@ def test_filters_keep_what_the_oracle_keeps(case):
             logits_left[list(kept)], logits[list(kept)] / params["temperature"], 1e-6
         )
         kept_somewhere |= {len(kept)}
-    assert kept_somewhere != {VOCAB} or params == {"temperature": 1.0}
+    keeps_all = params.get("top_p", 1) == 1 and params.get("min_p", 0) < 1e-30
+    assert (kept_somewhere == {VOCAB}) == (
+        keeps_all and params.get("top_k", 0) in (0, 2**31 - 1, 500)
+    )
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-7, 1e-38, 1e-40, 1e-300])
+def test_a_tiny_temperature_takes_the_likeliest_token(temperature):
+    """Also one that 32-bit floats flush to zero."""
+    logits = np.random.default_rng(4).normal(size=(1, 50, VOCAB), scale=2).astype(np.float32)
+    sampling = sampling_of({"temperature": temperature, "seed": 1})
+    drawn = sample(jnp.asarray(logits), sampling, jnp.arange(50, dtype=jnp.int32)[None])
+    np.testing.assert_array_equal(drawn, logits.argmax(axis=-1))
+
+
+def test_a_tiny_top_p_draws_the_likeliest_token():
+    logits = np.random.default_rng(5).normal(size=(1, 50, VOCAB), scale=2).astype(np.float32)
+    sampling = sampling_of({"top_p": 1e-40, "seed": 1})
+    drawn = sample(jnp.asarray(logits), sampling, jnp.arange(50, dtype=jnp.int32)[None])
+    np.testing.assert_array_equal(drawn, logits.argmax(axis=-1))
+
+
+@pytest.mark.parametrize("likeliest", [0.0, 15.0, 30.0])
+def test_a_top_p_of_one_drops_nothing(likeliest):
+    """The sum of the probabilities before a token may be rounded to one."""
+    logits = np.zeros(2000, np.float32)
+    logits[7] = likeliest
+    alone = jax.tree.map(lambda entries: entries[0], sampling_of({}))
+    assert np.isfinite(np.asarray(filtered(jnp.asarray(logits), alone))).all()
 
 
 def test_requests_do_not_see_each_other_s_parameters():
     """In a batch of all filters, and a greedy request, each draws what it would draw alone."""
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(10, 4, VOCAB)), jnp.float32)
     requests = [{"temperature": 0.0}, *({**f, "seed": 7 * i} for i, f in enumerate(FILTERS))]
-    positions = jnp.arange(40, dtype=jnp.int32).reshape(10, 4)
+    batch = len(requests)
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(batch, 4, VOCAB)), jnp.float32)
+    positions = jnp.arange(4 * batch, dtype=jnp.int32).reshape(batch, 4)
     together = sample(logits, sampling_of(*requests), positions)
     for i, request in enumerate(requests):
         alone = sample(logits[i : i + 1], sampling_of(request), positions[i : i + 1])

@@ -1,21 +1,24 @@
 """From models and options to a plan. Options that cannot work are refused here."""
 
 import functools
-import logging
 
 import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
+from jaxspec.engine.plan.sizes import (
+    check_block,
+    check_sizes,
+    context_limit,
+    say_what_is_ignored,
+)
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import DeviceProposer
 from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
-
-log = logging.getLogger("jaxspec")
 
 WIDTH_WITHOUT_DRAFTER = 16
 NARROWER_WIDTHS = (1, 4, 8)
@@ -32,13 +35,16 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
 
 
 def _plan(models: Models, options: EngineOptions) -> Plan:
+    check_sizes(options)
     method = choose_method(options.method, has_drafter=bool(models.proposers))
     uses, driver = METHODS[method], choose_driver(options)
     block_size = _block_size(models, options)
+    max_model_len = context_limit(models, options.max_model_len)
+    check_block(models, block_size, max_model_len)
     width = _width(method, options, block_size)
     on_device = _proposes_on_device(method, driver)
     host_drafts = uses.host is not None and not on_device
-    max_model_len = context_limit(models, options.max_model_len)
+    say_what_is_ignored(options, method)
     return Plan(
         method=method,
         driver=driver,
@@ -151,15 +157,3 @@ def synthetic_of(acceptance: Acceptance | None, num_drafts: int) -> SyntheticAcc
     if isinstance(acceptance, int | float):
         return from_length(acceptance, num_drafts)
     return from_rates(acceptance, num_drafts)
-
-
-def context_limit(models: Models, wanted: int) -> int:
-    """The smaller of `wanted` and the longest context that all models were made for."""
-    limits = {"target": models.target.max_positions}
-    for proposer in models.proposers:
-        if proposer.max_positions is not None:
-            limits["drafter"] = proposer.max_positions
-    name = min(limits, key=lambda name: limits[name])
-    if wanted > limits[name]:
-        log.info("context limited to %d tokens by the %s", limits[name], name)
-    return min(wanted, limits[name])

@@ -1,47 +1,71 @@
 """Converts the forms in which callers may pass prompts and parameters to a single form."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.errors import UsageError
+from jaxspec.engine.requests.sampling_params import SamplingParams, is_integer
+from jaxspec.errors import UsageError, shown
 from jaxspec.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Int[np.ndarray | jax.Array, " tokens"]
+
+class TextPrompt(TypedDict):
+    """A prompt as text, in the form that vLLM takes."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, in the form that vLLM takes."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | Int[np.ndarray | jax.Array, " tokens"] | TextPrompt | TokensPrompt
+FORMS = '{"prompt": text} or {"prompt_token_ids": ids}'
+Bytes = bytes | bytearray | memoryview
+Unordered = set | frozenset
 
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
     """A prompt as token ids; raises a UsageError if it is no valid prompt."""
-    if isinstance(prompt, str):
+    plain = _from_mapping(prompt) if isinstance(prompt, Mapping) else prompt
+    if isinstance(plain, str):
         if tokenizer is None:
             raise UsageError("the prompt is text but the engine has no tokenizer; give ids")
-        prompt = tokenizer.encode(prompt, add_special_tokens=True)
-    ids = _from_array(prompt)
-    if isinstance(ids, bytes) or not isinstance(ids, Sequence):
+        plain = tokenizer.encode(plain, add_special_tokens=True)
+    ids = _from_array(plain)
+    if isinstance(ids, Bytes) or not isinstance(ids, Sequence):
         raise UsageError(f"a prompt is of type {type(ids).__name__}; expected text or token ids")
     if not len(ids):
         raise UsageError("the prompt is empty; expected at least one token")
-    if wrong := [token for token in ids if not isinstance(token, Integral)]:
-        raise UsageError(f"the prompt has {wrong[0]!r} among its token ids; expected integers")
-    if not all(0 <= token < vocab_size for token in ids):
-        raise UsageError(f"the prompt has ids outside the vocabulary of {vocab_size} tokens")
+    if wrong := [token for token in ids if not is_integer(token)]:
+        raise UsageError(f"the prompt has {shown(wrong[0])} among its token ids; expected integers")
+    if outside := [token for token in ids if not 0 <= token < vocab_size]:
+        raise UsageError(
+            f"the prompt has the id {shown(outside[0])}, outside the vocabulary of {vocab_size} "
+            "tokens; expected ids of the model's tokenizer"
+        )
     return tuple(int(token) for token in ids)
 
 
 def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-    """All prompts, and whether it is a single one: a text, or a sequence of token ids."""
-    prompts = _from_array(prompts)
-    if isinstance(prompts, str | bytes):
-        return [prompts], True
-    if not isinstance(prompts, Iterable):
-        kind = type(prompts).__name__
-        raise UsageError(f"prompts are of type {kind}; expected text, token ids or many of them")
-    listed: list[Any] = list(prompts)
+    """All prompts, and whether it is a single one: a text, a mapping, or a sequence of token
+    ids."""
+    plain = _from_array(prompts)
+    one: list[Any] = [plain]
+    if isinstance(plain, str | Mapping | Bytes):
+        return one, True
+    if isinstance(plain, Unordered) or not isinstance(plain, Iterable):
+        raise UsageError(
+            f"prompts are of type {type(plain).__name__}; expected text, token ids or a list of "
+            "prompts"
+        )
+    listed: list[Any] = list(plain)
     if listed and isinstance(listed[0], Integral):
         return [listed], True
     return listed, False
@@ -53,13 +77,44 @@ def params_per_prompt(
     """One record of parameters per prompt, from one for all prompts or one for each."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if not all(isinstance(one, SamplingParams) for one in params):
-        raise UsageError(f"sampling params are {params!r}; expected SamplingParams, one or a list")
+    if isinstance(params, str | Bytes) or not isinstance(params, Sequence):
+        raise UsageError(
+            f"sampling params are of type {type(params).__name__}; expected SamplingParams, one or "
+            "a list of them"
+        )
+    if wrong := [one for one in params if not isinstance(one, SamplingParams)]:
+        raise UsageError(
+            f"sampling params hold {shown(wrong[0])}; expected SamplingParams, one or a list of "
+            "them"
+        )
     if len(params) != count:
         raise UsageError(f"{len(params)} sampling params for {count} prompts; give one or {count}")
     return list(params)
 
 
+def _from_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """The text or the token ids of a prompt in vLLM's form."""
+    keys = [key if isinstance(key, str) else shown(key) for key in prompt]
+    if unknown := sorted(set(keys) - {"prompt", "prompt_token_ids"}):
+        raise UsageError(f"a prompt has the key {shown(unknown[0])}; expected {FORMS}")
+    if len(keys) != 1:
+        found = "both of its keys" if keys else "no key"
+        raise UsageError(f"a prompt has {found}; expected {FORMS}")
+    [(key, value)] = prompt.items()
+    if isinstance(value, str) != (key == "prompt") or isinstance(value, Mapping):
+        expected = "text" if key == "prompt" else "token ids"
+        raise UsageError(f"the {key} is of type {type(value).__name__}; expected {expected}")
+    return value
+
+
 def _from_array(prompt: Any) -> Any:
     """Converts an array, on a device or not, to a list, so that its elements are Python's."""
-    return np.asarray(prompt).tolist() if hasattr(prompt, "__array__") else prompt
+    if not hasattr(prompt, "__array__"):
+        return prompt
+    try:
+        return np.asarray(prompt).tolist()
+    except Exception as error:  # an array of another library, on a device that numpy cannot read
+        kind = type(prompt).__name__
+        raise UsageError(
+            f"a prompt of type {kind} cannot be read as an array; expected text or token ids"
+        ) from error

@@ -1,11 +1,14 @@
 """The parameters of a request."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
-from jaxspec.errors import UsageError
+from jaxspec.errors import UsageError, shown
+
+LARGEST_FLOAT = 3.4e38
+"""About the largest number of the 32-bit floats that sampling computes with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +41,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
-            if not isinstance(value := getattr(self, name), Iterable):
-                raise UsageError(f"{name} is {value!r}; expected a list, empty for none")
+            value = getattr(self, name)
+            if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes | bytearray):
+                raise UsageError(f"{name} is {shown(value)}; expected a list, empty for none")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -60,33 +64,48 @@ class SamplingParams:
         self._expect(Integral, "an integer", ["max_tokens", "top_k"])
         self._expect(Integral | None, "an integer or None", ["seed", "logprobs"])
         self._expect(Real, "a number", ["temperature", "top_p", "min_p"])
+        self._expect(bool, "True or False", ["ignore_eos", "speculate"])
         if not all(isinstance(text, str) for text in self.stop):
-            raise UsageError(f"stop is {self.stop!r}; expected strings")
-        if not all(isinstance(token, Integral) for token in self.stop_token_ids):
-            raise UsageError(f"stop_token_ids is {self.stop_token_ids!r}; expected integers")
+            raise UsageError(f"stop is {shown(self.stop)}; expected strings")
+        if not all(is_integer(token) and token >= 0 for token in self.stop_token_ids):
+            raise UsageError(
+                f"stop_token_ids is {shown(self.stop_token_ids)}; expected integers of 0 or more"
+            )
 
     def _expect(self, kind: Any, expected: str, names: list[str]) -> None:
         for name in names:
-            if not isinstance(value := getattr(self, name), kind):
-                raise UsageError(f"{name} is {value!r}; expected {expected}")
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise UsageError(f"{name} is {shown(value)}; expected {expected}")
 
     def _check_logprobs(self, count: int) -> None:
         from jaxspec.sampling.logprobs import MAX_LOGPROBS  # imports jax, which --help never needs
 
         if not 0 < count <= MAX_LOGPROBS:
-            raise UsageError(f"logprobs is {count}; expected None or 1 to {MAX_LOGPROBS}")
+            raise UsageError(f"logprobs is {shown(count)}; expected None or 1 to {MAX_LOGPROBS}")
 
     def _rules(self) -> list[tuple[bool, str, str]]:
+        found = lambda name: f"{name} is {shown(getattr(self, name))}"
+        below = "below 2**31"
         return [
-            (self.max_tokens < 1, f"max_tokens is {self.max_tokens}", "at least 1"),
-            (not self.temperature >= 0, f"temperature is {self.temperature}", "0 or more"),
-            (not 0 < self.top_p <= 1, f"top_p is {self.top_p}", "a number in (0, 1]"),
-            (not 0 <= self.top_k < 2**31, f"top_k is {self.top_k}", "0 (all) or more, below 2**31"),
-            (not 0 <= self.min_p <= 1, f"min_p is {self.min_p}", "a number in [0, 1]"),
+            (not 1 <= self.max_tokens < 2**31, found("max_tokens"), f"at least 1, {below}"),
+            (
+                not 0 <= self.temperature <= LARGEST_FLOAT,
+                found("temperature"),
+                "a finite number of 0 or more",
+            ),
+            (not 0 < self.top_p <= 1, found("top_p"), "a number in (0, 1]"),
+            (not 0 <= self.top_k < 2**31, found("top_k"), f"0 (all) or more, {below}"),
+            (not 0 <= self.min_p <= 1, found("min_p"), "a number in [0, 1]"),
             ("" in self.stop, "stop holds an empty string", "strings of at least one character"),
             (
                 self.seed is not None and not 0 <= self.seed < 2**32,
-                f"seed is {self.seed}",
+                found("seed"),
                 "None or a number from 0 to 2**32 - 1",
             ),
         ]
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer. A bool is none, although Python counts it as one."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -11,11 +11,12 @@ from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.plan.planning import plan_engine, synthetic_of
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup import memory
+from jaxspec.engine.setup.room import check_room, new_state
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.setup.warmup import temporaries
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
-from jaxspec.engine.step.state import EngineState, empty_state
+from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
@@ -31,15 +32,12 @@ def build_loop(
         params = params | {"synthetic": synthetic.on_device}
     pages = options.num_pages or _pages_that_fit(models, params, plan, options.memory_fraction)
     plan = dataclasses.replace(plan, num_pages=pages + 1)
-    device = Device(models, params, _new_state(models, plan))
+    check_room(models, plan)
+    device = Device(models, params, new_state(models, plan))
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
     adaptive = AdaptiveWidth(measure_costs(device, plan)) if plan.widths else None
-    return Loop(device, partial(_new_state, models, plan), plan, tokenizer, proposer, adaptive)
-
-
-def _new_state(models: Models, plan: Plan) -> EngineState:
-    return empty_state(models, plan.num_slots, plan.num_pages, plan.max_pages, plan.positions)
+    return Loop(device, partial(new_state, models, plan), plan, tokenizer, proposer, adaptive)
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:
@@ -51,7 +49,7 @@ def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction:
 
     def shapes(pages: int) -> EngineState:
         sized = dataclasses.replace(plan, num_pages=pages + 1)
-        return jax.eval_shape(partial(_new_state, models, sized))
+        return jax.eval_shape(partial(new_state, models, sized))
 
     def bytes_of_programs(pages: int) -> int:
         return temporaries(Device(models, params, shapes(pages)), plan)

@@ -1,6 +1,7 @@
 """Opens the models that a user names, and finds mistakes in them before weights are read."""
 
 import dataclasses
+import filecmp
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
 from jaxspec.engine.plan.planning import choose_method
 from jaxspec.engine.step.io import Models
-from jaxspec.errors import UsageError
+from jaxspec.errors import UsageError, shown
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
@@ -42,37 +43,51 @@ def open_models(
     dtype: DTypeLike,
     block_size: int | None,
     revision: str | None,
+    draft_revision: str | None = None,
 ) -> Opened:
     """Finds, checks, then loads the target and, if one is given, the drafter."""
     choose_method(method, draft is not None)
+    if draft is None:
+        _refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
     folder = local_folder(target, revision)
     opened_target = open_target(folder)
     opened_draft = None
     if draft is not None:
-        draft = local_folder(draft)
+        draft = local_folder(draft, draft_revision)
         opened_draft = open_drafter(draft, block_size)
         check_pair(opened_target.config, opened_draft.config)
     tokenizer = open_tokenizer(folder)
     if draft is not None:
-        _check_tokenizers(tokenizer, Path(draft))
+        _check_tokenizers(tokenizer, folder, Path(draft))
+    template = _chat_template(folder)
     models = models_of(opened_target, opened_draft, dtype)
     params = {"target": opened_target.load(dtype)}
     if opened_draft is not None:
         params["drafter"] = opened_draft.load(dtype)
-    return Opened(models, params, tokenizer, _chat_template(folder))
+    return Opened(models, params, tokenizer, template)
 
 
-def _check_tokenizers(tokenizer: Tokenizer, draft: Path) -> None:
-    """Compares the target's tokenizer with the drafter's, if its folder has one."""
-    if (draft / VOCABULARY_FILE).is_file():
+def _refuse_options_of_a_drafter(**options: int | str | None) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is {shown(value)} but no drafter is given; name one with draft= or "
+                f"--draft-model, or leave {name} out"
+            )
+
+
+def _check_tokenizers(tokenizer: Tokenizer, folder: Path, draft: Path) -> None:
+    """Compares the target's tokenizer with the drafter's, if the drafter's folder has one."""
+    ours, theirs = folder / VOCABULARY_FILE, draft / VOCABULARY_FILE
+    if theirs.is_file() and not filecmp.cmp(ours, theirs, shallow=False):
         check_same_tokenizer(tokenizer.vocabulary, open_tokenizer(draft).vocabulary)
 
 
-def named_target(draft: str | Path | None) -> str:
-    """The default target: the one that the drafter's config names."""
+def named_target(draft: str | Path | None, revision: str | None = None) -> str:
+    """The default target: the one that the config of the drafter, at this revision, names."""
     if draft is None:
         raise UsageError("no target; name a Qwen3 folder or hub id with --model")
-    target = open_drafter(local_folder(draft)).config.target_path
+    target = open_drafter(local_folder(draft, revision)).config.target_path
     if target is None:
         raise UsageError(f"no target, and {draft} does not name one; name it with --model")
     return target

@@ -1,0 +1,76 @@
+"""Whether an engine's state can fit into the device's memory, before any of it is made."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import jax
+
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.setup.memory import num_bytes
+from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.state import EngineState, empty_state
+from jaxspec.errors import LoadError, is_out_of_memory
+
+LARGEST_POOL = 2**31 - 1
+"""Positions of a pool: a position is a 32-bit integer on the device."""
+REMEDY = "lower max_batch, max_model_len, num_pages or page_size"
+
+
+def new_state(models: Models, plan: Plan) -> EngineState:
+    """An empty state. A LoadError if the device has no memory for it."""
+    with refused_if_too_large(plan):
+        return _empty(models, plan)
+
+
+def check_room(models: Models, plan: Plan) -> None:
+    """Refuses a state that is larger than all memory of the device, or than its integers count.
+    Otherwise a CPU would begin to fill its memory."""
+    positions = plan.num_pages * plan.page_size
+    if positions > LARGEST_POOL:
+        raise LoadError(
+            f"{_what(plan)} are more than the {LARGEST_POOL} positions that a cache can have; "
+            f"{REMEDY}"
+        )
+    needed, limit = num_bytes(jax.eval_shape(partial(_empty, models, plan))), _device_bytes()
+    if limit is not None and needed > limit:
+        raise LoadError(
+            f"{_what(plan)} need {needed / 1e9:.1f} GB, the device has {limit / 1e9:.1f} GB; "
+            f"{REMEDY}"
+        )
+
+
+@contextmanager
+def refused_if_too_large(plan: Plan) -> Iterator[None]:
+    """Turns an error for want of memory into one that says what to lower."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise LoadError(
+            f"{_what(plan)} do not fit into the memory left beside the weights; {REMEDY}"
+        ) from error
+
+
+def _empty(models: Models, plan: Plan) -> EngineState:
+    return empty_state(models, plan.num_slots, plan.num_pages, plan.max_pages, plan.positions)
+
+
+def _what(plan: Plan) -> str:
+    return (
+        f"{plan.num_slots} slots and {plan.num_pages - 1} pages of {plan.page_size} positions "
+        f"for a context of {plan.max_model_len}"
+    )
+
+
+def _device_bytes() -> int | None:
+    """All memory of the device, which for a CPU is the machine's; None if that is unknown."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return None
