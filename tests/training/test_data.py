@@ -7,7 +7,8 @@ import pytest
 
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.text.tokenizer import open_tokenizer
-from jaxspec.training.data import Sequences, read_document, sequences_of_documents, text_files
+from jaxspec.training.data import Sequences, sequences_of_documents
+from jaxspec.training.documents import Document, read_documents
 from jaxspec.training.new_drafter import spread_layer_ids
 from jaxspec.training.pretraining.bpe import END, MASK, save_tokenizer, train_tokenizer
 from jaxspec.training.pretraining.corpus import (
@@ -39,8 +40,11 @@ def test_every_epoch_sees_every_sequence_once_in_its_own_order():
 
 
 def test_documents_become_sequences(tmp_path):
-    documents = [(tmp_path / "a", "abcd"), (tmp_path / "b", "efgh")]
-    sequences = sequences_of_documents(documents, characters, 0, length=5, block_size=2)
+    documents = [Document(tmp_path / "a", "abcd", True), Document(tmp_path / "b", "efgh", True)]
+    sequences, left_out = sequences_of_documents(
+        documents, characters, 0, length=5, block_size=2, num_ids=128
+    )
+    assert left_out == []
     assert sequences.tokens.tolist() == [[97, 98, 99, 100, 0], [101, 102, 103, 104, 0]]
 
 
@@ -61,8 +65,8 @@ def test_bad_files_are_named(tmp_path, content, message):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(LoadError, match=message) as caught:
-        documents = [(path, read_document(path)) for path in text_files([path])]
-        sequences_of_documents(documents, characters, None, length=5, block_size=2)
+        documents, _ = read_documents([path])
+        sequences_of_documents(documents, characters, None, length=5, block_size=2, num_ids=128)
     assert "\n" not in str(caught.value)
 
 
