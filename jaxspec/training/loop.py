@@ -60,11 +60,11 @@ def train(
             if stop.is_set():
                 break
             if snapshots.due():
-                log.check_newest()
+                log.check()
                 snapshots.save(state)
         else:
             log.write_newest()
-        log.check_newest()
+        log.check()
         snapshots.save(state)
         if stop.is_set():
             raise KeyboardInterrupt

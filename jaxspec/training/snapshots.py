@@ -76,7 +76,7 @@ class Snapshots:
                 self._manager.save(step, args=ocp.args.StandardSave(_tree(state)))
             save_checksums(self._path(step))
         except Exception as error:  # Orbax and TensorStore raise many kinds for one full disk
-            kept = "none before it" if self.latest is None else f"that of step {self.latest} is"
+            kept = "none before it is" if self.latest is None else f"that of step {self.latest} is"
             raise LoadError(
                 f"cannot write the checkpoint of step {step} to {self.folder} "
                 f"({one_line(error)[:200]}); {kept} kept: free some space and run this again"

@@ -1,13 +1,12 @@
 """The reports of a training run: a progress bar, log.jsonl, and a plot of the log."""
 
 import json
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+import jax
 from tqdm import tqdm
 
 from jaxspec.training.health import check_metrics
@@ -16,8 +15,8 @@ from jaxspec.training.recipe import Cadence, Optimization
 from jaxspec.training.whole_files import write_text_whole, written_whole
 
 Metrics = Mapping[str, SupportsFloat]
-UNREAD_STEPS = 1000
-"""Steps whose metrics are kept on the device until the log is written."""
+MOST_UNREAD = 1000
+"""Steps whose metrics may stay on the device until they are read."""
 
 
 class TrainingLog:
@@ -54,38 +53,33 @@ class TrainingLog:
             mininterval=1.0,
             disable=None,
         )
-        self._unread: deque[tuple[int, Metrics]] = deque(maxlen=UNREAD_STEPS)
+        self._unread: list[tuple[int, Metrics]] = []
+        self._newest: tuple[int, dict[str, float]] | None = None
         self._written = (time.monotonic(), start)
         self._begin = time.monotonic()
 
     def advance(self, step: int, metrics: Metrics) -> None:
-        """Records a step. Its metrics are read, which waits for the device, only if due."""
+        """Records a step. Metrics are read, which waits for the device, only if that is due."""
         self._bar.update()
         self._unread.append((step, metrics))
         if step % self._every == 0:
             self.write_newest()
+        elif len(self._unread) >= MOST_UNREAD:
+            self.check()
+
+    def check(self) -> None:
+        """Reads the steps since the last time; the LoadError names the first that is not finite."""
+        read = jax.device_get([metrics for _, metrics in self._unread])
+        for (step, _), metrics in zip(self._unread, read):
+            self._newest = step, {name: float(value) for name, value in metrics.items()}
+            check_metrics(*self._newest)
+        self._unread.clear()
 
     def write_newest(self) -> None:
         """Writes the newest step, unless it has been written."""
-        if self._unread:
-            values = self.check_newest()
-            step, _ = self._unread[-1]
-            self._unread.clear()
-            self.write(step, values)
-
-    def check_newest(self) -> dict[str, float]:
-        """The metrics of the newest step, unless it has been written.
-
-        If some are not finite, the LoadError names the first step of which that is so.
-        """
-        if not self._unread:
-            return {}
-        _, metrics = self._unread[-1]
-        values = values_of(metrics)
-        if not all(map(math.isfinite, values.values())):
-            for earlier, metrics in self._unread:
-                check_metrics(earlier, values_of(metrics))
-        return values
+        self.check()
+        if self._newest is not None and self._newest[0] > self._written[1]:
+            self.write(*self._newest)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         now, (then, before) = time.monotonic(), self._written
@@ -106,10 +100,6 @@ class TrainingLog:
     def close(self) -> None:
         self._bar.close()
         self._file.close()
-
-
-def values_of(metrics: Metrics) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
