@@ -63,7 +63,7 @@ def test_the_first_bad_step_ends_the_run_and_is_not_saved(tmp_path, broken, foun
 
 def test_parameters_that_overflow_end_the_run_although_loss_and_gradient_are_finite(tmp_path):
     def constant_pull(trainable, frozen, batch, key):
-        loss = jnp.sum(trainable["matrix"]) * 1e-3
+        loss = jnp.sum(trainable["matrix"] * 1e-3)
         return loss, {"loss": loss}
 
     options = replace(OPTIONS, learning_rate=3e38)
