@@ -64,7 +64,7 @@ def read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[LeftOut]
     left_out: list[LeftOut] = []
     for path, named in _found(paths, "*"):
         try:
-            documents.append(Document(path, read_text(path), named))
+            documents.append(Document(path, text_of_file(path), named))
         except Unfit as error:
             if named:
                 raise LoadError(f"{path} is {error}; convert it or leave it out") from error
@@ -76,7 +76,7 @@ def read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[LeftOut]
     return documents, left_out
 
 
-def read_text(path: Path) -> str:
+def text_of_file(path: Path) -> str:
     """The text of a file, or an Unfit that says why the file has none."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     pieces: list[str] = []

@@ -25,7 +25,7 @@ def mask_token(inputs: TrainingInputs, tokenizer: Tokenizer, config: Qwen3Config
     return tokenizer.vocabulary_size
 
 
-def read_text(
+def text_of_run(
     inputs: TrainingInputs, block_size: int, tokenizer: Tokenizer, config: Qwen3Config
 ) -> tuple[list[Document], Sequences]:
     """The documents of a run and their sequences. One line says which files were left out."""

@@ -14,9 +14,10 @@ RESUMABLE = ("states/*[0-9]", "on_policy.npz", "features/labels.npz")
 PLACES = ("data", "target")
 """Entries that say where the inputs were. They may move: the hashes of their contents decide."""
 CONTENTS = {
-    "data_sha256": "the text of --data",
+    "data_sha256": "the text to train on",
     "tokenizer_sha256": "the tokenizer of the target",
     "target_sha256": "the config or the weights of the target",
+    "drafter_sha256": "the config or the weights of the drafter to start from",
 }
 """Entries that are hashes of the inputs, and what an error message calls the inputs."""
 

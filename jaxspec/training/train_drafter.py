@@ -18,7 +18,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer import open_tokenizer
 from jaxspec.training.data import Sequences
 from jaxspec.training.export import export_speculators, export_zlab
-from jaxspec.training.inputs import content_of, mask_token, read_text
+from jaxspec.training.inputs import content_of, mask_token, text_of_run
 from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.kept_rows import kept_sequences
 from jaxspec.training.loop import train
@@ -74,7 +74,7 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     config = drafter_config(checkpoint.config, run.shape, mask)
     _check_length(run, checkpoint.config)
     block_size = run.shape.block_size
-    documents, text = read_text(run.inputs, block_size, tokenizer, checkpoint.config)
+    documents, text = text_of_run(run.inputs, block_size, tokenizer, checkpoint.config)
     saved = config_of(run) | content_of(run.inputs.target, tokenizer, documents)
     with writing_to(out):
         save_config(out, saved)

@@ -59,7 +59,7 @@ def change_config(inputs):
 @pytest.mark.parametrize(
     "change, named",
     [
-        (change_text, "the text of --data has changed"),
+        (change_text, "the text to train on has changed"),
         (change_tokenizer, "the tokenizer of the target has changed"),
         (change_weights, "the config or the weights of the target has changed"),
         (change_config, "the config or the weights of the target has changed"),

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from training_toys import counting_sequences, toy_objective, toy_params, toy_target
+import pytest
+from training_toys import VOCAB, counting_sequences, toy_objective, toy_params, toy_target
 
+from jaxspec.errors import LoadError
 from jaxspec.training.data import Sequences, joined
 from jaxspec.training.forward import causal_hidden
 from jaxspec.training.kept_rows import kept_sequences
@@ -42,6 +44,13 @@ def test_sequences_that_time_did_not_allow_are_left_out():
     whole = continue_sequences(target, frozen["target"], text, 3, 30, batch_size=2, seed=0)
     np.testing.assert_array_equal(continued.tokens, whole.tokens[:2])
     np.testing.assert_array_equal(joined(continued, continued).first, np.tile(whole.first[:2], 2))
+
+
+def test_text_with_ids_outside_the_embedding_is_not_continued():
+    target, text = toy_target(), counting_sequences(count=2, length=8)
+    text.tokens[1, 3] = VOCAB
+    with pytest.raises(LoadError, match=f"token id {VOCAB}, .* has {VOCAB} rows"):
+        continue_sequences(target, {}, text, 2, 4, batch_size=2, seed=0)
 
 
 def test_sequences_round_trip(tmp_path):
