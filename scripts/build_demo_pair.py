@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 from demo_presets import PRESETS, Preset, add_overrides, with_overrides
+from flax.traverse_util import flatten_dict
 
 from jaxspec import cli
 from jaxspec.checkpoint.load import open_drafter, open_target
@@ -152,7 +153,7 @@ def save_configs(preset: Preset, options: argparse.Namespace, text: Text) -> Non
     """Refuses to resume an earlier build from other text, with other options or another start."""
     documents = [*text.known, *text.reserved, *text.held_out]
     # Through JSON, as the config of an earlier build comes back from its file.
-    config = {"preset": json.loads(json.dumps(dataclasses.asdict(preset)))}
+    config = flatten_dict(json.loads(json.dumps(dataclasses.asdict(preset))), sep=".")
     config["data_sha256"] = hash_of_text(text for _, text in documents)
     for name, folder in ("target_sha256", options.target), ("drafter_sha256", options.drafter):
         config[name] = None if folder is None else hash_of_weights(folder)
