@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxspec import cli
 from jaxspec.console.flags import add_flags, filled
+from jaxspec.errors import LoadError
 from jaxspec.training.recipe import Cadence, DrafterShape, Optimization, Recipe, TrainingInputs
 
 
@@ -17,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: argparse.Namespace) -> None:
     from jaxspec.checkpoint.hub import local_folder
+
+    _check_installed()
     from jaxspec.training.train_drafter import TrainingRun, train_drafter
 
     folder = local_folder(arguments.target, arguments.revision)
@@ -38,12 +41,22 @@ def _train(arguments: argparse.Namespace) -> None:
     cli.say(f"{trained} (and speculators beside it)")
 
 
+def _check_installed() -> None:
+    try:
+        import optax  # noqa: F401
+    except ImportError as error:
+        raise LoadError(
+            "training needs optax; install it with pip install 'jaxspec-decode[train]'"
+        ) from error
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxspec train",
         usage="%(prog)s --target MODEL --data FILE ... --out DIR [options]",
         description="Trains a DFlash drafter for a Qwen3 target. Run the same command again to "
-        "resume. Writes OUT/zlab, OUT/speculators, OUT/log.jsonl and OUT/training.png.",
+        "resume. Writes OUT/zlab, OUT/speculators, OUT/log.jsonl and, if matplotlib is installed, "
+        "OUT/training.png.",
         allow_abbrev=False,
     )
     _add_files(parser.add_argument_group("files"))

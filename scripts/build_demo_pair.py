@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 from demo_presets import PRESETS, Preset, add_overrides, with_overrides
+from flax.traverse_util import flatten_dict
 
 from jaxspec import cli
 from jaxspec.checkpoint.load import open_drafter, open_target
@@ -33,6 +34,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer_files import VOCABULARY_FILE
 from jaxspec.training.data import Sequences, joined
 from jaxspec.training.export import export_zlab
+from jaxspec.training.fingerprints import hash_of_text, hash_of_weights
 from jaxspec.training.loop import train
 from jaxspec.training.new_drafter import drafter_config, first_drafter_params
 from jaxspec.training.objective import (
@@ -55,6 +57,7 @@ from jaxspec.training.pretraining.corpus import (
 from jaxspec.training.pretraining.pretrain import pretrain
 from jaxspec.training.recipe import Cadence
 from jaxspec.training.rollout import continue_sequences
+from jaxspec.training.saved_config import save_config
 from jaxspec.training.train_step import Objective
 
 HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
@@ -103,6 +106,7 @@ def main() -> None:
     cadence = Cadence(log_every=options.log_every, checkpoint_minutes=60.0)
     clock = Clock()
     text = read_text(preset, options)
+    save_configs(preset, options, text)
     known = text.sequences(text.known, preset.target_length)
     clock.lap("text and tokenizer")
 
@@ -143,6 +147,18 @@ def read_text(preset: Preset, options: argparse.Namespace) -> Text:
     else:
         tokenizer = train_tokenizer((text for _, text in documents), preset.target.vocab_size)
     return Text(known, reserved, held_out, tokenizer)
+
+
+def save_configs(preset: Preset, options: argparse.Namespace, text: Text) -> None:
+    """Refuses to resume an earlier build from other text, with other options or another start."""
+    documents = [*text.known, *text.reserved, *text.held_out]
+    # Through JSON, as the config of an earlier build comes back from its file.
+    config = flatten_dict(json.loads(json.dumps(dataclasses.asdict(preset))), sep=".")
+    config["data_sha256"] = hash_of_text(text for _, text in documents)
+    for name, folder in ("target_sha256", options.target), ("drafter_sha256", options.drafter):
+        config[name] = None if folder is None else hash_of_weights(folder)
+    for part in "target", "drafter":
+        save_config(options.work / part, config)
 
 
 def make_target(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from jaxspec import cli
+from jaxspec.training.fingerprints import hash_of_text
 from jaxspec.training.pretraining.bpe import END, special_id, train_tokenizer
 from jaxspec.training.pretraining.corpus import Selection, collect, sequences_of_corpus
 from jaxspec.training.pretraining.pretrain import TargetShape, pretrain
@@ -40,7 +41,12 @@ def main() -> None:
     )
     documents = collect(options.text, Selection(pattern=options.pattern))
     config = {**dataclasses.asdict(shape), **dataclasses.asdict(optimization)}
-    save_config(options.out / "work", {**config, "documents": len(documents)})
+    config |= {
+        "documents": len(documents),
+        "length": options.length,
+        "data_sha256": hash_of_text(text for _, text in documents),
+    }
+    save_config(options.out / "work", config)
     tokenizer = train_tokenizer((text for _, text in documents), shape.vocab_size)
     end = special_id(tokenizer, END)
     sequences = sequences_of_corpus(documents, tokenizer, end, options.length + 1, seed=0)

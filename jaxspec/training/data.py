@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxspec.errors import LoadError
+from jaxspec.training.documents import Document, LeftOut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +42,6 @@ class Sequences:
             None if self.labels is None else self.labels[indices],
         )
 
-    def save(self, path: Path) -> None:
-        np.savez(path, tokens=self.tokens, first=self.first)
-
 
 @functools.lru_cache(maxsize=2)  # a batch may reach from one epoch into the next
 def order_of_epoch(count: int, seed: int, epoch: int) -> Int[np.ndarray, " {count}"]:
@@ -57,58 +54,47 @@ def joined(*parts: Sequences) -> Sequences:
     return Sequences(tokens, np.concatenate([part.first for part in parts]))
 
 
-def load_sequences(path: Path) -> Sequences:
-    with np.load(path) as saved:
-        return Sequences(saved["tokens"], saved["first"])
-
-
-def text_files(paths: Iterable[Path], pattern: str = "*") -> list[Path]:
-    """The files among the paths, and every matching file below the folders, in a fixed order."""
-    files: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise LoadError(f"no file or folder {path}; expected text to train on")
-        below = [p for p in path.rglob(pattern) if p.is_file()] if path.is_dir() else [path]
-        if not below:
-            raise LoadError(f"no file named {pattern} below {path}; expected text to train on")
-        files += sorted(below)
-    return files
-
-
-def read_document(path: Path) -> str:
-    """The text of one file; raises a LoadError that names the file if it cannot be used."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise LoadError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LoadError(
-            f"{path} is not UTF-8 (byte {error.start} is {error.object[error.start]:#04x}); "
-            "convert it or leave it out"
-        ) from error
-    if not text.strip():
-        raise LoadError(f"{path} is empty; expected text to train on")
-    return text
-
-
 def sequences_of_documents(
-    documents: Sequence[tuple[Path, str]],
+    documents: Sequence[Document],
     encode: Callable[[str], list[int]],
     end_token: int | None,
     length: int,
     block_size: int,
-) -> Sequences:
-    """Concatenates all documents and cuts them into sequences; the remainder is dropped."""
+    num_ids: int,
+) -> tuple[Sequences, list[LeftOut]]:
+    """Concatenates all documents and cuts them into sequences; the remainder is dropped. A
+    document that is no longer than a block is left out, or refused if it was named."""
     stream: list[int] = []
-    for path, text in documents:
+    left_out: list[LeftOut] = []
+    end = [] if end_token is None else [end_token]
+    check_ids(end, num_ids, "the end of a text")
+    for path, text, named in documents:
         ids = encode(text)
-        if len(ids) <= block_size:
+        check_ids(ids, num_ids, str(path))
+        if len(ids) > block_size:
+            stream += [*ids, *end]
+        elif named:
             raise LoadError(
                 f"{path} has {len(ids)} tokens, expected more than a block ({block_size}); "
                 "join it with another file or leave it out"
             )
-        stream += ids if end_token is None else [*ids, end_token]
-    return sequences_of_stream(np.array(stream, np.int32), length)
+        else:
+            left_out.append(LeftOut(path, "no longer than a block"))
+    return sequences_of_stream(np.array(stream, np.int32), length), left_out
+
+
+def check_ids(ids: Sequence[int] | Int[np.ndarray, "..."], num_ids: int, where: str) -> None:
+    """Raises a LoadError if a token has no row in the target's embedding.
+
+    jax would read a row of numbers that are not finite for it, or the last row.
+    """
+    ids = np.asarray(ids)
+    outside = ids[(ids < 0) | (ids >= num_ids)]
+    if outside.size:
+        raise LoadError(
+            f"{where} has the token id {outside[0]}, but the target's embedding has {num_ids} rows "
+            f"(ids 0 to {num_ids - 1}); take the tokenizer and the weights of the same model"
+        )
 
 
 def sequences_of_stream(stream: Int[np.ndarray, " tokens"], length: int) -> Sequences:

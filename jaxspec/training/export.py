@@ -16,6 +16,7 @@ from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.parameters import Params
 from jaxspec.training.new_drafter import target_head
+from jaxspec.training.whole_files import write_text_whole, written_whole
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -43,7 +44,7 @@ def export_target(
         },
     )
     generation = {"do_sample": False, "eos_token_id": ends}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    write_text_whole(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
 
 
 def export_zlab(
@@ -152,8 +153,9 @@ def tensors_to_store(
 def write_folder(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     host = {name: np.asarray(tensor) for name, tensor in tensors.items()}
-    safetensors.numpy.save_file(host, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    with written_whole(folder / WEIGHTS_FILE) as unfinished:
+        safetensors.numpy.save_file(host, unfinished, metadata={"format": "pt"})
+    write_text_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def decoder_entries(decoder: Decoder, dtype: DTypeLike) -> dict[str, Any]:

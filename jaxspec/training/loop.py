@@ -10,6 +10,7 @@ import numpy as np
 from jaxspec.models.parameters import Params
 from jaxspec.training.data import Sequences
 from jaxspec.training.in_flight import StepsInFlight
+from jaxspec.training.notices import notice
 from jaxspec.training.objective import Metrics, to_device
 from jaxspec.training.option_limits import check_batch_divides
 from jaxspec.training.progress import steps_with_progress
@@ -36,30 +37,37 @@ def train(
     cadence: Cadence,
     folder: Path,
 ) -> Params:
-    """Trains to the end, from the newest state in `folder` if there is one.
+    """Trains to the end, from the newest good state in `folder` if there is one.
 
     Ctrl-C and SIGTERM end the run after the current step and keep that step's state. A run that is
-    limited by time keeps no states.
+    limited by time keeps no states. A loss or a gradient that is not finite ends the run.
     """
     check_batch_divides(options)
     folder.mkdir(parents=True, exist_ok=True)
-    snapshots = snapshots_of(options, cadence, folder)
-    state = snapshots.latest_or(jax.device_put(first_state(params, options), replicated()))
-    in_flight, start = StepsInFlight(), int(state.step)
-    length = sequences.tokens.shape[1]
-    log = TrainingLog(folder, start, options, cadence, length, in_flight.share_waited)
-    log.announce(run_summary(params, sequences, options, start))
-    with contextlib.closing(snapshots), contextlib.closing(log), stop_requested() as stop:
+    with contextlib.ExitStack() as opened:
+        snapshots = opened.enter_context(contextlib.closing(snapshots_of(options, cadence, folder)))
+        state = snapshots.latest_or(jax.device_put(first_state(params, options), replicated()))
+        in_flight, start = StepsInFlight(), int(state.step)
+        length = sequences.tokens.shape[1]
+        log = TrainingLog(folder, start, options, cadence, length, in_flight.share_waited)
+        opened.enter_context(contextlib.closing(log))
+        notice(run_summary(params, sequences, options, start))
+        stop = opened.enter_context(stop_requested())
         steps = run_steps(objective, state, frozen, sequences, options)
         for number, state, metrics in steps:
             in_flight.add(metrics)
             log.advance(number, metrics)
             if stop.is_set():
+                break
+            if snapshots.due():
+                log.check()
                 snapshots.save(state)
-                raise KeyboardInterrupt
-            snapshots.save_if_due(state)
-        log.write_newest()
+        else:
+            log.write_newest()
+        log.check()
         snapshots.save(state)
+        if stop.is_set():
+            raise KeyboardInterrupt
     plot_log(folder)
     return state.params
 

@@ -157,7 +157,8 @@ class DrafterObjective:
         logits = block_logits(drafter if self.drafter.config.owns_head else target, drafted)
         draft_ids, known = self.draft_ids(params["drafter"], labels)
         hard = hard_cross_entropy(logits, draft_ids)
-        correct = known & (jnp.argmax(logits, axis=-1) == draft_ids)
+        # The argmax of logits that are not finite is token 0, which must not count as right.
+        correct = known & (jnp.argmax(logits, axis=-1) == draft_ids) & jnp.isfinite(hard)
         probability = jnp.where(known, jnp.exp(-hard), 0.0)
         if self.recipe.labels != "distill":
             return Scores(hard, probability, correct, known)
@@ -197,7 +198,8 @@ class TargetObjective:
             hidden: Float[Array, "batch length hidden"], labels: Int[Array, "batch length"]
         ) -> tuple[Array, Array]:
             logits = bound(self.target, params).logits(hidden).astype(jnp.float32)
-            return hard_cross_entropy(logits, labels), jnp.argmax(logits, axis=-1) == labels
+            hard = hard_cross_entropy(logits, labels)
+            return hard, (jnp.argmax(logits, axis=-1) == labels) & jnp.isfinite(hard)
 
         cross_entropy, correct = in_chunks(score, LOGITS_AT_ONCE, hidden, batch.tokens[:, 1:])
         loss = jnp.mean(cross_entropy)

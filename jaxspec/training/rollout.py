@@ -18,7 +18,7 @@ from jaxspec.cache.block import block_after
 from jaxspec.cache.cache import Cache
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.data import Sequences
+from jaxspec.training.data import Sequences, check_ids
 
 PAGE_SIZE = 16
 
@@ -37,6 +37,7 @@ def continue_sequences(
 
     When the time is up, the sequences that were not reached are left out.
     """
+    check_ids(text.tokens, target.config.vocab_size, "the text to continue")
     end = time.monotonic() + seconds
     count = len(text.tokens)
     first = np.random.default_rng([seed, count]).integers(shortest, longest + 1, count)

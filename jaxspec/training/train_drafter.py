@@ -15,16 +15,12 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
-from jaxspec.training.data import (
-    Sequences,
-    load_sequences,
-    read_document,
-    sequences_of_documents,
-    text_files,
-)
+from jaxspec.text.tokenizer import open_tokenizer
+from jaxspec.training.data import Sequences
 from jaxspec.training.export import export_speculators, export_zlab
+from jaxspec.training.inputs import content_of, mask_token, text_of_run
 from jaxspec.training.kept_features import with_kept_features
+from jaxspec.training.kept_rows import kept_sequences
 from jaxspec.training.loop import train
 from jaxspec.training.new_drafter import (
     drafter_config,
@@ -41,13 +37,14 @@ from jaxspec.training.recipe import (
     TrainingInputs,
 )
 from jaxspec.training.rollout import continue_sequences
-from jaxspec.training.saved_config import save_config
+from jaxspec.training.saved_config import hash_of_config, save_config
 from jaxspec.training.write_errors import writing_to
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """One training run. Everything but cadence and hub_id must be the same to resume it."""
+    """One training run. Everything but cadence and hub_id must be the same to resume it; the inputs
+    may have moved, if their contents are the same."""
 
     inputs: TrainingInputs
     shape: DrafterShape
@@ -76,19 +73,28 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     mask = mask_token(run.inputs, tokenizer, checkpoint.config)
     config = drafter_config(checkpoint.config, run.shape, mask)
     _check_length(run, checkpoint.config)
-    text = text_sequences(run, tokenizer, checkpoint.config)
+    block_size = run.shape.block_size
+    documents, text = text_of_run(run.inputs, block_size, tokenizer, checkpoint.config)
+    saved = config_of(run) | content_of(run.inputs.target, tokenizer, documents)
     with writing_to(out):
-        save_config(out, config_of(run))
+        save_config(out, saved)
         target = Target(checkpoint.config, checkpoint.load(jnp.dtype(run.optimization.compute)))
-        params = learned_params(run, target, config, text, out)
+        params = learned_params(run, target, config, text, hash_of_config(saved), out)
         return export_drafter(run, target, config, params, out)
 
 
 def learned_params(
-    run: TrainingRun, target: Target, config: DFlashConfig, text: Sequences, out: Path
+    run: TrainingRun,
+    target: Target,
+    config: DFlashConfig,
+    text: Sequences,
+    made_of: str,
+    out: Path,
 ) -> Params:
-    """All parameters of the trained drafter."""
-    sequences = on_policy_sequences(run, target, text, out) if run.inputs.on_policy else text
+    """All parameters of the trained drafter. `made_of` is a hash of the run's config and inputs."""
+    sequences = text
+    if run.inputs.on_policy:
+        sequences = on_policy_sequences(run, target, text, made_of, out / "on_policy.npz")
     optimization = with_epochs(run, sequences)
     drafter = DFlash(config)
     trainable, frozen = split_frozen(starting_params(run, target, drafter, sequences.tokens))
@@ -100,7 +106,12 @@ def learned_params(
     )
     if run.inputs.keep_features:
         sequences = with_kept_features(
-            objective, target.params, sequences, optimization.batch_size, out / "features"
+            objective,
+            target.params,
+            sequences,
+            optimization.batch_size,
+            out / "features",
+            made_of,
         )
     all_frozen = {"target": target.params, "drafter": frozen}
     trained = train(objective, trainable, all_frozen, sequences, optimization, run.cadence, out)
@@ -134,36 +145,14 @@ def export_drafter(
     return out / "zlab"
 
 
-def mask_token(inputs: TrainingInputs, tokenizer: Tokenizer, config: Qwen3Config) -> int:
-    if inputs.mask_token_id is not None:
-        return inputs.mask_token_id
-    if "mask_token" in tokenizer.special_tokens:
-        return tokenizer.special_tokens["mask_token"]
-    if tokenizer.vocabulary_size >= config.vocab_size:
-        raise UsageError(
-            f"all {config.vocab_size} ids of the target's embedding have a token, and none of "
-            "them is a mask; name an id that the data never uses with --mask-token-id"
-        )
-    return tokenizer.vocabulary_size
-
-
-def text_sequences(run: TrainingRun, tokenizer: Tokenizer, config: Qwen3Config) -> Sequences:
-    documents = [(path, read_document(path)) for path in text_files(run.inputs.data)]
-    ends = config.eos_token_ids
-    return sequences_of_documents(
-        documents,
-        lambda text: tokenizer.encode(text, add_special_tokens=False),
-        ends[0] if ends else None,
-        run.inputs.length,
-        run.shape.block_size,
-    )
-
-
-def on_policy_sequences(run: TrainingRun, target: Target, text: Sequences, out: Path) -> Sequences:
+def on_policy_sequences(
+    run: TrainingRun, target: Target, text: Sequences, made_of: str, path: Path
+) -> Sequences:
     """The target's continuations of the text, computed once and kept."""
-    path = out / "on_policy.npz"
-    if not path.exists():
-        sequences = continue_sequences(
+    count, length = text.tokens.shape
+
+    def continued() -> Sequences:
+        return continue_sequences(
             Qwen3(target.config, (), jnp.dtype(run.optimization.compute)),
             target.params,
             text,
@@ -172,10 +161,8 @@ def on_policy_sequences(run: TrainingRun, target: Target, text: Sequences, out: 
             run.inputs.slots,
             run.optimization.seed,
         )
-        unfinished = out / "on_policy.partial.npz"
-        sequences.save(unfinished)
-        unfinished.rename(path)
-    return load_sequences(path)
+
+    return kept_sequences(path, made_of, (count, length), target.config.vocab_size, continued)
 
 
 def with_epochs(run: TrainingRun, sequences: Sequences) -> Optimization:
@@ -187,7 +174,7 @@ def with_epochs(run: TrainingRun, sequences: Sequences) -> Optimization:
 
 
 def config_of(run: TrainingRun) -> dict[str, Any]:
-    """Every option that decides what is learned, in one flat object for train_config.json."""
+    """Every option that decides what is learned, as one flat object for train_config.json."""
     entries: dict[str, Any] = {"epochs": run.epochs}
     for part in run.inputs, run.shape, run.recipe, run.optimization:
         entries |= dataclasses.asdict(part)

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import pytest
+from small_runs import run_small
 
 from jaxspec.checkpoint.load import open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair
@@ -123,6 +125,47 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, changes, message):
     assert main(command(folder, tmp_path / "out", **changes)) in (1, 2)
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_refused(folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    save_tokenizer(train_tokenizer([TEXT, "and more words " * 9], 340), tmp_path / "target", 512)
+    assert main(command(tmp_path, tmp_path / "out", mask_token_id="1")) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path / 'text.txt'} has the token id 3")
+    assert "embedding has 300 rows (ids 0 to 299)" in line and not (tmp_path / "out").exists()
+
+
+def test_files_of_a_folder_that_are_no_text_are_counted_in_one_line(folder, tmp_path, capsys):
+    """The folder has the target's weights too."""
+    (tmp_path / "full").write_text("so that the run ends after it has read the text")
+    assert main(command(folder, tmp_path / "full", data="")) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("1 of 6 files are left out: 1 not UTF-8 (")
+    assert first.endswith("model.safetensors)") and "cannot write to" in second
+    assert main(command(folder, tmp_path / "out", data="target/model.safetensors")) == 1
+    assert "model.safetensors is not UTF-8" in capsys.readouterr().err
+
+
+def test_without_matplotlib_one_line_says_how_to_get_the_plot(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run_small(tmp_path)
+    said = [line for line in capsys.readouterr().err.splitlines() if "training.png" in line]
+    assert len(said) == 1 and "pip install 'jaxspec-decode[plot]'" in said[0]
+    assert not (tmp_path / "training.png").exists()
+    monkeypatch.undo()
+    run_small(tmp_path)
+    assert (tmp_path / "training.png").stat().st_size > 1000
+
+
+def test_without_optax_one_line_names_the_extra(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    assert main(command(folder, tmp_path)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        line == "error: training needs optax; install it with pip install 'jaxspec-decode[train]'"
+    )
 
 
 def test_an_output_that_cannot_be_written_is_one_line(folder, tmp_path, capsys):

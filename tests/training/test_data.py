@@ -7,7 +7,9 @@ import pytest
 
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.text.tokenizer import open_tokenizer
-from jaxspec.training.data import Sequences, read_document, sequences_of_documents, text_files
+from jaxspec.training import documents as reading
+from jaxspec.training.data import Sequences, sequences_of_documents
+from jaxspec.training.documents import Document, read_documents, summary
 from jaxspec.training.new_drafter import spread_layer_ids
 from jaxspec.training.pretraining.bpe import END, MASK, save_tokenizer, train_tokenizer
 from jaxspec.training.pretraining.corpus import (
@@ -18,6 +20,8 @@ from jaxspec.training.pretraining.corpus import (
     set_aside,
     windows_of_corpus,
 )
+from jaxspec.training.pretraining.pretrain import TargetShape, pretrain
+from jaxspec.training.recipe import Cadence, Optimization
 from jaxspec.training.saved_config import differences
 
 
@@ -39,8 +43,11 @@ def test_every_epoch_sees_every_sequence_once_in_its_own_order():
 
 
 def test_documents_become_sequences(tmp_path):
-    documents = [(tmp_path / "a", "abcd"), (tmp_path / "b", "efgh")]
-    sequences = sequences_of_documents(documents, characters, 0, length=5, block_size=2)
+    documents = [Document(tmp_path / "a", "abcd", True), Document(tmp_path / "b", "efgh", True)]
+    sequences, left_out = sequences_of_documents(
+        documents, characters, 0, length=5, block_size=2, num_ids=128
+    )
+    assert left_out == []
     assert sequences.tokens.tolist() == [[97, 98, 99, 100, 0], [101, 102, 103, 104, 0]]
 
 
@@ -61,9 +68,90 @@ def test_bad_files_are_named(tmp_path, content, message):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(LoadError, match=message) as caught:
-        documents = [(path, read_document(path)) for path in text_files([path])]
-        sequences_of_documents(documents, characters, None, length=5, block_size=2)
+        documents, _ = read_documents([path])
+        sequences_of_documents(documents, characters, None, length=5, block_size=2, num_ids=128)
     assert "\n" not in str(caught.value)
+
+
+def test_a_character_between_two_pieces_of_a_file_is_one_character(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "PIECE", 3)
+    path, text = tmp_path / "text", "aß你好\r\nx" * 5
+    path.write_bytes(text.encode())
+    assert reading.text_of_file(path) == text
+    for content, found in [
+        (text.encode() + b"\xff", "byte 60 is 0xff"),
+        (text.encode()[:-4], "byte 54 is 0xe5"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(reading.Unfit, match=found):
+            reading.text_of_file(path)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder of which only one file is long enough text."""
+    (tmp_path / "deeper").mkdir()
+    for name, content in [
+        ("text.txt", b"abcdef"),
+        ("deeper/model.safetensors", bytes(range(256))),
+        ("deeper/picture.png", b"\x89PNG"),
+        ("deeper/__init__.py", b""),
+        ("short.txt", b"ab"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def sequences_of(documents, length=3):
+    return sequences_of_documents(documents, characters, None, length, block_size=2, num_ids=128)
+
+
+def test_files_of_a_folder_that_are_no_text_are_left_out_and_counted(mixed):
+    documents, no_text = read_documents([mixed])
+    sequences, short = sequences_of(documents)
+    assert sequences.tokens.tolist() == [[97, 98, 99], [100, 101, 102]]
+    assert summary(no_text + short) == (
+        f"1 empty ({mixed}/deeper/__init__.py), "
+        f"2 not UTF-8 ({mixed}/deeper/model.safetensors), "
+        f"1 no longer than a block ({mixed}/short.txt)"
+    )
+
+
+@pytest.mark.parametrize("name", ["deeper/picture.png", "deeper/__init__.py", "short.txt"])
+def test_a_file_that_was_named_itself_is_refused(mixed, name):
+    with pytest.raises(LoadError, match=f"{name} (is|has) .*leave it out"):
+        sequences_of(read_documents([mixed / "text.txt", mixed / name])[0])
+
+
+def test_a_folder_without_any_text_is_refused(mixed):
+    with pytest.raises(LoadError, match=r"no text .* 1 empty \(.*2 not UTF-8 .*expected UTF-8"):
+        read_documents([mixed / "deeper"])
+
+
+@pytest.mark.parametrize(
+    "text, end, found",
+    [("abcz", None, "b.txt has the token id 122"), ("abcd", 120, "end of a text has the token id")],
+)
+def test_ids_outside_the_embedding_are_refused(text, end, found):
+    documents = [Document(Path("a.txt"), "aaaa", False), Document(Path("b.txt"), text, False)]
+    with pytest.raises(LoadError, match=rf"{found}.* has 110 rows \(ids 0 to 109\)"):
+        sequences_of_documents(documents, characters, end, 4, block_size=2, num_ids=110)
+
+
+def test_pretraining_refuses_ids_outside_the_embedding(tmp_path):
+    tokenizer = train_tokenizer(["some text"], 100)
+    count = tokenizer.get_vocab_size()
+    assert count > 100
+
+    def begin(vocab_size, ids):
+        sequences = Sequences(np.array([ids], np.int32), np.zeros(1, np.int32))
+        shape = TargetShape(vocab_size)
+        pretrain(shape, tokenizer, sequences, Optimization(), Cadence(), tmp_path, tmp_path)
+
+    with pytest.raises(UsageError, match=f"{count} tokens, .* 100 rows; .* at least {count}"):
+        begin(100, [0, 1])
+    with pytest.raises(LoadError, match=f"the text has the token id {count}, .* {count} rows"):
+        begin(count, [0, count])
 
 
 def test_corpus_leaves_out_what_repeats_held_out_files(tmp_path):

@@ -151,10 +151,10 @@ def test_a_run_that_kept_nothing_may_start_again_with_another_config(tmp_path):
     assert json.loads((tmp_path / "train_config.json").read_text()) == {"batch_size": 8}
 
 
-@pytest.mark.parametrize("kept", ["states/12", "on_policy.npz", "features/labels.npy"])
+@pytest.mark.parametrize("kept", ["states/12", "on_policy.npz", "features/labels.npz"])
 def test_another_config_is_refused_and_the_difference_shown(tmp_path, kept):
-    (tmp_path / kept).mkdir(parents=True)
     save_config(tmp_path, {"batch_size": 8, "seed": 0})
+    (tmp_path / kept).mkdir(parents=True)
     save_config(tmp_path, {"batch_size": 8, "seed": 0})
     with pytest.raises(UsageError, match="batch_size: 8 -> 16.*another --out"):
         save_config(tmp_path, {"batch_size": 16, "seed": 0})

@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from training_toys import counting_sequences, toy_objective, toy_params, toy_target
+import pytest
+from training_toys import VOCAB, counting_sequences, toy_objective, toy_params, toy_target
 
-from jaxspec.training.data import Sequences, joined, load_sequences
+from jaxspec.errors import LoadError
+from jaxspec.training.data import Sequences, joined
 from jaxspec.training.forward import causal_hidden
+from jaxspec.training.kept_rows import kept_sequences
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.rollout import continue_sequences
 
@@ -43,9 +46,16 @@ def test_sequences_that_time_did_not_allow_are_left_out():
     np.testing.assert_array_equal(joined(continued, continued).first, np.tile(whole.first[:2], 2))
 
 
+def test_text_with_ids_outside_the_embedding_is_not_continued():
+    target, text = toy_target(), counting_sequences(count=2, length=8)
+    text.tokens[1, 3] = VOCAB
+    with pytest.raises(LoadError, match=f"token id {VOCAB}, .* has {VOCAB} rows"):
+        continue_sequences(target, {}, text, 2, 4, batch_size=2, seed=0)
+
+
 def test_sequences_round_trip(tmp_path):
     sequences = Sequences(np.arange(6, dtype=np.int32).reshape(2, 3), np.array([1, 0], np.int32))
-    sequences.save(tmp_path / "saved.npz")
-    jax.tree.map(
-        np.testing.assert_array_equal, vars(load_sequences(tmp_path / "saved.npz")), vars(sequences)
-    )
+    path, made = tmp_path / "saved.npz", iter([sequences])
+    for _ in range(2):
+        kept = kept_sequences(path, "hash", (2, 3), 6, lambda: next(made))
+        jax.tree.map(np.testing.assert_array_equal, vars(kept), vars(sequences))

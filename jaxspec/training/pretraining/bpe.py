@@ -9,6 +9,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from jaxspec.errors import LoadError
 from jaxspec.text.tokenizer_files import CONFIG_FILE, VOCABULARY_FILE
+from jaxspec.training.whole_files import write_text_whole
 
 END, MASK = "<|endoftext|>", "<|mask|>"
 PIECES = (
@@ -39,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
 
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, longest: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / VOCABULARY_FILE), pretty=False)
+    write_text_whole(folder / VOCABULARY_FILE, tokenizer.to_str(pretty=False))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
@@ -52,7 +53,7 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, longest: int) 
             for token in (END, MASK)
         },
     }
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    write_text_whole(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 def special_id(tokenizer: tokenizers.Tokenizer, token: str) -> int:

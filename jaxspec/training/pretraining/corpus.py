@@ -9,7 +9,8 @@ import tokenizers
 from jaxtyping import Int
 
 from jaxspec.errors import LoadError
-from jaxspec.training.data import Sequences, sequences_of_stream, text_files
+from jaxspec.training.data import Sequences, sequences_of_stream
+from jaxspec.training.documents import text_files
 
 MOST_SHARED = 0.2
 """Largest share of a document's distinctive lines that may also be in held-out documents."""

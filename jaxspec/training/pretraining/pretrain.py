@@ -6,12 +6,13 @@ from pathlib import Path
 import jax
 import tokenizers
 
+from jaxspec.errors import UsageError
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.parameters import Params, random_params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.data import Sequences
+from jaxspec.training.data import Sequences, check_ids
 from jaxspec.training.export import export_target
 from jaxspec.training.loop import train
 from jaxspec.training.objective import TargetObjective
@@ -59,6 +60,8 @@ def pretrain(
     folder: Path,
 ) -> tuple[Qwen3Config, Params]:
     """Trains in `work`, and writes the finished target to `folder`."""
+    check_vocabulary(shape, tokenizer)
+    check_ids(sequences.tokens, shape.vocab_size, "the text")
     config = target_config(shape, special_id(tokenizer, END))
     model = Qwen3(config)
     params = random_params(model, jax.random.key(options.seed))
@@ -67,3 +70,13 @@ def pretrain(
     export_target(folder, config, params)
     save_tokenizer(tokenizer, folder, shape.max_positions)
     return config, params
+
+
+def check_vocabulary(shape: TargetShape, tokenizer: tokenizers.Tokenizer) -> None:
+    """A byte-level tokenizer has a token for every byte, even if fewer tokens were asked for."""
+    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    if tokens > shape.vocab_size:
+        raise UsageError(
+            f"the tokenizer has {tokens} tokens, but the target's embedding would have "
+            f"{shape.vocab_size} rows; expected a vocabulary of at least {tokens}"
+        )
