@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import write_json
+from measuring import about, write_json
 from regret import Regret
 
 from jaxspec import cli
@@ -40,7 +40,6 @@ from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.device import Program
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_models
-from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES, dflash_for, qwen3
 from jaxspec.proposers.methods import METHODS, Method
 
@@ -131,8 +130,7 @@ class Report:
         self.path, self.clock, self.begin = options.json, CompileClock(), time.perf_counter()
         self.failed: list[str] = []
         self.contents: dict[str, Any] = {
-            "command": " ".join(["python", *sys.argv]),
-            "environment": environment(),
+            **about(),
             "model": options.model,
             "tokens_per_case": options.prompts * options.tokens,
             "exact": {},
