@@ -2,8 +2,9 @@
 
     python scripts/bench_load.py --folder DIR --size 8b      (16.4 GB are written to DIR)
 
-Prints one line of JSON, with the commit (JAXSPEC_COMMIT gives it where git cannot). Disk and load are each measured with the files out of the page cache
-("cold", if the system drops them) and in it ("warm"). Every load is a fresh process.
+Prints one line of JSON, with the commit and the versions (the environment variable JAXSPEC_COMMIT
+gives the commit where git cannot). Disk and load are each measured with the files out of the page
+cache ("cold", if the system drops them) and in it ("warm"). Every load is a fresh process.
 """
 
 import argparse
