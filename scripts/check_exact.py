@@ -112,15 +112,17 @@ def main() -> None:
     prompts = random_prompts(options, pair.models.target.vocab_size)
     recorded: list[tuple[int, ...]] = []
     METHODS["replay"] = Method(host=lambda _: Replay(recorded))
+    asked = lambda case: case.part in options.parts and case.method in options.methods
+    cases = list(filter(asked, CASES))
     bench = Bench(options, pair)
-    report.stage("programs", bench.compile)
+    report.stage("programs", lambda: bench.compile(cases))
     plain = report.stage(f"exact: {REFERENCE}", lambda: bench.run(REFERENCE, prompts))
     recorded += [(*output.prompt_token_ids, *output.token_ids) for output in plain]
     report.contents["distinct_tokens"] = len({t for o in plain for t in o.token_ids})
     report.contents["leads_nat"] = leads(plain)
     regret = Regret(pair.models.target, pair.params["target"], CONTEXT)
     judges = {"exact": compare, "buckets": partial(judge_regret, regret)}
-    for case in CASES:
+    for case in cases:
         judge = judges[case.part]
         report.judge(case, lambda case=case, judge=judge: judge(plain, bench.run(case, prompts)))
     bench.wait()
@@ -175,6 +177,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slots", type=positive, default=8)
     parser.add_argument("--tokens", type=positive, default=204)
     parser.add_argument("--longest-prompt", type=int, default=CHUNK)
+    parts, methods = ["exact", "buckets"], ["none", "dflash", "ngram", "replay"]
+    parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
+    parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
     parser.add_argument("--json", help="file for the report")
     return parser.parse_args()
 
@@ -231,10 +236,10 @@ class Bench:
             )
         return self.engines[key]
 
-    def compile(self) -> int:
-        """Every program of every case, once."""
+    def compile(self, cases: Sequence[Case]) -> int:
+        """Every program of these cases, once."""
         programs: dict[str, Program] = {}
-        for case in (REFERENCE, *CASES):
+        for case in (REFERENCE, *cases):
             engine = self.engine(case)
             for program in engine.programs(draws=False, only_needed=True):
                 programs.setdefault(_identity(engine, program), program)

@@ -142,11 +142,12 @@ def acceptance(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     means = [one.stats.mean_acceptance_length for one in outputs]
     decoded = sum(len(one.token_ids) - 1 for one in outputs)
     plain_steps = max(decoded - sum(lengths), 0)
+    quartiles = statistics.quantiles(means) if len(means) > 1 else means * 3
     positions = np.sum([one.stats.accepted_per_position for one in outputs], axis=0)
     return {
         "prompts": len(outputs),
         "acceptance_length": round(statistics.mean(means), 3),
-        "acceptance_length_quartiles": [round(x, 3) for x in statistics.quantiles(means)],
+        "acceptance_length_quartiles": [round(x, 3) for x in quartiles],
         "acceptance_length_over_steps": round(statistics.mean(lengths), 3),
         "tokens_per_step": round(decoded / (len(lengths) + plain_steps), 3),
         "accepted_per_place": [round(float(count) / len(lengths), 3) for count in positions],
