@@ -42,6 +42,9 @@ CALLS, LAYERS = 36, 8
 COPY_TB_S = 2.95
 """Measured copy bandwidth of one H100 80GB HBM3; the share of bandwidth is relative to it."""
 
+Shape = tuple[int, int, str]
+"""Slots, context and kind of query of a call of attention, as the file of peers names them."""
+
 
 def main() -> None:
     options = parse()
@@ -71,7 +74,9 @@ def parse() -> argparse.Namespace:
 
 def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row per case: all of paged attention for every page size first, the rest once."""
-    peers = peer_times(options.anchors) if options.anchors else {}
+    peers: dict[Shape | None, dict[str, Any]] = {}
+    if options.anchors:
+        peers.update(peer_times(options.anchors))
     for case in cases_of(options):
         seconds = {name: seconds_of(case, name) for name in options.implementations}
         yield row_of(case, seconds) | peers.get(attention_shape(case), {})
@@ -89,7 +94,7 @@ def cases_of(options: argparse.Namespace) -> Iterable[Case]:
             yield case
 
 
-def peer_times(path: Path) -> dict[tuple[int, int, str], dict[str, Any]]:
+def peer_times(path: Path) -> dict[Shape, dict[str, Any]]:
     """What a file of peers says of each shape of attention: the kernel, and its microseconds."""
     return {
         (timed["batch"], timed["context"], query): {"peer": timed["kernel"], "peer_us": us}
@@ -98,8 +103,8 @@ def peer_times(path: Path) -> dict[tuple[int, int, str], dict[str, Any]]:
     }
 
 
-def attention_shape(case: Case) -> tuple[int, int, str] | None:
-    """The shape by the names of the peers' file."""
+def attention_shape(case: Case) -> Shape | None:
+    """The shape by the names of the peers' file; None for other ops, which it has no times of."""
     if not isinstance(case, AttentionCase):
         return None
     return case.slots, case.context, f"q{case.width}_{'causal' if case.causal else 'full'}"
