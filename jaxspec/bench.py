@@ -71,6 +71,13 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     )
     add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk")
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="Positions of a request that the engines have room for (default: those of the longest "
+        "request)",
+    )
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
@@ -142,18 +149,21 @@ def _bench(arguments: argparse.Namespace) -> None:
     engines = _engines(arguments, opened, methods, schedule, acceptances)
     contenders = contenders_of(engines, acceptances)
     bandwidth = arguments.bandwidth and arguments.bandwidth * 1e9
-    figures = benchmark(contenders, schedule, bandwidth, arguments.breakdown, _bar)
-    result = _about(arguments, schedule, bool(acceptances)) | figures
-    if peers:
-        result["steady_decode"] = steady_decode(result["rows"], peers)
+    about = _about(arguments, schedule, bool(acceptances))
+    result: dict[str, Any] = {}
+    for figures in benchmark(contenders, schedule, bandwidth, arguments.breakdown, _bar):
+        result = about | figures
+        if peers:
+            result["steady_decode"] = steady_decode(result["rows"], peers)
+        _write(arguments, result)  # after every pass: what a time limit leaves is still written
     cli.say(*report(result))
-    _write(arguments, result)
+    _draw(arguments, result)
     _profile(arguments, profiling, engines[methods[-1]], schedule)
 
 
 def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: list[int]) -> None:
     """Refuses wrong flags before slow imports and before loading a model."""
-    positive = ("passes", "requests_per_slot", "output_len")
+    positive = ("passes", "requests_per_slot", "output_len", "max_model_len")
     for name in (*positive, "num_prompts", "input_len", "request_rate", "bandwidth"):
         value = getattr(arguments, name)
         if value is not None and not value > 0:
@@ -262,6 +272,7 @@ def _engines(
         schedule.concurrencies,
         schedule.work,
         page_size=arguments.page_size,
+        max_model_len=arguments.max_model_len,
         prefill_chunk=arguments.prefill_chunk,
         exact=arguments.exact,
         adaptive=arguments.adaptive,
@@ -301,10 +312,13 @@ def _model_in_words(arguments: argparse.Namespace) -> str:
 
 
 def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    from jaxspec.measure.plots import draw_bench
-
     if arguments.json:
         write_json(arguments.json, result)
+
+
+def _draw(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    from jaxspec.measure.plots import draw_bench
+
     if arguments.plot:
         draw_bench(result, arguments.plot)
         cli.say(f"plot: {arguments.plot}")

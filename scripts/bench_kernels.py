@@ -1,10 +1,12 @@
 """Times every kernel beside its XLA reference and the bytes it has to move.
 
-    python scripts/bench_kernels.py --json docs/results/kernels-h100.json
+    python scripts/bench_kernels.py --page-size 16 64 --anchors docs/results/peers-h100.json \
+        --json docs/results/kernels-h100.json
     python scripts/bench_kernels.py --sweep        # paged attention with every choice of sizes
 
 Calls are chained inside one compiled program (each call's queries are the last call's output, so
-nothing overlaps) over caches that together exceed the L2 cache, as the layers of a model do.
+nothing overlaps) over caches that together exceed the L2 cache, as the layers of a model do. The
+file is written after every row, so that a time limit costs only the rows that are missing.
 """
 
 import argparse
@@ -15,27 +17,19 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from kernel_cases import (
-    ATTENTION_CASES,
-    CHAIN_CASES,
-    CONTEXTS,
-    WRITE_CASES,
-    AttentionCase,
-    Case,
-    ChainCase,
-    WriteCase,
-)
-from measuring import write_json
+from kernel_cases import CASES, AttentionCase, Case, ChainCase, WriteCase
+from measuring import about, write_json
 
 from jaxspec import cli
-from jaxspec.measure.environment import environment
+from jaxspec.console.files import read_json
 from pallas_kernels import dense_chain, pack_queries, paged_attention, qkv_write
 from pallas_kernels.dense_chain import first_arrivals
 from pallas_kernels.dispatch import Implementation
@@ -48,48 +42,79 @@ CALLS, LAYERS = 36, 8
 COPY_TB_S = 2.95
 """Measured copy bandwidth of one H100 80GB HBM3; the share of bandwidth is relative to it."""
 
+Shape = tuple[int, int, str]
+"""Slots, context and kind of query of a call of attention, as the file of peers names them."""
+
 
 def main() -> None:
     options = parse()
-    implementations = ("mosaic",) if options.no_xla else ("mosaic", "xla")
-    rows = (
-        sweep(options.kv_tiles)
-        if options.sweep
-        else compare(options.only, implementations, options.page_size)
-    )
-    measured = {"environment": environment() | {"copy_tb_s": COPY_TB_S}, "rows": rows}
-    write_json(options.json, measured)
+    rows = sweep(options) if options.sweep else compare(options)
+    report = about() | {"copy_tb_s": COPY_TB_S, "rows": []}
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        report["rows"].append(row)
+        write_json(options.json, report)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--cases", choices=CASES, default="h100", help="sizes of the calls")
     parser.add_argument("--only", choices=("paged_attention", "qkv_write", "dense_chain"))
-    parser.add_argument("--no-xla", action="store_true", help="leave the reference out")
+    both = ["mosaic", "xla"]
+    parser.add_argument("--implementations", nargs="+", default=both, choices=both)
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
     parser.add_argument("--kv-tiles", type=int, nargs="+", default=[64, 128], help="of the sweep")
-    parser.add_argument("--page-size", type=int, default=16, help="of paged attention's caches")
+    parser.add_argument(
+        "--page-size", type=int, nargs="+", default=[16], help="of paged attention's caches"
+    )
+    parser.add_argument("--anchors", type=Path, help="JSON with another kernel's times")
     return parser.parse_args()
 
 
-def compare(
-    only: str | None, implementations: Sequence[Implementation], page_size: int
-) -> list[dict[str, Any]]:
-    attention = [dataclasses.replace(case, page_size=page_size) for case in ATTENTION_CASES]
-    rows = []
-    for case in (*attention, *WRITE_CASES, *CHAIN_CASES):
-        if only in (None, case.op):
-            seconds = {name: seconds_of(case, name) for name in implementations}
-            rows.append(row_of(case, seconds))
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row per case: all of paged attention for every page size first, the rest once."""
+    peers: dict[Shape | None, dict[str, Any]] = {}
+    if options.anchors:
+        peers.update(peer_times(options.anchors))
+    for case in cases_of(options):
+        seconds = {name: seconds_of(case, name) for name in options.implementations}
+        yield row_of(case, seconds) | peers.get(attention_shape(case), {})
 
 
-def sweep(kv_tiles: Sequence[int]) -> list[dict[str, Any]]:
+def cases_of(options: argparse.Namespace) -> Iterable[Case]:
+    cases = CASES[options.cases]
+    of_each_page_size = [
+        dataclasses.replace(case, page_size=page_size)
+        for page_size in options.page_size
+        for case in cases.attention
+    ]
+    for case in (*of_each_page_size, *cases.writes, *cases.chains):
+        if options.only in (None, case.op):
+            yield case
+
+
+def peer_times(path: Path) -> dict[Shape, dict[str, Any]]:
+    """What a file of peers says of each shape of attention: the kernel, and its microseconds."""
+    return {
+        (timed["batch"], timed["context"], query): {"peer": timed["kernel"], "peer_us": us}
+        for timed in read_json(path)["attention_kernels"]
+        for query, us in timed["us"].items()
+    }
+
+
+def attention_shape(case: Case) -> Shape | None:
+    """The shape by the names of the peers' file; None for other ops, which it has no times of."""
+    if not isinstance(case, AttentionCase):
+        return None
+    return case.slots, case.context, f"q{case.width}_{'causal' if case.causal else 'full'}"
+
+
+def sweep(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Paged attention over 16 tokens per slot, with every choice of sizes that fits."""
-    choices = [BlockSizes(*sizes) for sizes in itertools.product(kv_tiles, (2, 3), (1, 2, 4, 8))]
-    rows = []
-    for slots, context in CONTEXTS:
+    tried = itertools.product(options.kv_tiles, (2, 3), (1, 2, 4, 8))
+    choices = [BlockSizes(*sizes) for sizes in tried]
+    for slots, context in CASES[options.cases].contexts:
         case = AttentionCase(slots, context, 16, True)
         query, *fixed = attention_inputs(case)
         for sizes in [sizes for sizes in choices if slots * sizes.splits <= 64]:
@@ -102,20 +127,20 @@ def sweep(kv_tiles: Sequence[int]) -> list[dict[str, Any]]:
             )
             chain = attention_chain(attend, CALLS)
             seconds = seconds_per_call(chain, query, tuple(fixed), CALLS, batches=5, runs=6)
-            rows.append(row_of(case, {"mosaic": seconds}) | vars(sizes))
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+            yield row_of(case, {"mosaic": seconds}) | vars(sizes)
 
 
 def row_of(case: Case, seconds: dict[str, float]) -> dict[str, Any]:
+    """The kernel's share of the bandwidth and its rate; without the kernel, the reference's."""
     floor = case.moved_bytes / COPY_TB_S / 1e6
+    judged = seconds.get("mosaic", next(iter(seconds.values())))
     return {
         "op": case.op,
         "case": case.name,
         **{f"{name}_us": round(value * 1e6, 2) for name, value in seconds.items()},
         "floor_us": round(floor, 2),
-        "share_of_bandwidth": round(floor / seconds["mosaic"] / 1e6, 3),
-        "tflop_s": round(case.operations / seconds["mosaic"] / 1e12, 1),
+        "share_of_bandwidth": round(floor / judged / 1e6, 3),
+        "tflop_s": round(case.operations / judged / 1e12, 1),
     }
 
 

@@ -2,13 +2,15 @@
 
     python scripts/bench_load.py --folder DIR --size 8b      (16.4 GB are written to DIR)
 
-Prints one line of JSON. Disk and load are each measured with the files out of the page cache
-("cold", if the system drops them) and in it ("warm"). Every load is a fresh process.
+Prints one line of JSON, with the commit and the versions (the environment variable JAXSPEC_COMMIT
+gives the commit where git cannot). Disk and load are each measured with the files out of the page
+cache ("cold", if the system drops them) and in it ("warm"). Every load is a fresh process.
 """
 
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,7 +77,8 @@ def benchmark(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     files, write_seconds = write_checkpoint(folder, GEOMETRIES[arguments.size])
     gigabytes = sum(path.stat().st_size for path in files) / 1e9
     say(f"wrote {gigabytes:.2f} GB in {write_seconds:.1f} s")
-    result = {"size": arguments.size, "gigabytes": gigabytes, "write_seconds": write_seconds}
+    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "size": arguments.size}
+    result |= {"gigabytes": gigabytes, "write_seconds": write_seconds}
     result["disk_gb_s"] = {
         f"{state}_{readers}_readers": disk_speed(files, readers, state == "cold")
         for state in STATES
@@ -84,6 +87,8 @@ def benchmark(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     say(f"disk, GB/s: {result['disk_gb_s']}")
     load = lambda state: load_in_fresh_process(folder, files, arguments, state)
     result["load"] = {state: load(state) for state in STATES}
+    # From the processes that load: this one leaves the device to them.
+    result["environment"] = [run.pop("environment") for run in result["load"].values()][-1]
     cold = result["disk_gb_s"]["cold_8_readers"]
     return result | {
         "bar_gb_s": min(2.0, cold),
@@ -213,6 +218,7 @@ def measure_load(folder: Path, dtype: str) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from jaxspec.checkpoint.load import open_target
+    from jaxspec.measure.environment import environment
 
     resident_before_jax = resident_gb()
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros(8)))
@@ -231,8 +237,7 @@ def measure_load(folder: Path, dtype: str) -> dict[str, Any]:
         "host_gb_at_start": peak.start,
         "host_gb_after": resident_gb(),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
+        "environment": environment(),
         "readers": reader_count(),
     }
 

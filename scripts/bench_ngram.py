@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import tell, write_json
+from measuring import about, tell, write_json
 from steady import step_until_all_decode
 
 from jaxspec import cli
@@ -39,7 +39,6 @@ from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
-from jaxspec.measure.environment import environment
 from jaxspec.models.parameters import random_params
 from jaxspec.models.presets import NAMES, qwen3
 from jaxspec.models.qwen3 import Qwen3
@@ -95,8 +94,7 @@ class WideSteps(StepObserver):
 def main() -> None:
     options = parse()
     report: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "environment": environment(),
+        **about(),
         "model": options.model,
         "num_drafts": options.num_drafts,
         "prompt_tokens": options.prompt,

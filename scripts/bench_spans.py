@@ -23,7 +23,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from measuring import tell, write_json
+from measuring import about, tell, write_json
 
 from jaxspec import cli
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length
@@ -38,7 +38,6 @@ from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair
-from jaxspec.measure.environment import environment
 from jaxspec.models.presets import NAMES
 
 LONGEST, FIRST_CHUNK, LATER_CHUNK = 1024, 512, 16
@@ -92,8 +91,7 @@ def main() -> None:
     pair = random_pair(options.model, options.block_size, jnp.bfloat16)
     costs = compile_and_measure_costs(options, pair)
     report: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "environment": environment(),
+        **about(),
         "model": options.model,
         "synthetic": True,
         "costs_ms": costs,

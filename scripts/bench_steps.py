@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from measuring import milliseconds_per_call, write_json
+from measuring import about, milliseconds_per_call, write_json
 from steady import occupied_device, random_prompts, step_until_all_decode
 
 from jaxspec import cli
@@ -31,7 +31,6 @@ from jaxspec.engine.step.io import PromptChunk
 from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, verify_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair, without_drafter
-from jaxspec.measure.environment import environment
 from jaxspec.measure.peers import read_peers
 from jaxspec.models.presets import NAMES, qwen3
 from jaxspec.proposers.device import Drafts
@@ -47,8 +46,7 @@ def main() -> None:
     peers = read_peers(options.anchors, options.model) if options.anchors else []
     pair = random_pair(options.model, options.block_size, jnp.bfloat16)
     report = {
-        "command": " ".join(["python", *sys.argv]),
-        "environment": environment(),
+        **about(),
         "model": options.model,
         "block_size": options.block_size,
         "prompt_tokens": options.prompt,

@@ -27,6 +27,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec import cli
 from jaxspec.checkpoint.load import open_drafter, open_target
+from jaxspec.measure.environment import environment
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
@@ -256,7 +257,7 @@ def summary(text: Text, known: Sequences) -> dict[str, int]:
 
 def write_report(options: argparse.Namespace, report: dict[str, Any]) -> None:
     num_bytes = sum(path.stat().st_size for path in options.out.glob("*/*") if path.is_file())
-    report |= {"device": jax.devices()[0].device_kind, "mebibytes": num_bytes / 2**20}
+    report |= {"environment": environment(), "mebibytes": num_bytes / 2**20}
     (options.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     for path in options.work.glob("*/log.jsonl"):
         (options.out / f"{path.parent.name}_log.jsonl").write_text(path.read_text())

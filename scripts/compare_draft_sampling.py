@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import write_json
+from measuring import about, write_json
 
 import jaxspec
 from jaxspec import cli
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.measure.environment import environment
 from jaxspec.proposers.options import DraftSampling
 
 RULES: dict[str, DraftSampling] = {
@@ -44,8 +43,7 @@ def main() -> None:
         for seed in range(options.seeds)
     ]
     report: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "environment": environment(),
+        **about(),
         "temperature": options.temperature,
         "top_p": options.top_p,
         "rules": {},

@@ -28,6 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.measure.environment import code
+
 METHODS = ("plain", "dflash")
 SHARE_OF_MEMORY = "0.45"
 """Of the device, for each version."""
@@ -45,6 +47,7 @@ def main() -> None:
         **{name: vars(options)[name] for name in ("model", "block_size", "prompt")},
         "setup": {worker.name: worker.answer() for worker in workers},
     }
+    report["environment"] = {"device": report["setup"]["now"]["device"], **code()}
     say(begin, f"weights and engines: {report['setup']}")
     report["rows"] = rows = [
         {"method": method, "slots": slots} for method in METHODS for slots in options.slots

@@ -2,6 +2,7 @@
 compute."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from pallas_kernels.dense_chain import ChainShape
 
@@ -10,6 +11,7 @@ GEOMETRIES = {
     "4B": (4096, 2560, 9728, 6144),
     "1.7B": (2048, 2048, 6144, 4096),
     "0.6B": (2048, 1024, 3072, 4096),
+    "tiny": (64, 64, 128, 128),
 }
 """Sizes of Qwen3 models: what attention gives per token, hidden, inner, the next layer's q|k|v."""
 
@@ -78,6 +80,7 @@ class WriteCase:
 @dataclasses.dataclass(frozen=True)
 class ChainCase:
     model: str
+    """A name of `GEOMETRIES`."""
     tokens: int
 
     op = "dense_chain"
@@ -107,11 +110,40 @@ class ChainCase:
 
 Case = AttentionCase | WriteCase | ChainCase
 
+
+@dataclasses.dataclass(frozen=True)
+class Cases:
+    """What is timed in one run."""
+
+    contexts: Sequence[tuple[int, int]]
+    """Slots and context of the sweep over sizes."""
+    attention: Sequence[AttentionCase]
+    writes: Sequence[WriteCase]
+    chains: Sequence[ChainCase]
+
+
 CONTEXTS = ((1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096))
-ATTENTION_CASES = [
-    AttentionCase(slots, context, width, causal)
-    for slots, context in CONTEXTS
-    for width, causal in ((1, True), (16, True), (16, False))
-] + [AttentionCase(8, 2048, 512, True)]
-CHAIN_CASES = [ChainCase(model, tokens) for model in GEOMETRIES for tokens in (8, 16, 32, 64)]
-WRITE_CASES = [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)]
+CASES = {
+    "h100": Cases(
+        CONTEXTS,
+        [
+            AttentionCase(slots, context, width, causal)
+            for slots, context in CONTEXTS
+            for width, causal in ((1, True), (16, True), (16, False))
+        ]
+        + [AttentionCase(8, 2048, 512, True)],
+        [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)],
+        [
+            ChainCase(model, tokens)
+            for model in ("8B", "4B", "1.7B", "0.6B")
+            for tokens in (8, 16, 32, 64)
+        ],
+    ),
+    # For the reference on a CPU, to see that the script works.
+    "tiny": Cases(
+        ((1, 64),),
+        [AttentionCase(1, 64, 4, True, heads=4, kv_heads=2, head_dim=16)],
+        [WriteCase(1, 4, heads=4, kv_heads=2, head_dim=16)],
+        [ChainCase("tiny", 8)],
+    ),
+}

@@ -15,7 +15,6 @@ not compared, because drafts are drawn too, so that the same seed gives other to
 
 import argparse
 import dataclasses
-import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from measuring import write_json
+from measuring import about, write_json
 
 from jaxspec import cli
 from jaxspec.demo import demo_pair
@@ -34,7 +33,6 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import Opened, choose_dtype, open_models
 from jaxspec.errors import LoadError
 from jaxspec.measure.engines import compile_all, engine_for
-from jaxspec.measure.environment import environment
 from jaxspec.measure.load import Load, Run, Work, run_load
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -55,8 +53,7 @@ def main() -> None:
     engines = [engine_of(options, opened, method) for method in ("none", options.method)]
     compile_all(engines, draws=options.temperature > 0)
     report: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "environment": environment(),
+        **about(),
         "dtype": options.dtype,
         "method": options.method,
         "temperature": options.temperature,
@@ -145,11 +142,12 @@ def acceptance(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     means = [one.stats.mean_acceptance_length for one in outputs]
     decoded = sum(len(one.token_ids) - 1 for one in outputs)
     plain_steps = max(decoded - sum(lengths), 0)
+    quartiles = statistics.quantiles(means) if len(means) > 1 else means * 3
     positions = np.sum([one.stats.accepted_per_position for one in outputs], axis=0)
     return {
         "prompts": len(outputs),
         "acceptance_length": round(statistics.mean(means), 3),
-        "acceptance_length_quartiles": [round(x, 3) for x in statistics.quantiles(means)],
+        "acceptance_length_quartiles": [round(x, 3) for x in quartiles],
         "acceptance_length_over_steps": round(statistics.mean(lengths), 3),
         "tokens_per_step": round(decoded / (len(lengths) + plain_steps), 3),
         "accepted_per_place": [round(float(count) / len(lengths), 3) for count in positions],

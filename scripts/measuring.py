@@ -1,5 +1,10 @@
-"""What the measuring scripts share: timers, progress on stderr, JSON files."""
+"""What the measuring scripts share: timers, progress on stderr, JSON files.
 
+Every results file begins with what `about()` returns. On a machine that has a copy of the checkout
+without its history, the environment variable JAXSPEC_COMMIT gives the commit.
+"""
+
+import shlex
 import statistics
 import sys
 import time
@@ -9,6 +14,12 @@ from typing import Any
 
 from jaxspec.console import files
 from jaxspec.engine.setup.timing import seconds_per_call
+from jaxspec.measure.environment import environment
+
+
+def about() -> dict[str, Any]:
+    """The command of this script, the device, the versions and the commit."""
+    return {"command": shlex.join(["python", *sys.argv]), "environment": environment()}
 
 
 def milliseconds_per_call(call: Callable[[], Any], calls: int, rounds: int = 5) -> dict[str, float]:

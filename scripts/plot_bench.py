@@ -19,7 +19,7 @@ def main() -> None:
     result = read_json(options.file)
     if not isinstance(result, dict) or not {"rows", "title"} <= result.keys():
         raise LoadError(f"{options.file}: expected what `python -m jaxspec.bench --json` wrote")
-    if options.bandwidth:
+    if options.bandwidth and result["copy_bytes_per_second"] is not None:
         ratio = result["copy_bytes_per_second"] / (options.bandwidth * 1e9)
         for row in result["rows"]:
             row["floor_ms"] *= ratio

@@ -10,6 +10,9 @@ import pytest
 
 CHECKED = "array shapes: checked by beartype through jaxtyping"
 UNCHECKED = "array shapes: NOT CHECKED, beartype is not installed"
+NO_SKIPS = "JAXSPEC_NO_SKIPS"
+"""Environment variable with which a skipped test is a failure, as continuous integration wants it
+where everything that tests need was installed."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         jaxtyping.install_import_hook(["jaxspec", "pallas_kernels"], "beartype.beartype")
         rebuild_records_unchecked()
+    leave_time_to_hypothesis()
 
 
 def pytest_report_header() -> str:
@@ -48,11 +52,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if without_gpu := [report for report in skipped if "no NVIDIA GPU" in str(report.longrepr)]:
         terminalreporter.section("GPU tests did not run", red=True, bold=True)
         terminalreporter.line(f"{len(without_gpu)} tests need an NVIDIA GPU; jax found none.")
+    if forbidden := forbidden_skips(terminalreporter.config):
+        terminalreporter.section(f"skipped, which {NO_SKIPS} forbids", red=True, bold=True)
+        for report in forbidden:
+            terminalreporter.line(f"{report.nodeid}: {report.longrepr}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Asking for GPU tests where none can run is a failure, not a pass."""
-    if wants_gpu(session.config) and exitstatus == pytest.ExitCode.OK and not has_gpu():
+    """Asking for GPU tests where none can run is a failure, not a pass; so is any skipped test if
+    the environment forbids it."""
+    if exitstatus != pytest.ExitCode.OK:
+        return
+    if forbidden_skips(session.config) or (wants_gpu(session.config) and not has_gpu()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -95,6 +106,26 @@ def has_gpu() -> bool:
     import jax
 
     return jax.default_backend() == "gpu"
+
+
+def forbidden_skips(config: pytest.Config) -> list[pytest.TestReport]:
+    """The tests that were skipped, if the environment forbids that."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get(NO_SKIPS) or reporter is None:
+        return []
+    return reporter.stats.get("skipped", [])
+
+
+def leave_time_to_hypothesis() -> None:
+    """No example has a deadline, because how long it takes depends on what else the machine does.
+    GPU machines often have no hypothesis."""
+    if importlib.util.find_spec("hypothesis") is None:
+        return
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
+    settings.load_profile("any machine")
 
 
 def has_beartype() -> bool:

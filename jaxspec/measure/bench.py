@@ -1,9 +1,11 @@
 """The benchmark: runs every contender on the same requests, taking turns pass by pass."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+
+import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
 from jaxspec.engine.engine import Engine
@@ -65,24 +67,32 @@ def benchmark(
     bytes_per_second: float | None,
     breakdown: bool,
     progress_bar: ProgressBar,
-) -> dict[str, Any]:
-    """Runs the benchmark and returns all figures. Without a bandwidth, that of a copy is measured;
-    `breakdown` also times the parts of steps."""
+) -> Iterator[dict[str, Any]]:
+    """Runs the benchmark and yields the figures after every pass, at last all of them. Without a
+    bandwidth, that of a copy is measured on an accelerator; `breakdown` also times the parts of
+    steps."""
     clock = CompileClock()
-    bandwidth = bytes_per_second or copy_bytes_per_second()
+    bandwidth = bytes_per_second or _measured_bandwidth()
     warm_up(contenders, schedule, progress_bar)
-    compile_s = clock.seconds
-    rows = compare(contenders, schedule, bandwidth, progress_bar)
-    if breakdown:
-        _add_parts(rows, contenders, schedule)
-    return {
+    figures: dict[str, Any] = {
         "prompts": len(schedule.work),
         "prompt_tokens": [len(one.prompt) for one in schedule.work],
         "copy_bytes_per_second": bandwidth,
-        "compile_s": compile_s,
-        "peak_memory_bytes": contenders[0].engine.stats().peak_memory_bytes,
-        "rows": rows,
+        "compile_s": clock.seconds,
     }
+    for rows in compare(contenders, schedule, bandwidth, progress_bar):
+        peak = contenders[0].engine.stats().peak_memory_bytes
+        figures |= {"peak_memory_bytes": peak, "rows": rows}
+        yield figures
+    if breakdown:
+        _add_parts(figures["rows"], contenders, schedule)
+        yield figures
+
+
+def _measured_bandwidth() -> float | None:
+    """None on a CPU, whose caches hold much of what a small model reads, so that the bytes of a
+    step over the speed of a large copy are no lower bound there."""
+    return None if jax.default_backend() == "cpu" else copy_bytes_per_second()
 
 
 def _add_parts(rows: Sequence[Row], contenders: Sequence[Contender], schedule: Schedule) -> None:
@@ -118,44 +128,46 @@ def _short_replies(schedule: Schedule, concurrency: int) -> list[Work]:
 def compare(
     contenders: Sequence[Contender],
     schedule: Schedule,
-    bytes_per_second: float,
+    bytes_per_second: float | None,
     progress_bar: ProgressBar,
-) -> list[Row]:
-    """A row per contender and concurrency."""
+) -> Iterator[list[Row]]:
+    """After every pass, a row per contender and concurrency over the passes so far."""
     clock = CompileClock()
     runs: dict[tuple[str, int], list[Run]] = {}
     compile_s: dict[tuple[str, int], float] = {}
     tokens = schedule.tokens_of_a_pass() * schedule.passes * len(contenders)
     with progress_bar(tokens, "measuring", "tok") as progress:
-        for number, concurrency, one in _turns(contenders, schedule):
-            before, key = clock.seconds, (one.name, concurrency)
-            one.set_acceptance()
-            load = Load(concurrency, schedule.request_rate, schedule.seed + number)
-            work = schedule.requests_of_a_pass(concurrency)
-            runs.setdefault(key, []).append(run_load(one.engine, work, load, progress.update))
-            compile_s[key] = compile_s.get(key, 0.0) + clock.seconds - before
-    rows = [
-        _row(one, concurrency, runs[one.name, concurrency], bytes_per_second)
-        | {"compile_s_while_measured": compile_s[one.name, concurrency]}
-        for concurrency in schedule.concurrencies
-        for one in contenders
-    ]
-    add_speedups(rows, "none")
-    return rows
+        for number in range(schedule.passes):
+            for concurrency, one in _turns(contenders, schedule, number):
+                before, key = clock.seconds, (one.name, concurrency)
+                one.set_acceptance()
+                load = Load(concurrency, schedule.request_rate, schedule.seed + number)
+                work = schedule.requests_of_a_pass(concurrency)
+                runs.setdefault(key, []).append(run_load(one.engine, work, load, progress.update))
+                compile_s[key] = compile_s.get(key, 0.0) + clock.seconds - before
+            rows = [
+                _row(one, concurrency, runs[one.name, concurrency], bytes_per_second)
+                | {"compile_s_while_measured": compile_s[one.name, concurrency]}
+                for concurrency in schedule.concurrencies
+                for one in contenders
+            ]
+            add_speedups(rows, "none")
+            yield rows
 
 
 def _turns(
-    contenders: Sequence[Contender], schedule: Schedule
-) -> Iterable[tuple[int, int, Contender]]:
-    """Yields the number of the pass, the concurrency and the contender. Every other pass takes the
-    contenders in reverse order, so that drift of the machine affects all equally."""
-    for number in range(schedule.passes):
-        for concurrency in schedule.concurrencies:
-            for one in contenders if number % 2 == 0 else reversed(contenders):
-                yield number, concurrency, one
+    contenders: Sequence[Contender], schedule: Schedule, number: int
+) -> Iterable[tuple[int, Contender]]:
+    """Yields each concurrency and contender of a pass. Every other pass takes the contenders in
+    reverse order, so that drift of the machine affects all equally."""
+    for concurrency in schedule.concurrencies:
+        for one in contenders if number % 2 == 0 else reversed(contenders):
+            yield concurrency, one
 
 
-def _row(one: Contender, concurrency: int, runs: Sequence[Run], bytes_per_second: float) -> Row:
+def _row(
+    one: Contender, concurrency: int, runs: Sequence[Run], bytes_per_second: float | None
+) -> Row:
     least = step_bytes(one.engine.models, one.engine.params)
     named: Row = {"method": one.method, "acceptance_of": one.label}
     if one.synthetic is not None:

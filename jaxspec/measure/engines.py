@@ -14,6 +14,7 @@ from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.setup.load_models import Opened
 from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.io import Models
+from jaxspec.errors import UsageError
 from jaxspec.measure.load import Work
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
@@ -60,10 +61,19 @@ def engines_for(
     concurrencies: Sequence[int],
     work: Sequence[Work],
     page_size: int,
+    max_model_len: int | None = None,
     **options: Any,
 ) -> dict[str, Engine]:
-    """An engine per method, with room for the longest of these requests in every slot."""
+    """An engine per method, with room in every slot for `max_model_len` positions, or for the
+    longest of these requests."""
     longest = max(len(one.prompt) + one.params.max_tokens for one in work)
+    if max_model_len is not None:
+        if max_model_len < longest:
+            raise UsageError(
+                f"max_model_len is {max_model_len}; expected at least {longest}, the length of the "
+                "longest request with its output"
+            )
+        longest = max_model_len
     pages_each = -(-(longest + _widest_block(opened)) // page_size)
     return {
         method: engine_for(

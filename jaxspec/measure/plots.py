@@ -151,7 +151,8 @@ def _step_times(axes: Any, rows: Sequence[Row]) -> None:
             _step_bar(axes, centre, width * 0.92, colour, row)
     if any(row.get("part_ms") for row in rows):
         _label_parts(axes)
-    axes.plot([], [], color="black", linewidth=1.5, linestyle=":", label="memory floor")
+    if any(row["floor_ms"] is not None for row in rows):
+        axes.plot([], [], color="black", linewidth=1.5, linestyle=":", label="memory floor")
     axes.set_xticks(range(len(concurrencies)), list(map(str, concurrencies)))
     from_zero(axes, room=1.4)
     axes.legend(fontsize=8, ncols=2, loc="upper left")
@@ -173,8 +174,11 @@ def _step_bar(axes: Any, x: float, width: float, colour: str, row: Row) -> None:
         axes.plot(x, row["step_ms"]["p50"], "D", color="black", markersize=5)
     elif row["step_ms"]:
         axes.bar(x, row["step_ms"]["p50"], width, color=colour)
-    floor = [row["floor_ms"]] * 2
-    axes.plot([x - width / 2, x + width / 2], floor, color="black", linewidth=1.5, linestyle=":")
+    if row["floor_ms"] is not None:
+        floor = [row["floor_ms"]] * 2
+        axes.plot(
+            [x - width / 2, x + width / 2], floor, color="black", linewidth=1.5, linestyle=":"
+        )
 
 
 def _steps_of_all_systems(axes: Any, steady: Sequence[Row]) -> None:

@@ -21,11 +21,15 @@ COMPILE_S_WORTH_A_WARNING = 0.1
 """Seconds of compiling within the measured passes."""
 
 
-def row_of(concurrency: int, runs: Sequence[Run], least: StepBytes, bytes_per_second: float) -> Row:
-    """Medians over the passes, percentiles over all of their requests, counts pooled."""
+def row_of(
+    concurrency: int, runs: Sequence[Run], least: StepBytes, bytes_per_second: float | None
+) -> Row:
+    """Medians over the passes, percentiles over all of their requests, counts pooled. Without a
+    bandwidth there is no floor."""
     outputs = [output for run in runs for output in run.outputs]
     stats = [output.stats for output in outputs]
-    floor_ms = 1e3 * least.of_step(concurrency, _mean_context(stats)) / bytes_per_second
+    least_bytes = least.of_step(concurrency, _mean_context(stats))
+    floor_ms = 1e3 * least_bytes / bytes_per_second if bytes_per_second else None
     return {
         "concurrency": concurrency,
         "passes": len(runs),
@@ -46,9 +50,9 @@ def _throughput(runs: Sequence[Run]) -> Row:
     }
 
 
-def _steps(runs: Sequence[Run], floor_ms: float) -> Row:
+def _steps(runs: Sequence[Run], floor_ms: float | None) -> Row:
     steps = percentiles([1e3 * step for run in runs for step in run.step_s])
-    fraction = floor_ms / steps["p50"] if steps else None
+    fraction = floor_ms / steps["p50"] if steps and floor_ms is not None else None
     return {"step_ms": steps, "floor_ms": floor_ms, "floor_fraction": fraction}
 
 

@@ -115,9 +115,16 @@ def branches(prefix, probability, row):
         yield (*prefix, int(token)), probability * p
 
 
+STRICTEST = [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}]
+"""Each of these filters leaves the likeliest token alone."""
+
+
 @pytest.mark.parametrize("method", ["dflash", "none"])
-def test_top_k_of_one_is_greedy(method):
+def test_a_filter_that_keeps_one_token_is_greedy(method):
+    """A temperature at which hardly a token would be the likeliest one without the filter."""
     case = trajectories()[1]
-    engine = golden_engine(method=method)
-    output = engine.generate(case["prompt"], budget(20, temperature=1.0, top_k=1))
-    assert list(output.token_ids) == case["greedy"][:20]
+    params = [budget(20, temperature=5.0, seed=1, **one) for one in (*STRICTEST, {})]
+    outputs = golden_engine(method=method).generate([case["prompt"]] * len(params), params)
+    *filtered, free = (list(output.token_ids) for output in outputs)
+    assert filtered == [case["greedy"][:20]] * len(STRICTEST)
+    assert free != case["greedy"][:20]

@@ -56,7 +56,15 @@ def test_the_step_is_taken_apart(result):
 
 def test_the_environment_is_recorded(result):
     assert result["command"].startswith("python -m jaxspec.bench --model")
-    assert {"device", "versions", "XLA_FLAGS"} <= set(result["environment"])
+    assert {"device", "commit", "versions", "XLA_FLAGS"} <= set(result["environment"])
+
+
+def test_a_cpu_has_no_memory_floor(result):
+    """Its caches make steps faster than the bytes over the speed of a copy."""
+    assert result["copy_bytes_per_second"] is None
+    assert [(row["floor_ms"], row["floor_fraction"]) for row in result["rows"]] == [
+        (None, None)
+    ] * 2
 
 
 def test_the_picture_is_one(result, folder):
@@ -165,6 +173,12 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
         ([*MODELS, "--profile-skip", "-1"], 2, "--profile-skip is -1; expected at least 0"),
         ([*MODELS, "--profile-readable"], 2, "add --profile-dir"),
         ([*MODELS, "--profile-concurrency", "3"], 2, "expected one of [1, 4]"),
+        ([*MODELS, "--max-model-len", "0"], 2, "--max-model-len is 0; expected more than 0"),
+        (
+            [*MODELS, "--no-chat-template", "--max-model-len", "9", "--num-prompts", "1"],
+            2,
+            "max_model_len is 9; expected at least",
+        ),
         (
             [*MODELS, "--synthetic-acceptance-rates", "a,b", "--num-prompts", "1"],
             2,

@@ -61,6 +61,13 @@ def test_nothing_measured_is_no_number():
     assert table([measured])
 
 
+def test_percentiles_are_no_extremes():
+    """Of 1 to 101 the median is 51, and one larger value in a hundred lies beyond the 99th."""
+    values = [float(value) for value in range(1, 102)]
+    assert percentiles(values) == {"p50": 51, "p90": 91, "p99": 100}
+    assert percentiles([3.0, 1.0]) == pytest.approx({"p50": 2.0, "p90": 2.8, "p99": 2.98})
+
+
 def test_arrivals():
     assert due_times(3, Load(1)) == [0, 0, 0]
     times = due_times(4000, Load(1, request_rate=20.0, seed=1))

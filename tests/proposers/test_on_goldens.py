@@ -83,16 +83,21 @@ def test_nothing_waits_for_the_host_whether_it_drafts_or_not(options):
 
 
 def test_a_request_below_the_threshold_goes_on_plainly():
-    """After its warm-up a request whose drafts are wrong makes no step wide but to try again."""
-    engine = golden_engine(method="ngram", ngram_threshold=1.0, ngram_warm_up=2, num_drafts=15)
+    """After its warm-up a request whose drafts are wrong makes a step wide only to try again, each
+    time after a longer pause."""
+    every = 4
+    engine = golden_engine(
+        method="ngram", ngram_threshold=1.0, ngram_warm_up=2, ngram_probe_every=every, num_drafts=15
+    )
     ran = watch(engine).ran
     case = trajectories()[3]
     output = engine.generate(case["prompt"], budget(60))
     assert list(output.token_ids) == case["greedy"][:60]
-    wide = [i for i, step in enumerate(ran) if step == "lookup"]
-    assert 0 < len(wide) < 12 and ran.count("plain") > 30
-    later = [b - a for a, b in zip(wide, wide[1:]) if b - a > 1]
-    assert not later or max(later) >= 30
+    wide = [at for at, step in enumerate(ran) if step == "lookup"]
+    assert len(wide) < 12 and ran.count("plain") > 30
+    pauses = [later - earlier - 1 for earlier, later in zip(wide[1:], wide[2:])]
+    assert len(pauses) >= 2, wide
+    assert all(pause >= every * times for times, pause in enumerate(pauses, 1)), wide
 
 
 def test_in_a_wide_step_everybody_who_may_looks_up():

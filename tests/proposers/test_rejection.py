@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_pair import budget, golden_engine, trajectories
+from golden_pair import budget, golden_engine, opened, trajectories
 
 from jaxspec.acceptance import accept
+from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.sampling import SlotSampling, draw_drafts, rejection_sample, sample
 from jaxspec.sampling.tokens import filtered
 
@@ -206,16 +207,34 @@ def test_greedy_rows_and_rows_without_drafts_are_what_they_were():
 SAMPLED = [budget(24, temperature=1.0, seed=seed) for seed in range(8)]
 
 
-def accepted_share(engine) -> float:
-    prompts = [trajectories()[i]["prompt"] for i in (1, 2, 3, 4) * 2]
-    stats = [output.stats for output in engine.generate(prompts, SAMPLED)]
+def sampled(which: str, **options) -> list[RequestOutput]:
+    prompts = [trajectories(which)[i]["prompt"] for i in (1, 2, 3, 4) * 2]
+    return golden_engine(which, **options).generate(prompts, SAMPLED)
+
+
+def accepted_share(outputs: list[RequestOutput]) -> float:
+    stats = [output.stats for output in outputs]
     return sum(s.num_accepted_draft_tokens for s in stats) / sum(s.num_spec_steps for s in stats)
 
 
 def test_more_is_accepted_than_by_drawing_from_the_target_alone():
-    drawn = accepted_share(golden_engine())
-    likeliest = accepted_share(golden_engine(draft_sampling="likeliest"))
-    assert drawn > likeliest
+    independent = sampled("a", draft_sampling="likeliest")
+    assert accepted_share(sampled("a")) > accepted_share(independent)
+
+
+def test_the_order_of_a_drafter_s_own_vocabulary_says_nothing():
+    """Drawn drafts are ids of the target, whichever place of the drafter's head they have."""
+    params = opened("as").params
+    drafter, order = params["drafter"], np.random.default_rng(0).permutation(384)
+    assert drafter["target_ids"].shape == order.shape
+    reordered = {
+        "head": {"kernel": drafter["head"]["kernel"][:, order]},
+        "target_ids": drafter["target_ids"][order],
+    }
+    outputs = sampled("as", params=params | {"drafter": drafter | reordered})
+    as_published = sampled("as")
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in as_published]
+    assert accepted_share(outputs) == accepted_share(as_published) > 0.25
 
 
 @pytest.mark.parametrize("which", ["a", "as"])

@@ -183,3 +183,11 @@ def test_nothing_is_sorted_if_no_request_has_a_temperature():
     always = [str(step) for step in jaxpr.eqns if step.primitive.name != "cond"]
     assert len(always) == len(jaxpr.eqns) - 1
     assert "sort" in str(jaxpr) and not any("sort" in step for step in always)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.75, 2), (0.76, 4), (1.0, 4)])
+def test_a_mass_of_exactly_top_p_is_enough(top_p, kept):
+    """Masses 1/2, 1/4, 1/8, 1/8, whose sums are exact; the last two are equally likely."""
+    logits = jnp.log(jnp.array([0.5, 0.25, 0.125, 0.125], jnp.float32))
+    row = jax.tree.map(lambda entries: entries[0], sampling_of({"top_p": top_p}))
+    assert np.isfinite(filtered(logits, row)).tolist() == [True] * kept + [False] * (4 - kept)

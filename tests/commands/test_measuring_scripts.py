@@ -1,0 +1,203 @@
+"""The scripts that print published figures run to their end at tiny sizes, and their files say what
+was measured, where, and with which code."""
+
+import importlib.util
+import json
+import pathlib
+import shlex
+import sys
+
+import pytest
+from test_scripts import SCRIPTS, run
+
+from jaxspec.measure import environment
+
+ROOT = SCRIPTS.parent
+GOLDENS = ROOT / "tests" / "data" / "goldens" / "a"
+STANDARD_LIBRARY = pathlib.Path(json.__file__).parents[1]
+
+
+def steps(report):
+    (row,) = report["rows"]
+    assert row["concurrency"] == 1 and row["plain_steps"] == 2 >= row["dflash_steps"] >= 1
+    for name in ("plain_device_ms", "plain_engine_ms", "dflash_device_ms", "dflash_engine_ms"):
+        assert row[name] > 0
+    assert report["accepted_per_step"] == 1 and report["prompt_tokens"] == 8
+
+
+def spans(report):
+    (row,) = report["phases"]
+    rates = row["tokens_per_s"]
+    assert list(rates) == ["plain", "width 2", "adaptive"] and min(rates.values()) > 0
+    assert sum(row["widths"].values()) == 3
+    best = max(rates["plain"], rates["width 2"])
+    assert row["of_the_best_fixed"] == pytest.approx(rates["adaptive"] / best)
+
+
+def ngram(report):
+    prose, repetitive = report["rows"]
+    assert (prose["load"], repetitive["load"]) == ("1 prose", "1 repetitive")
+    assert repetitive["wide_steps"] == 1, "text that repeats itself is always looked up"
+    for row, kind in ((prose, "prose"), (repetitive, "repetitive")):
+        each = row["tokens_per_s_each"]
+        assert row["ratio"][kind] == pytest.approx(each["ngram"][kind] / each["plain"][kind])
+
+
+def exact(report):
+    for case in ("replay, in company", "replay, alone"):
+        found = report["exact"][case]
+        assert found["passed"] and found["largest_logprob_difference"] == 0.0
+        assert found["tokens_compared"] == 8 and found["drafts_verified"] > 0
+    buckets = report["buckets"]["replay, in company"]
+    assert buckets["passed"]
+    assert 0 <= buckets["worst_regret_nat"] <= buckets["allowed_regret_nat"]
+    assert 0 <= report["leads_nat"]["least"] <= report["leads_nat"]["median"]
+
+
+def kernels(report):
+    attention = [row for row in report["rows"] if row["op"] == "paged_attention"]
+    assert [row["case"].split()[-1] for row in attention] == ["16", "64"]
+    assert {row["op"] for row in report["rows"]} == {"paged_attention", "qkv_write", "dense_chain"}
+    assert all(row["xla_us"] > 0 and row["floor_us"] >= 0 for row in report["rows"])
+
+
+SCRIPTS_AND_CHECKS = {
+    "bench_steps": (
+        "--model tiny --draft dflash-b2 --concurrency 1 --prompt 8 --max-model-len 40 "
+        "--page-size 8 --steps 2 --accepted 1",
+        steps,
+    ),
+    "bench_spans": (
+        "--model tiny --phases 1x2 --steps 3 --fixed-steps 2 --block-size 2",
+        spans,
+    ),
+    "bench_ngram": (
+        "--model tiny --concurrency 1 --num-drafts 3 --prompt 64 --steps 8 --passes 1",
+        ngram,
+    ),
+    "check_exact": (
+        "--model tiny --prompts 1 --slots 1 --tokens 8 --longest-prompt 8 --methods replay",
+        exact,
+    ),
+    "bench_kernels": ("--cases tiny --implementations xla --page-size 16 64", kernels),
+}
+
+
+def check_environment(report) -> None:
+    found = report["environment"]
+    assert found["device"] == "cpu" and found["commit"] == "0123abc"
+    assert {"jaxspec", "jax", "jaxlib"} <= set(found["versions"])
+    assert report["command"].startswith("python ")
+
+
+@pytest.fixture(autouse=True)
+def named_commit(monkeypatch):
+    monkeypatch.setenv(environment.COMMIT_VARIABLE, "0123abc")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for scripts that start others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS_AND_CHECKS)
+def test_a_tiny_run(script, monkeypatch, tmp_path):
+    """Whether the figures meet a script's bar depends on the machine and is not asked."""
+    flags, check = SCRIPTS_AND_CHECKS[script]
+    result = tmp_path / "result.json"
+    code = run(script, [*flags.split(), "--json", str(result)], monkeypatch)
+    assert not code or "below" in str(code), code
+    report = json.loads(result.read_text())
+    check_environment(report)
+    check(report)
+
+
+@pytest.mark.slow
+def test_held_out_text(monkeypatch, tmp_path):
+    """A file of the standard library, of those that the demo pair was not trained on."""
+    result = tmp_path / "result.json"
+    held_out = (SCRIPTS / "demo_held_out.txt").read_text().split()
+    name = next(name for name in held_out if (STANDARD_LIBRARY / name).is_file())
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text((STANDARD_LIBRARY / name).read_text())
+    pair = f"--target {GOLDENS / 'target'} --draft {GOLDENS / 'draft'} --page-size 16"
+    sizes = "--prompts 1 --prompt-tokens 8 --tokens 8 --batch 1 --passes 1"
+    flags = f"--text {tmp_path} {pair} {sizes}"
+    assert not run("measure_held_out", [*flags.split(), "--json", str(result)], monkeypatch)
+    report = json.loads(result.read_text())
+    check_environment(report)
+    measured = report["batch 1"]
+    assert measured["prompts"] == measured["streams_equal_to_plain"] == 1
+    assert measured["plain_tokens_per_second"] > 0 < measured["drafted_tokens_per_second"]
+
+
+@pytest.mark.slow
+def test_loading(monkeypatch, tmp_path):
+    result = tmp_path / "load.json"
+    flags = f"--folder {tmp_path / 'disk'} --size tiny --out {result}"
+    assert not run("bench_load", flags.split(), monkeypatch)
+    report = json.loads(result.read_text())
+    check_environment(report)
+    assert report["load"]["cold"]["parameters"] == report["load"]["warm"]["parameters"] > 0
+    assert report["warm_load_gb_s"] > 0 and not list((tmp_path / "disk").iterdir())
+
+
+@pytest.fixture
+def measure_all(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    spec = importlib.util.spec_from_file_location("measure_all", SCRIPTS / "measure_all.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "measure_all", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_planned_command_is_understood(measure_all, monkeypatch, tmp_path):
+    """The flags exist, so that no measurement on a GPU ends at its first line."""
+    from jaxspec import bench
+
+    planned = [one for group in measure_all.GROUPS.values() for one in group]
+    assert len({one.name for one in planned}) == len(planned)
+    for one in planned:
+        script, *flags = one.arguments(tmp_path)
+        if script == "-m":
+            assert flags[0] == "jaxspec.bench"
+            arguments = bench._parser().parse_args(flags[1:])
+            assert bench._acceptances(arguments) and arguments.max_model_len == 1024
+            continue
+        monkeypatch.setattr(sys, "argv", [script, *flags])
+        name = pathlib.Path(script).stem
+        spec = importlib.util.spec_from_file_location(f"planned_{name}", ROOT / script)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        assert str(module.parse().json) == str(tmp_path / f"{one.name}.json")
+
+
+def measurement(measure_all, name: str, code: str):
+    return measure_all.Measurement(name, f"-c {shlex.quote(code)}", 1)
+
+
+WRITES = "import sys; open(sys.argv[-1], 'w').write('{}')"
+
+
+def test_what_failed_is_named(measure_all, monkeypatch, tmp_path):
+    good = measurement(measure_all, "good", WRITES)
+    bad = measurement(measure_all, "bad", "raise SystemExit(3)")
+    after = measurement(measure_all, "after", WRITES)
+    monkeypatch.setattr(measure_all, "GROUPS", {"first": [good], "second": [bad, after]})
+    flags = f"--out {tmp_path} --gpus 2 --cache {tmp_path / 'cache'}"
+    monkeypatch.setattr(sys, "argv", ["measure_all.py", *flags.split()])
+    with pytest.raises(SystemExit, match="^not run to a good end: bad$"):
+        measure_all.main()
+    report = json.loads((tmp_path / "measured.json").read_text())
+    codes = {name: one["exit_code"] for name, one in report["measured"].items()}
+    assert codes == {"good": 0, "bad": 3, "after": 0}
+    assert report["environment"]["commit"] == "0123abc"
+    assert (tmp_path / "good.json").read_text() == (tmp_path / "after.json").read_text() == "{}"
+
+
+def test_after_the_deadline_nothing_begins_and_what_runs_is_ended(measure_all, tmp_path):
+    endless = measurement(measure_all, "endless", "import time; time.sleep(600)")
+    late = measure_all.Run(tmp_path, tmp_path, deadline=0.0)
+    late.all({"group": [endless]}, gpus=1)
+    assert not late.report["measured"]
+    late.measure(endless, gpu=0)
+    assert late.report["measured"]["endless"]["exit_code"] == -15 and not late.worked(endless)

@@ -1,0 +1,80 @@
+"""How many pages an engine gets from the memory of its device, with numbers."""
+
+from types import SimpleNamespace
+
+import pytest
+from golden_pair import golden_engine, opened
+
+from jaxspec.engine.setup import build, memory
+from jaxspec.errors import LoadError
+
+GIB = 2**30
+
+
+@pytest.fixture
+def device_reports(monkeypatch):
+    def report(stats: dict | None) -> None:
+        device = SimpleNamespace(memory_stats=lambda: stats)
+        monkeypatch.setattr(memory.jax, "local_devices", lambda: [device])
+
+    return report
+
+
+def test_free_memory_is_a_share_of_the_limit_less_what_is_in_use(device_reports):
+    device_reports({"bytes_limit": 1000, "bytes_in_use": 300, "peak_bytes_in_use": 450})
+    assert memory.free_bytes(0.9) == 600
+    assert memory.free_bytes(1.0) == 700
+    assert memory.free_bytes(0.25) == -50
+    assert memory.peak_bytes() == 450
+
+
+@pytest.mark.parametrize("stats", [None, {}, {"bytes_in_use": 5}])
+def test_a_device_that_reports_nothing(device_reports, stats):
+    device_reports(stats)
+    assert memory.free_bytes(0.9) is None
+    assert memory.peak_bytes() is None
+
+
+def pages(free: int, useful: int = 50, temporaries=lambda pages: 0, least: int = 2):
+    """Pages of 100 bytes, and the numbers of pages that programs were compiled for."""
+    asked = []
+
+    def compiled(pages: int) -> int:
+        asked.append(pages)
+        return temporaries(pages)
+
+    return memory.pages_that_fit(free, 100, useful, compiled, least), asked
+
+
+def test_no_more_pages_than_are_useful():
+    assert pages(10**6) == (50, [50])
+
+
+def test_pages_and_temporaries_fit_together():
+    assert pages(1000, temporaries=lambda pages: 0) == (10, [10])
+    assert pages(1000, temporaries=lambda pages: 350) == (6, [10, 6])
+    assert pages(1000, temporaries=lambda pages: 20 * pages) == (8, [10, 8])
+    assert pages(6000, temporaries=lambda pages: 1000) == (50, [50])
+
+
+@pytest.mark.parametrize(
+    ("free", "temporaries", "fits"), [(150, 0, 1), (-50, 0, 0), (1000, 850, 1), (1000, 2000, 0)]
+)
+def test_too_little_for_one_request_is_refused(free, temporaries, fits):
+    with pytest.raises(LoadError, match=f"^{fits} pages .* one request needs 2; .*memory_fraction"):
+        pages(free, temporaries=lambda pages: temporaries)
+
+
+def test_an_engine_takes_what_the_target_and_the_drafter_keep_in_a_page(monkeypatch):
+    """Float32: four bytes a number, keys and values, for every layer of both models."""
+    target = opened().models.target.config.decoder
+    drafter = opened().models.proposers[0].drafter.config.decoder
+    numbers = lambda model: 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    page_size = 16
+    per_page = 4 * page_size * (numbers(target) + numbers(drafter))
+    monkeypatch.setattr(build.memory, "free_bytes", lambda share: int(100.5 * per_page * share))
+    monkeypatch.setattr(build, "temporaries", lambda device, plan: 20 * per_page)
+    engine = golden_engine(page_size=page_size, memory_fraction=1.0)
+    assert engine.total_pages == 80
+    assert golden_engine(page_size=page_size, memory_fraction=0.5).total_pages == 30
+    assert golden_engine(page_size=page_size, num_pages=33).total_pages == 33

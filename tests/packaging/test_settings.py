@@ -1,0 +1,58 @@
+"""What the tests' own configuration does: warnings, time limits and skipped tests."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import warnings
+
+import pytest
+from hypothesis import settings
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KINDS = [DeprecationWarning, PendingDeprecationWarning, FutureWarning]
+
+
+def warn(kind: type[Warning], module: str) -> None:
+    warnings.warn_explicit("a newer way exists", kind, "file.py", 1, module=module)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("module", ["jaxspec.engine.engine", "pallas_kernels.tiles", "test_x"])
+def test_what_our_code_calls_must_not_be_deprecated(kind, module):
+    with pytest.raises(kind, match="a newer way"):
+        warn(kind, module)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:the summary stays short")
+def test_what_other_packages_call_in_each_other_is_theirs(kind):
+    with warnings.catch_warnings(record=True) as seen:
+        warn(kind, "tokenizers.models")
+    assert [warning.category for warning in seen] == [kind]
+
+
+def test_other_warnings_are_errors_wherever_they_come_from():
+    with pytest.raises(RuntimeWarning):
+        warn(RuntimeWarning, "numpy.linalg")
+
+
+def test_no_example_has_a_deadline():
+    assert settings().deadline is None
+
+
+@pytest.mark.parametrize(("forbidden", "code"), [("", 0), ("1", 1)])
+def test_a_skip_fails_where_it_is_forbidden(forbidden, code, tmp_path):
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n\n\n@pytest.mark.skip(reason='no compiler')\ndef test_one(): ...\n"
+    )
+    environment = os.environ | {"JAXSPEC_NO_SKIPS": forbidden}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        env=environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == code, run.stdout
+    assert ("no compiler" in run.stdout and "test_one.py::test_one" in run.stdout) == bool(code)
