@@ -1,9 +1,9 @@
 """The events that a caller iterates over while requests run."""
 
 import dataclasses
-import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.request import Increment
@@ -28,6 +28,9 @@ class EventStream:
     Closing or deleting the iterator, or an exception in a step, ends the requests that still run.
     """
 
+    _indices: Mapping[int, int] = MappingProxyType({})
+    """Index of the prompt by the id of its request; empty when the stream is closed."""
+
     def __init__(
         self, loop: Loop, event: Callable[[int, Increment], StreamEvent], requests: Sequence[int]
     ):
@@ -42,33 +45,28 @@ class EventStream:
 
     def __next__(self) -> StreamEvent:
         try:
-            self._wait_for_increments()
-        except BaseException:
+            return self._next_event()
+        except BaseException:  # the end of the stream among them
             self.close()
             raise
-        if not self._increments:
-            self.close()
-            raise StopIteration
+
+    def _next_event(self) -> StreamEvent:
+        while not self._increments:
+            if not self._running:
+                raise StopIteration
+            self._loop.take_or_step(self._running, self._increments)
         increment = self._increments.popleft()
-        if increment.finish_reason is not None:
+        if increment.ended is not None:
             self._running.discard(increment.request)
         return self._event(self._indices[increment.request], increment)
 
-    def _wait_for_increments(self) -> None:
-        while self._running and not self._increments:
-            self._increments.extend(self._loop.take_increments(self._running))
-            if not self._increments:
-                self._loop.step()
-
     def close(self) -> None:
         """Ends the requests that still run; there are no more events."""
-        running, self._running = self._running, set()
-        indices, self._indices = self._indices, {}
+        self._running = set()
         self._increments.clear()
-        self._loop.abort(running)
-        for id in indices:
-            self._loop.forget(id)
+        self._loop.abandon(self._indices)
+        self._indices = {}
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
+        if self._indices:
+            self._loop.abandoned.extend(self._indices)
