@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.request import Increment
@@ -28,9 +27,6 @@ class EventStream:
     Closing or deleting the iterator, or an exception in a step, ends the requests that still run.
     """
 
-    _indices: Mapping[int, int] = MappingProxyType({})
-    """Index of the prompt by the id of its request; empty when the stream is closed."""
-
     def __init__(
         self, loop: Loop, event: Callable[[int, Increment], StreamEvent], requests: Sequence[int]
     ):
@@ -39,6 +35,7 @@ class EventStream:
         self._indices = {id: index for index, id in enumerate(requests)}
         self._running = set(requests)
         self._increments: deque[Increment] = deque()
+        loop.abandoned.when_collected(self, requests)
 
     def __iter__(self) -> "EventStream":
         return self
@@ -65,8 +62,3 @@ class EventStream:
         self._running = set()
         self._increments.clear()
         self._loop.abandon(self._indices)
-        self._indices = {}
-
-    def __del__(self) -> None:
-        if self._indices:
-            self._loop.abandoned.extend(self._indices)

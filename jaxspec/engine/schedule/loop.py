@@ -15,6 +15,7 @@ from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.advance import emit
 from jaxspec.engine.requests.request import Increment, NewTokens, Request
 from jaxspec.engine.schedule import ledger
+from jaxspec.engine.schedule.abandoned import Abandoned
 from jaxspec.engine.schedule.decode import choose_decode, decode_inputs, launch_decode
 from jaxspec.engine.schedule.drafters import Drafters
 from jaxspec.engine.schedule.ledger import Launched, Ledger
@@ -51,9 +52,8 @@ class Loop:
         self.ledger = Ledger(book, plan.block_size - 1, device.models.synthetic)
         """Replaced as a whole, by the thread whose turn it is. Anyone may read it at any time."""
         self.turn = Turn()
-        self.abandoned: deque[int] = deque()
-        """Requests that nobody waits for any more and that the ledger may still have. A stream can
-        be collected at any line, so it only adds to this; the next call drops them."""
+        self.abandoned = Abandoned()
+        """Requests that the ledger may still have and the next call drops."""
         self.trusted = True
         """Whether the device's state, and what the drafters know, is what the ledger says."""
         self.tried: tuple[int, ...] = ()
@@ -62,7 +62,8 @@ class Loop:
     @property
     def current(self) -> Ledger:
         """The ledger without requests that were abandoned."""
-        return ledger.dropped(self.ledger, {*self.abandoned}) if self.abandoned else self.ledger
+        gone = self.abandoned.oldest(self.abandoned.count)
+        return ledger.dropped(self.ledger, gone) if gone else self.ledger
 
     @property
     def idle(self) -> bool:
@@ -113,7 +114,7 @@ class Loop:
 
     def abandon(self, ids: Iterable[int]) -> None:
         """Drops requests now, or inside a callback of the loop, when the step has ended."""
-        self.abandoned.extend(ids)
+        self.abandoned.add(tuple(ids))
         if not self.turn.is_mine:
             self._settle()
 
@@ -122,13 +123,10 @@ class Loop:
         self._drop_abandoned()
 
     def _drop_abandoned(self) -> None:
-        if not self.abandoned:
-            return
-        gone = [self.abandoned[i] for i in range(len(self.abandoned))]
-        self.ledger = ledger.dropped(self.ledger, set(gone))
-        for _ in gone:
-            self.abandoned.popleft()
-        self.drafters.release_all_but(self.ledger.running)
+        if count := self.abandoned.count:
+            self.ledger = ledger.dropped(self.ledger, self.abandoned.oldest(count))
+            self.abandoned.forget(count)
+            self.drafters.release_all_but(self.ledger.running)
 
     def _take(self, of: set[int], into: deque[Increment]) -> None:
         increments = ledger.untaken(self.ledger, of)
