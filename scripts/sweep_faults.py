@@ -2,7 +2,7 @@
 every request gets its tokens, that nothing is leaked and that the engine goes on.
 
     python scripts/sweep_faults.py --json docs/results/fault-sweep.json    all of it, over an hour
-    python scripts/sweep_faults.py --stride 20                             every 20th, some minutes
+    python scripts/sweep_faults.py --stride 37                             every 37th, some minutes
     python scripts/sweep_faults.py --device --samples 40                   on this machine's device
 
 The sweep runs on a device of numpy functions that the tests bring. `--device` runs a sample of it
@@ -54,14 +54,16 @@ class Row:
             print(f"WRONG {self.wrong[-1]}", flush=True)
 
 
-def sweep(stride: int, offset: int) -> dict[str, Row]:
-    """Every `stride`th injection into every engine on the fake device."""
+def sweep(stride: int, each_line_once: bool) -> dict[str, Row]:
+    """Every `stride`th injection into every engine on the fake device, or one for each line."""
     rows: dict[str, Row] = {}
     sweeping, configs = (importlib.import_module(name) for name in ("sweeping", "sweep_configs"))
-    for name, config in configs.fakes().items():
+    fakes = configs.fakes()
+    once = configs.each_line_once(fakes) if each_line_once else {}
+    for name, config in fakes.items():
         true, lines, begin = config.truth(), config.lines(), time.perf_counter()
         row = rows[name] = Row(lines=len(lines))
-        for injection in list(sweeping.injections(lines))[offset::stride]:
+        for injection in once[name] if once else list(sweeping.injections(lines))[::stride]:
             row.add(str(injection), partial(config.outcomes, true, injection))
         print(f"{name}: {_in_words(row)}, {time.perf_counter() - begin:.0f} s", flush=True)
     return rows
@@ -91,7 +93,7 @@ def sample_on_device(samples: int) -> dict[str, Row]:
     chosen = (("overlapped", "dflash"), ("lockstep", "dflash"), ("overlapped", "ngram"))
     for driver, method in chosen:
         engine, begin = configs.demo_engine(driver, method, dtype), time.perf_counter()
-        asks = configs.demo_asks(engine)
+        asks = configs.demo_asks(engine, sampled=dtype == "float32")
         true = sweeping.truth(engine, asks)
         lines = sweeping.counted(partial(sweeping.run, engine, asks, []))
         every = list(sweeping.injections(lines))
@@ -110,7 +112,7 @@ def _in_words(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--stride", type=int, default=1, help="take every so-many-th fault")
-    parser.add_argument("--offset", type=int, default=0, help="the first fault to take")
+    parser.add_argument("--each-line-once", action="store_true", help="one fault for each line")
     parser.add_argument("--signals", type=int, default=300, help="runs with a real signal")
     parser.add_argument("--device", action="store_true", help="the demo pair on this device")
     parser.add_argument("--samples", type=int, default=40, help="faults with --device")
@@ -120,7 +122,7 @@ def main() -> None:
     if options.device:
         rows = sample_on_device(options.samples)
     else:
-        rows = sweep(options.stride, options.offset)
+        rows = sweep(options.stride, options.each_line_once)
         rows["signals"] = send_signals(options.signals)
     total = Row()
     for row in rows.values():

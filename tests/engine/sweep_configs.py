@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from fake_device import OVERFLOWS, fake_engine
-from sweeping import Ask, Asks, Injection, Line, Truth, counted, outcomes, run, truth
+from sweeping import Ask, Asks, Injection, Line, Truth, counted, injections, outcomes, run, truth
 
 import jaxspec
 from jaxspec.engine.engine import Engine
@@ -86,6 +86,20 @@ def fakes() -> dict[str, Config]:
     return configs | recovering
 
 
+def each_line_once(configs: dict[str, Config]) -> dict[str, list[Injection]]:
+    """Each line that runs in some configuration, in one of those in which it runs; the kind of
+    injection and the configuration change from line to line."""
+    chosen: dict[str, list[Injection]] = {name: [] for name in configs}
+    by_config, names = {name: config.lines() for name, config in configs.items()}, [*configs]
+    every_line = dict.fromkeys(line for lines in by_config.values() for line in lines)
+    for number, line in enumerate(every_line):
+        turned = names[number % len(names) :] + names[: number % len(names)]
+        name = next(name for name in turned if line in by_config[name])
+        kinds = list(injections({line: by_config[name][line]}))
+        chosen[name].append(kinds[number % len(kinds)])
+    return chosen
+
+
 def _failing(driver: str, options: dict) -> Engine:
     """Its ninth program dies while it runs."""
     engine = fake_engine(driver, **options)
@@ -93,27 +107,41 @@ def _failing(driver: str, options: dict) -> Engine:
     return engine
 
 
-def real_asks(texts: list[tuple[int, ...]]) -> Asks:
-    one, two, three, four, five = texts[:5]
-    return Asks(
-        bystander=Ask(one, greedy(14)),
-        submitted=Ask(two, greedy(8)),
-        aborted=Ask(three, greedy(12)),
-        left=(Ask(four, greedy(9)),),
-        generated=(Ask(five, greedy(8)), Ask(two[:5], greedy(6, temperature=0.7, seed=3))),
-        after=Ask(three, greedy(5)),
-    )
+TEXTS = ("def quicksort(", "import os\n", "class Foo:\n    def", "for i in range(", "x = [")
+CLEAR = 0.3
+"""By how much the likeliest token is ahead, in nats, that bfloat16 in other shapes chooses it too.
+"""
 
 
-def demo_asks(engine: Engine) -> Asks:
-    texts = ["def quicksort(", "import os\n", "class Foo:\n    def", "for i in range(", "x = ["]
+def demo_asks(engine: Engine, sampled: bool) -> Asks:
+    """Requests that end before a token which rounding could change."""
     assert engine.tokenizer is not None
-    return real_asks(
-        [tuple(engine.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    prompts = [tuple(engine.tokenizer.encode(t, add_special_tokens=False)) for t in TEXTS]
+    outputs = engine.generate([list(prompt) for prompt in prompts], greedy(24, logprobs=2))
+    asks = [Ask(p, greedy(_clear_tokens(o.logprobs))) for p, o in zip(prompts, outputs)]
+    last = Ask(prompts[1][:2], greedy(6, temperature=0.7, seed=3)) if sampled else asks[1]
+    return Asks(
+        bystander=max(asks, key=lambda ask: ask.params.max_tokens),
+        submitted=asks[1],
+        aborted=asks[2],
+        left=(asks[3],),
+        generated=(asks[4], asks[0], last),
+        after=asks[2],
     )
+
+
+def _clear_tokens(logprobs: tuple[dict[int, float], ...]) -> int:
+    """How many tokens come before the first that another is close to; at least 1."""
+    best = [sorted(step.values(), reverse=True) for step in logprobs]
+    close = [place for place, values in enumerate(best) if values[0] - values[1] < CLEAR]
+    return max(min([*close, len(best)]), 1)
 
 
 def demo_engine(driver: str, method: str, dtype: str) -> Engine:
-    sizes = {"max_batch": 3, "max_model_len": 128, "page_size": 16, "prefill_chunk": 16}
+    """Few programs, so that they compile in seconds."""
+    sizes = {"max_batch": 3, "max_model_len": 64, "page_size": 16, "prefill_chunk": 16}
+    shapes = {"batch_sizes": (3,), "prefill_shapes": ((3, 16),)}
     pair = jaxspec.demo_pair()
-    return jaxspec.Engine.from_pretrained(*pair, dtype=dtype, driver=driver, method=method, **sizes)
+    return jaxspec.Engine.from_pretrained(
+        *pair, dtype=dtype, driver=driver, method=method, **sizes, **shapes
+    )
