@@ -137,8 +137,8 @@ def main() -> None:
             "python": platform.python_version(),
             "jax": jax.__version__,
             "seconds": round(time.perf_counter() - begin),
-            "total": dataclasses.asdict(total),
-            "rows": {name: dataclasses.asdict(row) for name, row in rows.items()},
+            "total": vars(total),
+            "rows": {name: vars(row) for name, row in rows.items()},
         }
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if total.wrong:

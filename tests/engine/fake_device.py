@@ -150,6 +150,7 @@ class FakeDevice(Device):
     before   the program never starts
     donated  it dies with the state in its hands
     read     it starts well and dies later: its result and its state cannot be read
+    unread   it runs well, but reading its result fails once
     """
 
     def __init__(self, models: Models, plan: Plan):
@@ -203,7 +204,7 @@ class FakeDevice(Device):
         return CURSED in np.asarray(tokens) or any(CURSED in tokens for tokens in held)
 
     def _step_result(self, result: tuple, fault: str | None) -> StepResult:
-        error = Fault("it died while it ran") if fault == "read" else None
+        error = Fault("its result cannot be read") if fault in ("read", "unread") else None
         tokens, emitted, num_drafts = (OnDevice(np.array(x), error) for x in result)
         none = OnDevice(np.zeros((len(result[1]), len(result[0][0]), 0)), error)
         logprobs = record(TopLogprobs, chosen=none, values=none, tokens=none)
