@@ -1,7 +1,9 @@
 """The public engine: prompts in, text out, speculation underneath."""
 
 import dataclasses
+import itertools
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +26,10 @@ from jaxspec.engine.setup.build import build_loop
 from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, choose_dtype, open_models
 from jaxspec.engine.setup.memory import peak_bytes
 from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
-from jaxspec.engine.stats.acceptance import PooledStats, pool
 from jaxspec.engine.stats.engine_stats import EngineStats
-from jaxspec.engine.stats.latencies import Latencies, with_request
 from jaxspec.engine.step.device import Device, Program
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step, StepObserver
-from jaxspec.engine.step.state import occupied
 from jaxspec.errors import UsageError
 from jaxspec.proposers.device import Params
 from jaxspec.text.chat import ChatTemplate
@@ -56,9 +55,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.options = options
         self.chat_template = chat_template
-        self._submitted = 0
-        self._finished = PooledStats()
-        self._latencies = Latencies()
+        self._numbers = itertools.count(1)
 
     @classmethod
     def from_pretrained(
@@ -132,11 +129,11 @@ class Engine:
 
     @property
     def free_pages(self) -> int:
-        return len(self.loop.book.free)
+        return len(self.loop.current.book.free)
 
     @property
     def total_pages(self) -> int:
-        return self.loop.book.total
+        return self.loop.ledger.book.total
 
     # A text or a list of ids is an Iterable too; the first overload that fits is taken.
     @overload
@@ -172,43 +169,49 @@ class Engine:
         several, _ = as_list(prompts)
         each = params_per_prompt(params, len(several))
         requests = [self._request(*pair) for pair in zip(several, each, strict=True)]
-        for request in requests:
-            self._queue(request)
-        return EventStream(self.loop, self._event, [request.id for request in requests])
+        stream = EventStream(self.loop, self._event, [request.id for request in requests])
+        try:
+            self._queue(requests)
+            return stream
+        except BaseException:
+            stream.close()
+            raise
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queues one prompt for `step` to work on, and returns its id."""
         request = self._request(prompt, params or SamplingParams())
-        self._queue(request)
-        return request.id
+        try:
+            self._queue([request])
+            return request.id
+        except BaseException:
+            self.abort([request.id])
+            raise
 
     def step(self, ids: Iterable[int]) -> list[StreamEvent]:
         """Runs one step of all requests. Returns the events of `ids`, with the id as the index."""
-        if not self.loop.idle:
-            self.loop.step()
-        events = [self._event(i.request, i) for i in self.loop.take_increments(ids)]
-        for event in events:
-            if event.output is not None:
-                self.loop.forget(event.index)
-        return events
+        increments: deque[Increment] = deque()
+        try:
+            self.loop.step_and_take(set(ids), increments)
+            return [self._event(increment.request, increment) for increment in increments]
+        except BaseException:  # the caller gets them from its next call
+            self.loop.give_back(increments)
+            raise
 
     def abort(self, ids: Iterable[int]) -> None:
         """Ends these submitted requests now; `step` returns no more events for them."""
-        ids = set(ids)
-        self.loop.abort(ids)
-        for id in ids:
-            self.loop.forget(id)
+        self.loop.abandon(ids)
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's load, memory and statistics."""
+        now = self.loop.current
         return EngineStats(
-            waiting=self.num_waiting,
-            running=self.num_running,
-            pages_in_use=self.total_pages - self.free_pages,
-            pages_total=self.total_pages,
+            waiting=len(now.waiting),
+            running=len(now.running),
+            pages_in_use=now.book.total - len(now.book.free),
+            pages_total=now.book.total,
             peak_memory_bytes=peak_bytes(),
-            finished=self._finished,
-            latencies=self._latencies,
+            finished=now.finished,
+            latencies=now.latencies,
         )
 
     def warm_up(
@@ -242,43 +245,37 @@ class Engine:
     def observe(self, observer: StepObserver) -> Iterator[None]:
         """Notifies an observer of every step and program inside the `with` block."""
         observers = self.loop.device.observers
-        observers.append(observer)
         try:
+            observers.append(observer)
             yield
         finally:
-            observers.remove(observer)
+            if observer in observers:
+                observers.remove(observer)
 
     @contextmanager
     def borrow_device(self) -> Iterator[Device]:
         """The device of an idle engine, to run steps directly. Slots are cleared afterwards."""
-        self.loop.read_results()  # a step that was launched before the last reply was read
-        if not self.loop.idle:
-            raise UsageError("the engine has requests; borrow its device when they have ended")
-        device = self.loop.device
-        try:
+        with self.loop.lend_device() as device:
             yield device
-        finally:
-            assert device.state is not None, "the device was given back without a state"
-            device.state = occupied(device.state, batch=0, context=0, limit=0)
 
     def wait(self) -> None:
         """Waits until the device has run everything that was launched."""
-        jax.block_until_ready(self.loop.device.state)
+        self.loop.wait()
 
     @property
     def num_waiting(self) -> int:
         """Requests without a slot."""
-        return len(self.loop.waiting)
+        return len(self.loop.current.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests with a slot."""
-        return len(self.loop.running)
+        return len(self.loop.current.running)
 
     @property
     def num_decoding(self) -> int:
         """Running requests whose prompts have been read and that have their first token."""
-        running = self.loop.running.values()
+        running = self.loop.current.running.values()
         return sum(request.is_prefilled and bool(request.token_ids) for request in running)
 
     def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance) -> None:
@@ -298,23 +295,16 @@ class Engine:
 
     def _event(self, index: int, increment: Increment) -> StreamEvent:
         output = None
-        if increment.finish_reason is not None:
-            finished = self.loop.finished[increment.request]
+        if increment.ended is not None:
             synthetic = self.loop.device.models.synthetic
-            output = output_of(finished, self.plan.block_size - 1, synthetic)
-            self._finished = pool([output.stats], self._finished)
-            self._latencies = with_request(self._latencies, output.stats)
+            output = output_of(increment.ended, self.plan.block_size - 1, synthetic)
         return StreamEvent(index, increment.token_ids, increment.text, output)
 
-    def _queue(self, request: Request) -> None:
-        if refusal := self._refusal(request):
-            self.loop.refuse(request, refusal)
-        else:
-            self.loop.submit(request)
+    def _queue(self, requests: Sequence[Request]) -> None:
+        self.loop.submit(requests, [self._refusal(request) for request in requests])
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        self._submitted += 1
-        return self._request_of(self._submitted, prompt, params)
+        return self._request_of(next(self._numbers), prompt, params)
 
     def _request_of(self, number: int, prompt: Prompt, params: SamplingParams) -> Request:
         eos = () if params.ignore_eos else self.models.target.eos_token_ids
@@ -331,4 +321,4 @@ class Engine:
         )
 
     def _refusal(self, request: Request) -> str | None:
-        return never_fits(request, self.plan, self.loop.book, self.options.max_model_len)
+        return never_fits(request, self.plan, self.loop.ledger.book, self.options.max_model_len)

@@ -1,7 +1,6 @@
 """The events that a caller iterates over while requests run."""
 
 import dataclasses
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -36,39 +35,30 @@ class EventStream:
         self._indices = {id: index for index, id in enumerate(requests)}
         self._running = set(requests)
         self._increments: deque[Increment] = deque()
+        loop.abandoned.when_collected(self, requests)
 
     def __iter__(self) -> "EventStream":
         return self
 
     def __next__(self) -> StreamEvent:
         try:
-            self._wait_for_increments()
-        except BaseException:
+            return self._next_event()
+        except BaseException:  # the end of the stream among them
             self.close()
             raise
-        if not self._increments:
-            self.close()
-            raise StopIteration
+
+    def _next_event(self) -> StreamEvent:
+        while not self._increments:
+            if not self._running:
+                raise StopIteration
+            self._loop.take_or_step(self._running, self._increments)
         increment = self._increments.popleft()
-        if increment.finish_reason is not None:
+        if increment.ended is not None:
             self._running.discard(increment.request)
         return self._event(self._indices[increment.request], increment)
 
-    def _wait_for_increments(self) -> None:
-        while self._running and not self._increments:
-            self._increments.extend(self._loop.take_increments(self._running))
-            if not self._increments:
-                self._loop.step()
-
     def close(self) -> None:
         """Ends the requests that still run; there are no more events."""
-        running, self._running = self._running, set()
-        indices, self._indices = self._indices, {}
+        self._running = set()
         self._increments.clear()
-        self._loop.abort(running)
-        for id in indices:
-            self._loop.forget(id)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
+        self._loop.abandon(self._indices)

@@ -13,7 +13,7 @@ tokens. For a draft that was not drawn, q is 1 at the draft, and the rule amount
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.sampling.tokens import SlotSampling, filtered, greedy, key_at, sample
 
@@ -49,11 +49,11 @@ def rejection_sample(
     """The target's token at each of `positions`, for drafts drawn from `draft_logits`."""
     independent = sample(logits, sampling, positions)
     count = drafts.shape[1]
-    with_drafts = jax.vmap(jax.vmap(_keep_or_redraw, in_axes=(0, 0, 0, None, 0)))(
+    with_drafts, sound = jax.vmap(jax.vmap(_keep_or_redraw, in_axes=(0, 0, 0, None, 0)))(
         logits[:, :count], drafts, draft_logits, sampling, positions[:, :count]
     )
     drafted = jnp.arange(count) < num_drafts[:, None]
-    drawn = drafted & (sampling.temperature[:, None] > 0)
+    drawn = drafted & sound & (sampling.temperature[:, None] > 0)
     tokens = jnp.where(drawn, with_drafts, independent[:, :count])
     return independent.at[:, :count].set(tokens)
 
@@ -64,10 +64,12 @@ def _keep_or_redraw(
     draft_logits: Float[Array, " vocab"],
     sampling: SlotSampling,
     position: Int[Array, ""],
-) -> Int[Array, ""]:
+) -> tuple[Int[Array, ""], Bool[Array, ""]]:
+    """The token, and whether the draft's distribution is one: if the drafter's logits are not
+    finite, its draft is no draw, and the token is drawn independently of it."""
     p = jax.nn.softmax(filtered(logits, sampling))
     q = jax.nn.softmax(filtered(draft_logits, sampling))
     kept = jax.random.uniform(key_at(sampling.seed, position, KEEP)) * q[draft] < p[draft]
     rest = jnp.log(jnp.maximum(p - q, 0.0))
     other = jax.random.categorical(key_at(sampling.seed, position, OTHER), rest)
-    return jnp.where(kept, draft, other.astype(jnp.int32))
+    return jnp.where(kept, draft, other.astype(jnp.int32)), jnp.isfinite(q[draft])

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.acceptance import accept
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Plan, shapes_for
+from jaxspec.engine.requests.request import NOT_FINITE
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Drafting, Models, StepResult
@@ -24,9 +26,14 @@ from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers.device import Drafts, no_drafts
+from jaxspec.proposers.methods import METHODS
 from jaxspec.sampling import TopLogprobs
 
-VOCAB, EOS, CURSED = 50, 0, 49
+VOCAB, EOS = 50, 0
+CURSED = 49
+"""Programs that read this token fail."""
+OVERFLOWS, OVERFLOWS_AT = 48, 12
+"""After a text with this token, logits are not finite from this position on."""
 WIDTH = 4
 POISON, TRASH = -1, -2
 
@@ -35,17 +42,43 @@ class Fault(Exception):
     """What a failing program raises."""
 
 
-def next_token(history: list[int]) -> int:
+def next_token(history: list[int], seed: int = 0, drafted: bool = False) -> int:
+    """Which token a sampled request gets also depends on its seed, and on whether there was a
+    draft for the position, as it does if drafts are drawn."""
     assert min(history) >= 0, "the model read a row that nobody committed"
-    return zlib.crc32(np.array(history, np.int32).tobytes()) % (VOCAB - 1)
+    if OVERFLOWS in history and len(history) >= OVERFLOWS_AT:
+        return NOT_FINITE
+    told = [*history, seed, drafted] if seed else history
+    return zlib.crc32(np.array(told, np.int32).tobytes()) % OVERFLOWS
 
 
 def continuation(prompt: list[int], max_tokens: int, ignore_eos: bool) -> list[int]:
-    """What the model says, alone and token by token."""
+    """What the model says, alone and token by token, if it is not sampled."""
     tokens = []
     while len(tokens) < max_tokens and (ignore_eos or EOS not in tokens):
-        tokens.append(next_token([*prompt, *tokens]))
+        if (token := next_token([*prompt, *tokens])) == NOT_FINITE:
+            break
+        tokens.append(token)
     return tokens
+
+
+class Guesser:
+    """A host proposer that is right for a while, from the tokens that it was given."""
+
+    def __init__(self):
+        self.tokens: dict[int, list[int]] = {}
+
+    def commit(self, request, tokens, num_drafts=0, accepted=0):
+        self.tokens.setdefault(request, []).extend(tokens)
+
+    def propose(self, request, room):
+        history, drafts = self.tokens[request], []
+        for place in range(min(room, 1 + sum(history) % WIDTH)):
+            drafts.append(max(next_token(history + drafts), 0) + (place == 2))
+        return drafts
+
+    def release(self, request):
+        self.tokens.pop(request, None)
 
 
 class FakeState(EngineState):
@@ -60,6 +93,7 @@ class FakeState(EngineState):
         put("lengths", np.zeros(slots, int))
         put("limits", np.zeros(slots, int))
         put("last_tokens", np.zeros(slots, int))
+        put("seeds", np.zeros(slots, int))
         put("deleted", False)
 
     @property
@@ -116,10 +150,12 @@ class FakeDevice(Device):
     before   the program never starts
     donated  it dies with the state in its hands
     read     it starts well and dies later: its result and its state cannot be read
+    unread   it runs well, but reading its result fails once
     """
 
     def __init__(self, models: Models, plan: Plan):
         super().__init__(models, {}, FakeState(plan))
+        self.drawn = plan.drawn_drafts
         self.faults: list[str | None] = []
         self.curse = "before"
         self.may_fail = lambda: True
@@ -127,6 +163,8 @@ class FakeDevice(Device):
 
     def run(self, step, *inputs, draws: bool = False, drafting: Drafting | None = None):
         name, fault = step.__name__, None
+        for observer in tuple(self.observers):
+            observer.program(step, inputs, {"draws": draws, "drafting": drafting})
         if self.faults and name != "admit_step" and self.may_fail():
             fault = self.faults.pop(0)
         state = self.state
@@ -138,7 +176,7 @@ class FakeDevice(Device):
         if fault == "before":
             raise Fault(f"{name} did not start")
         after = state.copy()
-        extra = {"drafting": drafting} if name == "decode_step" else {}
+        extra = {"drafting": drafting} if name in ("decode_step", "draft_step") else {}
         result = getattr(self, name)(after, *inputs, **extra)
         object.__setattr__(state, "deleted", True)
         if fault == "donated":
@@ -152,11 +190,11 @@ class FakeDevice(Device):
         fetched = (drafts.tokens, verified.tokens, verified.num_drafts)
         return accept(*map(np.asarray, fetched))
 
-    def lost_its_state(self) -> bool:
-        return self.state.deleted
+    def discard_state(self) -> None:
+        object.__setattr__(self.state, "deleted", True)
 
     def _is_cursed(self, step: str, inputs: tuple) -> bool:
-        if step == "admit_step":
+        if step in ("admit_step", "replace_step"):
             return False
         slots = inputs[0].slots if step == "prefill_step" else inputs[0]
         tokens = inputs[0].tokens if step == "prefill_step" else np.zeros(0)
@@ -166,7 +204,7 @@ class FakeDevice(Device):
         return CURSED in np.asarray(tokens) or any(CURSED in tokens for tokens in held)
 
     def _step_result(self, result: tuple, fault: str | None) -> StepResult:
-        error = Fault("it died while it ran") if fault == "read" else None
+        error = Fault("its result cannot be read") if fault in ("read", "unread") else None
         tokens, emitted, num_drafts = (OnDevice(np.array(x), error) for x in result)
         none = OnDevice(np.zeros((len(result[1]), len(result[0][0]), 0)), error)
         logprobs = record(TopLogprobs, chosen=none, values=none, tokens=none)
@@ -181,21 +219,33 @@ class FakeDevice(Device):
         state.page_table[slot] = np.asarray(admission.pages)
         state.lengths[slot] = 0
         state.limits[slot] = int(admission.limit)
+        hot = float(admission.sampling.temperature) > 0
+        state.seeds[slot] = int(admission.sampling.seed) + 1 if hot else 0
 
     def prefill_step(self, state, chunk):
-        rows = zip(*(np.asarray(x).tolist() for x in (chunk.slots, chunk.starts, chunk.counts)))
+        columns = chunk.slots, chunk.starts, chunk.counts, chunk.known
+        rows = zip(*(np.asarray(x).tolist() for x in columns))
         said = []
-        for tokens, (slot, start, count) in zip(np.asarray(chunk.tokens).tolist(), rows):
+        for tokens, (slot, start, count, known) in zip(np.asarray(chunk.tokens).tolist(), rows):
             state.write(state.cells, slot, start, tokens[:count])
             state.write(state.context, slot, start, tokens[:count])
-            end = start + count
-            said.append(next_token(state.read(state.cells, slot, end)) if count else 0)
-            state.lengths[slot], state.last_tokens[slot] = end, said[-1]
+            end, seed = start + count, int(state.seeds[slot])
+            said.append(next_token(state.read(state.cells, slot, end), seed) if count else 0)
+            state.lengths[slot] = end
+            state.last_tokens[slot] = max(said[-1] if known < 0 else known, 0)
         return [[token] for token in said], [1] * len(said), [0] * len(said)
 
-    def draft_step(self, state, slots, num_drafts):
-        drafts = [self._draft(state, slot) for slot in np.asarray(slots).tolist()]
+    def draft_step(self, state, slots, num_drafts, drafting):
+        count = drafting.width - 1
+        drafts = [self._draft(state, slot)[:count] for slot in np.asarray(slots).tolist()]
         return Drafts(jnp.asarray(np.array(drafts, np.int32)), num_drafts)
+
+    def replace_step(self, state, drafts, of_host):
+        ours, theirs = np.asarray(drafts.num_drafts), np.asarray(of_host.num_drafts)
+        tokens = np.where(
+            (theirs > 0)[:, None], np.asarray(of_host.tokens), np.asarray(drafts.tokens)
+        )
+        return Drafts(jnp.asarray(tokens), jnp.asarray(np.where(theirs > 0, theirs, ours)))
 
     def _draft(self, state, slot) -> list[int]:
         """Right for a while, then wrong: from the context, which must be what the target has."""
@@ -205,24 +255,25 @@ class FakeDevice(Device):
         history = state.read(state.context, slot, length)
         assert history == state.read(state.cells, slot, length), "context is not of these tokens"
         state.write(state.context, slot, length, [POISON] * WIDTH)
-        drafts = [int(state.last_tokens[slot])]
+        drafts, seed = [int(state.last_tokens[slot])], int(state.seeds[slot])
         while len(drafts) < WIDTH:
-            drafts.append(next_token(history + drafts))
+            drafts.append(max(next_token(history + drafts, seed, self.drawn), 0))
         right = sum(history) % WIDTH
-        return [d if i < right else (d + 1) % VOCAB for i, d in enumerate(drafts[1:])]
+        return [d if i < right else (d + 1) % OVERFLOWS for i, d in enumerate(drafts[1:])]
 
     def verify_step(self, state, slots, drafts):
         active, said = [], []
         rows = zip(*(np.asarray(x).tolist() for x in (slots, drafts.tokens, drafts.num_drafts)))
         for slot, proposed, count in rows:
-            length = int(state.lengths[slot])
+            length, seed = int(state.lengths[slot]), int(state.seeds[slot])
             active.append(int(length < state.limits[slot]))
             block = [int(state.last_tokens[slot]), *proposed]
             if not active[-1]:
                 said.append([0] * len(block))
                 continue
-            history = state.read(state.cells, slot, length)
-            said.append([next_token(history + block[: i + 1]) for i in range(len(block))])
+            text = state.read(state.cells, slot, length)
+            drawn = [self.drawn and i < count for i in range(len(block))]
+            said.append([next_token(text + block[: i + 1], seed, d) for i, d in enumerate(drawn)])
             state.write(state.cells, slot, length, block[: count + 1])
         count = (np.array(active) * np.asarray(drafts.num_drafts)).astype(np.int32)
         return Said(np.array(said, np.int32), count, np.array(active))
@@ -236,7 +287,7 @@ class FakeDevice(Device):
             kept = state.read(state.cells, slot, length + int(emitted[row]))[length:]
             state.write(state.context, slot, length, kept)
             state.lengths[slot] += emitted[row]
-            state.last_tokens[slot] = verified.tokens[row, emitted[row] - 1]
+            state.last_tokens[slot] = max(verified.tokens[row, emitted[row] - 1], 0)
         return verified.tokens, emitted, verified.num_drafts
 
     def accept_step(self, state, slots, drafts, verified):
@@ -251,7 +302,7 @@ class FakeDevice(Device):
     def decode_step(self, state, slots, num_drafts, drafting):
         drafts = no_drafts(len(slots))
         if drafting is not None:
-            drafts = self.draft_step(state, slots, num_drafts)
+            drafts = self.draft_step(state, slots, num_drafts, drafting)
         verified = self.verify_step(state, slots, drafts)
         return self.accept_step(state, slots, drafts, verified)
 
@@ -280,24 +331,35 @@ def fake_engine(
     num_pages: int = 25,
     max_model_len: int = 48,
     prefill_chunk: int = 5,
+    adaptive: bool = False,
 ) -> Engine:
-    drafts = method == "dflash"
+    uses = METHODS[method]
+    on_device = uses.device is not None and driver == "overlapped"
+    host_drafts = uses.host is not None and not on_device
+    widths = (1, 2, WIDTH) if adaptive and uses.drafter else ()
     plan = Plan(
         method=method,
         driver=driver,
         exact=exact,
-        width=WIDTH if exact or drafts else 1,
+        width=1 if method == "none" and not exact else WIDTH,
         block_size=WIDTH,
         num_slots=num_slots,
         max_model_len=max_model_len,
         page_size=page_size,
         num_pages=num_pages,
         shapes=shapes_for(num_slots, prefill_chunk, exact),
-        proposer=0 if drafts else None,
-        drafter=drafts,
+        widths=widths,
+        proposer=0 if uses.drafter or on_device else None,
+        drafter=uses.drafter,
+        drawn_drafts=uses.drafter and not exact,
+        host_drafts=host_drafts,
+        reads_before_decoding=host_drafts or driver == "lockstep",
     )
     device = FakeDevice(fake_models(), plan)
-    loop = Loop(device, lambda: FakeState(plan), plan, None)
+    proposer = Guesser() if uses.host is not None else None
+    costs = {(batch, width): 1.0 for batch in plan.shapes.batch_sizes for width in widths}
+    chooser = AdaptiveWidth(costs) if widths else None
+    loop = Loop(device, lambda: FakeState(plan), plan, None, proposer, chooser)
     return Engine(loop, None, EngineOptions())
 
 

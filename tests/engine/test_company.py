@@ -37,10 +37,10 @@ def test_a_reader_that_leaves_gives_its_pages_back():
         next(leave)
     assert engine.free_pages < engine.total_pages - 10
     leave.close()
-    assert len(engine.loop.running) == 1
+    assert len(engine.loop.ledger.running) == 1
     check_golden([event.output for event in stay][-1], case, 40)
     assert engine.free_pages == engine.total_pages
-    assert not engine.loop.finished and not engine.loop.increments
+    assert not engine.loop.ledger.increments
 
 
 def test_one_of_many_is_cancelled():
@@ -50,7 +50,7 @@ def test_one_of_many_is_cancelled():
     for event in stream:
         told += event.index == 1
         if told == 3:
-            engine.loop.abort([list(engine.loop.running)[1]])
+            engine.loop.abort([list(engine.loop.ledger.running)[1]])
             told += 1
         if event.output is not None:
             outputs[event.index] = event.output
@@ -93,7 +93,7 @@ def test_a_long_prompt_holds_others_up_by_one_chunk():
 def test_a_stream_that_nobody_reads_holds_nothing():
     engine = golden_engine()
     events = engine.stream([case["prompt"] for case in trajectories()[:2]], budget(8))
-    assert len(engine.loop.waiting) == 2
+    assert len(engine.loop.ledger.waiting) == 2
     del events
     assert engine.loop.idle and engine.free_pages == engine.total_pages
 
@@ -111,4 +111,4 @@ def test_submitted_requests_are_aborted():
     check_golden(outputs[ids[0]], cases[0], 40)
     engine.step([])
     assert engine.loop.idle and engine.free_pages == engine.total_pages
-    assert not engine.loop.finished and not engine.loop.increments
+    assert not engine.loop.ledger.increments

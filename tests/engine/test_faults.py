@@ -1,5 +1,6 @@
 """What fails, fails alone; what it took with it comes back."""
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
@@ -24,12 +25,12 @@ def fail_at(engine, calls: set[int], donated: bool, error: BaseException = OUT_O
 
     def failing(step, *inputs, **static):
         ran.append(step)
-        if not due or len(ran) <= due[0] or loop.suspects or loop.state_lost:
+        if not due or len(ran) <= due[0] or loop.ledger.suspects:
             return run(step, *inputs, **static)
         due.pop(0)
         if donated:
             COMPILED[step](device.models, device.params, device.state, *inputs, **static)
-            assert device.lost_its_state()
+            assert any(leaf.is_deleted() for leaf in jax.tree.leaves(device.state))
         raise error
 
     device.run = failing
@@ -66,7 +67,7 @@ def test_the_request_at_fault_fails_alone_and_says_why(donated):
     at_fault = 2
 
     def failing(step, *inputs, **static):
-        running = engine.loop.running.get(at_fault + 1)
+        running = engine.loop.ledger.running.get(at_fault + 1)
         if step is decode_step and running and len(running.token_ids) >= 4:
             if running.slot in inputs[0].tolist():
                 if donated:
@@ -99,7 +100,7 @@ def test_ctrl_c_ends_one_generate_and_nothing_else(driver, donated):
     fail_at(engine, {7}, donated, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         engine.generate([c["prompt"] for c in cases[1:]], budget(30))
-    assert len(engine.loop.running) == 1 and not engine.loop.waiting
+    assert len(engine.loop.ledger.running) == 1 and not engine.loop.ledger.waiting
     for output, case in zip(engine.generate([c["prompt"] for c in cases], budget(9)), cases):
         assert list(output.token_ids) == case["greedy"][:9]
     tokens += [token for event in other for token in event.token_ids]

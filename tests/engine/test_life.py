@@ -2,7 +2,7 @@
 
 import itertools
 
-from fake_device import CURSED, EOS, POISON, continuation, fake_engine
+from fake_device import CURSED, EOS, OVERFLOWS, POISON, continuation, fake_engine
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
 
-PROMPTS = st.lists(st.integers(1, CURSED - 1), min_size=1, max_size=30)
+PROMPTS = st.lists(st.integers(1, OVERFLOWS - 1), min_size=1, max_size=30)
 BUDGETS = st.integers(1, 20)
 MANY_STEPS = 4000
 
@@ -57,7 +57,7 @@ class Consumer:
 class Life(RuleBasedStateMachine):
     @initialize(
         driver=st.sampled_from(["lockstep", "overlapped"]),
-        method=st.sampled_from(["dflash", "none"]),
+        method=st.sampled_from(["dflash", "none", "ngram", "dflash+ngram"]),
         exact=st.booleans(),
         curse=st.sampled_from(["before", "donated", "read"]),
     )
@@ -65,7 +65,7 @@ class Life(RuleBasedStateMachine):
         self.engine = fake_engine(driver, method, exact)
         self.loop, self.device = self.engine.loop, self.engine.loop.device
         self.device.curse = curse
-        self.device.may_fail = lambda: not (self.loop.suspects or self.loop.state_lost)
+        self.device.may_fail = lambda: not self.loop.ledger.suspects
         self.consumers: list[Consumer] = []
 
     @rule(
@@ -115,7 +115,7 @@ class Life(RuleBasedStateMachine):
             return
         live = {
             state.cell(request.slot, at)
-            for request in self.loop.running.values()
+            for request in self.loop.ledger.running.values()
             for at in range(state.lengths[request.slot])
         }
         for cell in itertools.product(*map(range, state.cells.shape)):
@@ -124,20 +124,20 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_free_or_held_once_by_the_living(self):
-        book = self.loop.book
+        book = self.loop.ledger.book
         held = [page for pages in book.held.values() for page in pages]
         assert sorted([*held, *book.free]) == list(range(1, self.loop.plan.num_pages))
-        assert set(book.held) == set(self.loop.running)
+        assert set(book.held) == set(self.loop.ledger.running)
         assert self.engine.free_pages + len(held) == self.engine.total_pages
 
     @invariant()
     def slots_are_held_once(self):
-        slots = [request.slot for request in self.loop.running.values()]
+        slots = [request.slot for request in self.loop.ledger.running.values()]
         assert len(set(slots)) == len(slots)
 
     @invariant()
     def first_come_first_served(self):
-        admitted, waiting = list(self.loop.running), [r.id for r in self.loop.waiting]
+        admitted, waiting = list(self.loop.ledger.running), [r.id for r in self.loop.ledger.waiting]
         assert admitted + waiting == sorted(admitted + waiting)
 
     def teardown(self):
@@ -149,7 +149,7 @@ class Life(RuleBasedStateMachine):
                 assert len(self.device.ran) < MANY_STEPS
         while not self.loop.idle:
             self.loop.step()
-        assert not self.loop.finished and not self.loop.increments
+        assert not self.loop.ledger.increments
         assert self.engine.free_pages == self.engine.total_pages
 
 

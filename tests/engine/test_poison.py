@@ -17,8 +17,8 @@ def stale_cells(loop: Loop) -> np.ndarray:
     """True for every cell that no live request has committed; page 0 is all stale."""
     plan, lengths = loop.plan, np.asarray(loop.device.state.lengths)
     stale = np.ones((plan.num_pages, plan.page_size), bool)
-    for id, request in loop.running.items():
-        pages = np.array(loop.book.held[id])
+    for id, request in loop.ledger.running.items():
+        pages = np.array(loop.ledger.book.held[id])
         at = np.arange(lengths[request.slot])
         stale[pages[at // plan.page_size], at % plan.page_size] = False
     return stale

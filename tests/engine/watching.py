@@ -28,7 +28,7 @@ class Watcher(StepObserver):
         name = name_of(self.engine, step, static)
         self.ran.append(name)
         if name not in ("admit_step", "prefill_step"):
-            self.unread.append((name, len(self.engine.loop.launched)))
+            self.unread.append((name, len(self.engine.loop.ledger.launched)))
 
 
 def watch(engine: Engine) -> Watcher:

@@ -129,7 +129,7 @@ def test_no_draft_goes_beyond_the_budget(max_tokens):
     proposer, proposed = engine.loop.drafters.proposer, []
     commit = proposer.commit
     proposer.commit = lambda id, tokens, num_drafts=0, accepted=0: (
-        proposed.append((len(engine.loop.running[id].token_ids), num_drafts)),
+        proposed.append((len(engine.loop.ledger.running[id].token_ids), num_drafts)),
         commit(id, tokens, num_drafts, accepted),
     )
     output = engine.generate(REPEATING, budget(max_tokens))
@@ -177,7 +177,7 @@ def test_after_a_lost_state_drafts_come_back():
     stream = engine.stream(REPEATING, budget(40))
     for _ in range(4):
         next(stream)
-    engine.loop.state_lost = True
+    engine.loop.trusted = False
     output = [event.output for event in stream][-1]
     assert output.token_ids == plain.token_ids
     assert output.stats.mean_acceptance_length > 1.5

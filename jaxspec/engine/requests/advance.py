@@ -2,7 +2,14 @@
 
 import dataclasses
 
-from jaxspec.engine.requests.request import Increment, NewTokens, Request, Tally, TokenLogprobs
+from jaxspec.engine.requests.request import (
+    NOT_FINITE,
+    Increment,
+    NewTokens,
+    Request,
+    Tally,
+    TokenLogprobs,
+)
 from jaxspec.text.stream import feed_text, feed_tokens, finish_text, finish_tokens
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -39,6 +46,8 @@ def _count_step(tally: Tally, emitted: int, num_drafts: int) -> Tally:
 def _add_token(
     request: Request, token: int, logprob: TokenLogprobs | None, tokenizer: Tokenizer | None
 ) -> Request:
+    if token == NOT_FINITE:
+        return dataclasses.replace(request, finish_reason="error", error=_not_finite(request))
     request = dataclasses.replace(
         request,
         token_ids=(*request.token_ids, token),
@@ -51,6 +60,14 @@ def _add_token(
     if request.finish_reason is None and len(request.token_ids) == request.params.max_tokens:
         return dataclasses.replace(request, finish_reason="length")
     return request
+
+
+def _not_finite(request: Request) -> str:
+    position = len(request.prompt) + len(request.token_ids)
+    return (
+        f"the logits for position {position} are not finite; expected finite ones: check the "
+        "model's weights, or use dtype float32 if bfloat16 overflows"
+    )
 
 
 def _add_text(request: Request, token: int, tokenizer: Tokenizer) -> Request:
@@ -75,4 +92,4 @@ def _add_held_text(request: Request) -> Request:
 
 def _difference(before: Request, after: Request) -> Increment:
     token_ids, text = after.token_ids[len(before.token_ids) :], after.text[len(before.text) :]
-    return Increment(after.id, token_ids, text, after.finish_reason)
+    return Increment(after.id, token_ids, text, after if after.finish_reason else None)

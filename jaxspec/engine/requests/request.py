@@ -7,6 +7,9 @@ from jaxspec.text.stream import StopScan, TextStream
 
 TokenLogprobs = dict[int, float]
 
+NOT_FINITE = -1
+"""Stands in a step's result for a token whose logits are not finite."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
@@ -41,8 +44,8 @@ class Request:
     prefilled: int = 0
     """Tokens of `context` for which prefill steps were launched."""
     resumed: int = 0
-    """Number of emitted tokens that prefill reads again after the prompt, because their pages were
-    lost."""
+    """Number of tokens that were emitted before the state was lost. Prefill reads them again after
+    the prompt, except the newest, which is in no cache between two steps."""
     token_ids: tuple[int, ...] = ()
     """Tokens emitted."""
     text: str = ""
@@ -62,7 +65,12 @@ class Request:
     @property
     def context(self) -> tuple[int, ...]:
         """The tokens that prefill reads."""
-        return self.prompt + self.token_ids[: self.resumed]
+        return self.prompt + self.token_ids[: max(self.resumed - 1, 0)]
+
+    @property
+    def known_next(self) -> int | None:
+        """The token after `context` if it was emitted before the state was lost."""
+        return self.token_ids[self.resumed - 1] if self.resumed else None
 
     @property
     def length_limit(self) -> int:
@@ -71,7 +79,7 @@ class Request:
 
     @property
     def is_prefilled(self) -> bool:
-        return self.prefilled == len(self.prompt) + self.resumed
+        return self.prefilled == len(self.prompt) + max(self.resumed - 1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,4 +101,5 @@ class Increment:
     request: int
     token_ids: tuple[int, ...]
     text: str
-    finish_reason: str | None
+    ended: Request | None = None
+    """The whole request, if it ended with this increment."""

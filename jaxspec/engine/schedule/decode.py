@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import jax
 from jaxtyping import Array, Int
 
-from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.requests.request import Request
+from jaxspec.engine.schedule.drafters import Drafters
 from jaxspec.engine.step.device import Device, Tracer
 from jaxspec.engine.step.io import StepResult
 from jaxspec.engine.step.steps import (
@@ -35,30 +35,6 @@ class DecodeInputs:
     of_host: Drafts | None
     """Drafts of the host. None if the device's drafts are used; empty drafts if nothing drafts but
     the target reads a whole block all the same."""
-
-
-@dataclasses.dataclass
-class Drafters:
-    """The parts of the host that decide what is drafted."""
-
-    proposer: HostProposer | None
-    adaptive: AdaptiveWidth | None
-
-    def commit(
-        self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
-    ) -> None:
-        """Passes on a request's new tokens, and how many of its drafts were accepted."""
-        if self.proposer is not None:
-            self.proposer.commit(request, tokens, num_drafts, accepted)
-        if self.adaptive is not None:
-            self.adaptive.commit(request, tokens, num_drafts, accepted)
-
-    def release(self, request: int) -> None:
-        """Discards the state of a request that has ended, or whose tokens will be read again."""
-        if self.proposer is not None:
-            self.proposer.release(request)
-        if self.adaptive is not None:
-            self.adaptive.release(request)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,46 +3,36 @@
 import collections
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import jax
 import numpy as np
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import Plan
-from jaxspec.engine.requests.advance import emit, end
+from jaxspec.engine.requests.advance import emit
 from jaxspec.engine.requests.request import Increment, NewTokens, Request
-from jaxspec.engine.schedule import pages
-from jaxspec.engine.schedule.decode import (
-    Drafters,
-    choose_decode,
-    decode_inputs,
-    launch_decode,
-)
+from jaxspec.engine.schedule import ledger
+from jaxspec.engine.schedule.abandoned import Abandoned
+from jaxspec.engine.schedule.decode import choose_decode, decode_inputs, launch_decode
+from jaxspec.engine.schedule.drafters import Drafters
+from jaxspec.engine.schedule.ledger import Launched, Ledger
+from jaxspec.engine.schedule.pages import can_admit, new_book
+from jaxspec.engine.schedule.turn import Turn, in_turn
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import StepResult
-from jaxspec.engine.step.state import EngineState
+from jaxspec.engine.step.state import EngineState, occupied
 from jaxspec.engine.step.steps import admit_step, prefill_step
 from jaxspec.engine.step.upload import admission_of, logprobs_of, prompt_chunk
+from jaxspec.errors import UsageError
 from jaxspec.proposers.methods import HostProposer
 from jaxspec.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Launched:
-    """A step that was launched and whose result the host has not read yet."""
-
-    requests: tuple[int, ...]
-    """Ids of the requests in its batch, in order."""
-    result: StepResult
-    unfinished_prompts: frozenset[int] = frozenset()
-    """Requests whose prompt continues after this chunk: the step's token is not emitted for them.
-    """
-
-
 class Loop:
-    """Live requests over one device state."""
+    """Live requests over one device state. Threads take turns."""
 
     def __init__(
         self,
@@ -58,55 +48,146 @@ class Loop:
         self.plan = plan
         self.tokenizer = tokenizer
         self.drafters = Drafters(proposer, adaptive)
-        self.book = pages.new_book(plan.num_pages, plan.page_size)
-        self.waiting: deque[Request] = deque()
-        self.running: dict[int, Request] = {}
-        self.launched: deque[Launched] = deque()
-        """Steps whose results are still to be read, oldest first."""
-        self.increments: deque[Increment] = deque()
-        self.finished: dict[int, Request] = {}
-        self.stepping: tuple[int, ...] = ()
+        book = new_book(plan.num_pages, plan.page_size)
+        self.ledger = Ledger(book, plan.block_size - 1, device.models.synthetic)
+        """Replaced as a whole, by the thread whose turn it is. Anyone may read it at any time."""
+        self.turn = Turn()
+        self.abandoned = Abandoned()
+        """Requests that the ledger may still have and the next call drops."""
+        self.trusted = True
+        """Whether the device's state, and what the drafters know, is what the ledger says."""
+        self.tried: tuple[int, ...] = ()
         """Requests of the program that is being launched or read."""
-        self.suspects: dict[int, int] = {}
-        """Requests of a failed step, with the number of tokens they had. Each of them runs in steps
-        of its own until it has more tokens, or until it fails again and thus caused the failure."""
-        self.state_lost = False
-        """Whether the device's state may be lost, or may contain steps that the host never read."""
+
+    @property
+    def current(self) -> Ledger:
+        """The ledger without requests that were abandoned."""
+        gone = self.abandoned.oldest(self.abandoned.count)
+        return ledger.dropped(self.ledger, gone) if gone else self.ledger
 
     @property
     def idle(self) -> bool:
-        return not (self.waiting or self.running or self.launched)
+        return self.current.is_idle
 
-    def submit(self, request: Request) -> None:
-        self.waiting.append(request)
+    # What callers do, one at a time
 
-    def refuse(self, request: Request, reason: str) -> None:
-        """Ends a request that was never admitted."""
-        self._publish(*end(request, "error", reason))
+    @in_turn
+    def submit(self, requests: Sequence[Request], refusals: Sequence[str | None]) -> None:
+        """Adds requests, all or none of them. Those with a reason for refusal end at once."""
+        pairs = list(zip(requests, refusals, strict=True))
+        waiting = ledger.submitted(self.ledger, [r for r, reason in pairs if reason is None])
+        self.ledger = ledger.refused(waiting, [(r, reason) for r, reason in pairs if reason])
 
+    @in_turn
     def step(self) -> None:
-        """Runs one step as a transaction: all of it takes effect, or nothing."""
-        self.stepping = ()
-        for observer in self.device.observers:
-            observer.step_begins(len(self.running))
-        try:
-            if self.state_lost:
+        """Runs one step of all requests."""
+        self._drop_abandoned()
+        self._step_or_fail()
+
+    @in_turn
+    def take_or_step(self, of: set[int], into: deque[Increment]) -> None:
+        """Moves the increments of these requests to `into`. If there are none, runs a step."""
+        self._drop_abandoned()
+        self._take(of, into)
+        if not into:
+            self._step_or_fail()
+            self._take(of, into)
+
+    @in_turn
+    def step_and_take(self, of: set[int], into: deque[Increment]) -> None:
+        """Runs one step, and moves the increments of these requests to `into`."""
+        self._drop_abandoned()
+        if not self.ledger.is_idle:
+            self._step_or_fail()
+        self._take(of, into)
+
+    @in_turn
+    def give_back(self, increments: Sequence[Increment]) -> None:
+        """Takes increments back that their caller did not get."""
+        self.ledger = ledger.given_back(self.ledger, increments)
+
+    @in_turn
+    def abort(self, ids: Iterable[int]) -> None:
+        """Ends requests now. Their last increments say so."""
+        self.ledger = ledger.ended(self.ledger, set(ids), "abort")
+        self.drafters.release_all_but(self.ledger.running)
+
+    def abandon(self, ids: Iterable[int]) -> None:
+        """Drops requests now, or inside a callback of the loop, when the step has ended."""
+        self.abandoned.add(tuple(ids))
+        if not self.turn.is_mine:
+            self._settle()
+
+    @in_turn
+    def _settle(self) -> None:
+        self._drop_abandoned()
+
+    def _drop_abandoned(self) -> None:
+        if count := self.abandoned.count:
+            self.ledger = ledger.dropped(self.ledger, self.abandoned.oldest(count))
+            self.abandoned.forget(count)
+            self.drafters.release_all_but(self.ledger.running)
+
+    def _take(self, of: set[int], into: deque[Increment]) -> None:
+        increments = ledger.untaken(self.ledger, of)
+        into.extend(increments)
+        self.ledger = ledger.taken(self.ledger, increments)
+
+    def wait(self) -> None:
+        """Waits until the device has run everything that was launched."""
+        with nullcontext() if self.turn.is_mine else self.turn.held():
+            leaves = jax.tree.leaves(self.device.state)
+            jax.block_until_ready([leaf for leaf in leaves if not leaf.is_deleted()])
+
+    @contextmanager
+    def lend_device(self) -> Iterator[Device]:
+        """The device of an idle loop. Whoever borrows it has to return it without requests."""
+        with self.turn.held():
+            self._drop_abandoned()
+            if not self.ledger.is_idle:
+                raise UsageError("the engine has requests; borrow its device when they have ended")
+            trusted, self.trusted = self.trusted, False
+            if not trusted:
                 self._begin_anew()
-            self._step()
+            self.read_results()  # of a step that was launched before the last reply was read
+            yield self.device
+            self.device.state = occupied(self.device.state, batch=0, context=0, limit=0)
+            self.trusted = True
+
+    # A step
+
+    def _step_or_fail(self) -> None:
+        """Runs one step as a transaction: all of it takes effect, or nothing.
+
+        Whatever is raised, the ledger is the one of before or after a transition. The device is
+        trusted only between two steps that ended well; otherwise the next step begins anew.
+        """
+        self.tried = ()
+        trusted, self.trusted = self.trusted, False
+        try:
+            if not trusted:
+                self._begin_anew()
+            self._observed_step()
         except Exception as error:
-            self._undo(error)
-        except BaseException:  # Ctrl-C, at any line
-            self.state_lost = True
-            raise
-        for observer in self.device.observers:
+            if self.ledger.is_idle:
+                raise
+            self.ledger = ledger.failed(self.ledger, self.tried, _reason(error))
+        else:
+            self.trusted = True
+
+    def _observed_step(self) -> None:
+        for observer in tuple(self.device.observers):
+            observer.step_begins(len(self.ledger.running))
+        self._step()
+        for observer in tuple(self.device.observers):
             observer.step_ends()
 
     def _step(self) -> None:
         """Launches a decode step, then reads the results of the step before it. If the host takes
         part in the decode step, all earlier results are read first."""
-        if self.waiting:
+        if self.ledger.waiting:
             self._admit()
-        in_flight = len(self.launched)
+        in_flight = len(self.ledger.launched)
         if unread := [r for r in self._candidates() if not r.is_prefilled]:
             self._prefill(unread)
         if self.plan.reads_before_decoding:
@@ -114,48 +195,31 @@ class Loop:
             in_flight = 0
         if ready := self._ready_to_decode():
             self._decode(ready)
-        lockstep = self.plan.driver == "lockstep" or self.suspects
-        self.read_results(but=0 if lockstep else len(self.launched) - in_flight)
-        if self.suspects:
-            self._clear_suspects()
-
-    def take_increments(self, of: Iterable[int]) -> list[Increment]:
-        """The increments of these requests since the last call. Those of others are kept."""
-        wanted = set(of)
-        taken = [increment for increment in self.increments if increment.request in wanted]
-        self.increments = deque(i for i in self.increments if i.request not in wanted)
-        return taken
-
-    def forget(self, id: int) -> None:
-        """Drops the record of a request that has ended."""
-        self.finished.pop(id, None)
-        self.take_increments([id])
+        lockstep = self.plan.driver == "lockstep" or self.ledger.suspects
+        self.read_results(but=0 if lockstep else len(self.ledger.launched) - in_flight)
 
     # Admission
 
     def _admit(self) -> None:
         """Gives slots and pages to waiting requests, in their order, while there are enough."""
-        taken = {request.slot for request in self.running.values()}
-        free = [slot for slot in range(self.plan.num_slots) if slot not in taken]
-        while self.waiting and free and not self.suspects:
-            request = self.waiting[0]
+        used = {request.slot for request in self.ledger.running.values()}
+        free = [slot for slot in range(self.plan.num_slots) if slot not in used]
+        while free and (request := self._next_to_admit()):
             positions = self.plan.positions_of(request.length_limit)
-            if not pages.can_admit(self.book, positions):
-                return
-            book = pages.admit(self.book, request.id, positions)
-            request = replace(request, slot=free.pop(0), seated_at=time.perf_counter())
-            self.book = book
-            self.waiting.popleft()
-            self.running[request.id] = request
-            self.stepping = (request.id,)
-            try:
-                self._admit_on_device(request)
-            except Exception:
-                self.state_lost = True
-                raise
+            if not can_admit(self.ledger.book, positions):
+                break
+            self.tried = (request.id,)
+            self.ledger = ledger.admitted(self.ledger, free.pop(0), positions, time.perf_counter())
+            self._admit_on_device(request.id)
+        assert self.ledger.running, "requests wait although nothing runs"
 
-    def _admit_on_device(self, request: Request) -> None:
-        held = self.book.held[request.id]
+    def _next_to_admit(self) -> Request | None:
+        """The first waiting request; while there are suspects, only if it is one."""
+        first, suspects = next(iter(self.ledger.waiting), None), self.ledger.suspects
+        return None if first and suspects and first.id not in suspects else first
+
+    def _admit_on_device(self, id: int) -> None:
+        request, held = self.ledger.running[id], self.ledger.book.held[id]
         self.device.run(admit_step, admission_of(request, held, self.plan.max_pages))
 
     # Launching
@@ -165,30 +229,29 @@ class Loop:
         left = [len(request.context) - request.prefilled for request in unread]
         batch, width = self.plan.shapes.prefill_for(left)
         chosen = unread[:batch]
-        self.stepping = tuple(request.id for request in chosen)
+        self.tried = tuple(request.id for request in chosen)
         draws = self.plan.exact or any(request.draws for request in chosen)
         chunk = prompt_chunk(chosen, batch, width, self.plan.num_slots)
         result = self.device.run(prefill_step, chunk, draws=draws)
-        for request in chosen:
-            tokens = request.context[request.prefilled : request.prefilled + width]
+        after = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
+        for before, request in zip(chosen, after):
             if request.params.speculate:
-                self.drafters.commit(request.id, tokens)
-        read = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
-        self.running.update({request.id: request for request in read})
-        unfinished = frozenset(request.id for request in read if not request.is_prefilled)
-        self._note_launched(Launched(self.stepping, result, unfinished))
+                self.drafters.commit(request.id, _newly_read(before, request))
+        silent = frozenset(r.id for r in after if r.resumed or not r.is_prefilled)
+        self._note_launched(Launched(self.tried, result, silent), after)
 
     def _decode(self, requests: list[Request]) -> None:
         """Launches a decode step of these requests."""
-        self.stepping = tuple(request.id for request in requests)
+        self.tried = tuple(request.id for request in requests)
         choice = choose_decode(self.plan, self.drafters, requests)
         inputs = decode_inputs(self.device, self.plan, choice, requests)
         result = launch_decode(self.device, choice.programs, inputs)
-        self._note_launched(Launched(self.stepping, result))
+        self._note_launched(Launched(self.tried, result))
 
     def _ready_to_decode(self) -> list[Request]:
         """Requests whose prompts have been read and that may have budget left."""
-        unread = collections.Counter(id for step in self.launched for id in step.requests)
+        steps = self.ledger.launched
+        unread = collections.Counter(id for s in steps for id in s.requests if id not in s.silent)
         return [
             request
             for request in self._candidates()
@@ -197,113 +260,69 @@ class Loop:
         ]
 
     def _candidates(self) -> list[Request]:
-        if self.suspects:
-            return [self.running[next(iter(self.suspects))]]
-        return list(self.running.values())
+        """The running requests; if some are suspects, only the first of these."""
+        running = self.ledger.running
+        if not self.ledger.suspects:
+            return list(running.values())
+        return [running[id] for id in [*self.ledger.suspects][:1] if id in running]
 
-    def _note_launched(self, step: Launched) -> None:
+    def _note_launched(self, step: Launched, prompts: Sequence[Request] = ()) -> None:
         for leaf in jax.tree.leaves(step.result):
             leaf.copy_to_host_async()
-        self.launched.append(step)
+        self.ledger = ledger.launched(self.ledger, step, prompts)
 
     # Reading results
 
     def read_results(self, but: int = 0) -> None:
         """Reads the results of every launched step, except the newest `but` steps."""
-        while len(self.launched) > but:
-            step = self.launched.popleft()
-            try:
-                self._read(step)
-            except BaseException:
-                self.state_lost = True
-                raise
+        while len(self.ledger.launched) > but:
+            self._read(self.ledger.launched[0])
 
     def _read(self, step: Launched) -> None:
-        """Adds the tokens of a step to its requests."""
-        self.stepping = step.requests
+        """Adds the tokens of the oldest launched step to its requests."""
+        self.tried = step.requests
         result = jax.tree.map(np.asarray, step.result)
-        now = time.perf_counter()
-        for index, id in enumerate(step.requests):
-            emitted = int(result.emitted[index])
-            if id in self.running and id not in step.unfinished_prompts and emitted:
-                self._give_tokens(self.running[id], result, index, now)
+        now, running = time.perf_counter(), self.ledger.running
+        progress = [
+            self._progress(running[id], result, index, now)
+            for index, id in enumerate(step.requests)
+            if id in running and id not in step.silent
+        ]
+        self.ledger = ledger.read(self.ledger, progress)
+        if any(increment.ended for _, increment in progress):
+            self.drafters.release_all_but(self.ledger.running)
 
-    def _give_tokens(self, request: Request, result: StepResult, index: int, now: float) -> None:
+    def _progress(
+        self, request: Request, result: StepResult, index: int, now: float
+    ) -> tuple[Request, Increment]:
         tokens, logprobs = result.tokens[index, : result.emitted[index]].tolist(), []
+        assert tokens, "a request with budget left took no part in its step"
         if (wanted := request.params.logprobs) is not None:
             logprobs = logprobs_of(wanted, result.logprobs, index, tokens)
         drafts = int(result.num_drafts[index])
         new = NewTokens(tokens, drafts, logprobs, now)
-        try:
-            request, increment = emit(request, new, self.tokenizer)
-        except Exception as error:  # the request's own text or stop strings; no other is affected
-            request, increment = end(request, "error", _reason(error))
+        request, increment = emit(request, new, self.tokenizer)
         if request.params.speculate:
             self.drafters.commit(request.id, increment.token_ids, drafts, len(tokens) - 1)
-        self._publish(request, increment)
+        return request, increment
 
-    def _publish(self, request: Request, increment: Increment) -> None:
-        self.increments.append(increment)
-        if request.finish_reason is None:
-            self.running[request.id] = request
-            return
-        self.running.pop(request.id, None)
-        self.finished[request.id] = request
-        self.drafters.release(request.id)
-        if request.id in self.book.held:
-            self.book = pages.release(self.book, request.id)
-
-    # Ending and failing
-
-    def abort(self, ids: Iterable[int]) -> None:
-        """Ends requests now. Results of launched steps that were not read yet are ignored."""
-        self._end(set(ids), "abort")
-
-    def _end(self, ids: set[int], reason: str, error: str | None = None) -> None:
-        for request in [r for r in (*self.waiting, *self.running.values()) if r.id in ids]:
-            self._publish(*end(request, reason, error))
-        self.waiting = deque(request for request in self.waiting if request.id not in ids)
-        self._clear_suspects()
-
-    def _undo(self, error: Exception) -> None:
-        """Undoes a step that raised, and begins to find out which request caused the failure.
-
-        Results of earlier steps are still read. If a program failed after the state was donated to
-        it, the next step makes new pools and prefills every live request again from its tokens.
-        """
-        stepping = self.stepping
-        self.state_lost |= self.device.lost_its_state()
-        try:
-            self.read_results()
-        except Exception:  # launched steps failed together with the program that raised
-            self.state_lost = True
-        if not stepping:
-            raise error
-        if self.suspects:  # then the failed step had a single request
-            self._end(set(stepping), "error", _reason(error))
-        else:
-            live = [id for id in stepping if id in self.running]
-            self.suspects = {id: len(self.running[id].token_ids) for id in live}
-
-    def _clear_suspects(self) -> None:
-        """Removes requests that have more tokens by now, or have ended, from the suspects."""
-        self.suspects = {
-            id: had
-            for id, had in self.suspects.items()
-            if id in self.running and len(self.running[id].token_ids) == had
-        }
+    # Beginning anew
 
     def _begin_anew(self) -> None:
-        """Makes new pools; every live request will be prefilled again from its tokens."""
-        self.launched.clear()
-        self.device.state = None  # the old pools and the new need not fit side by side
+        """Makes new pools. Every running request will be prefilled again from its tokens."""
+        self.ledger = ledger.begun_anew(self.ledger)
+        self.drafters.release_all_but(())
+        self.device.discard_state()  # the old pools and the new need not fit side by side
         self.device.state = self.new_state()
-        for id, request in self.running.items():
-            self.running[id] = replace(request, prefilled=0, resumed=len(request.token_ids))
-            self.drafters.release(id)
-            self._admit_on_device(self.running[id])
-        self.state_lost = False
+        for id in self.ledger.running:
+            self._admit_on_device(id)
+
+
+def _newly_read(before: Request, after: Request) -> tuple[int, ...]:
+    """The tokens of a chunk, and at its end the token after it if that is known already."""
+    tokens, known = after.context[before.prefilled : after.prefilled], after.known_next
+    return tokens if known is None or not after.is_prefilled else (*tokens, known)
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")

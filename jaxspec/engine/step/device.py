@@ -57,14 +57,14 @@ class Device:
     def __init__(self, models: Models, params: Params, state: EngineState):
         self.models = models
         self.params = params
-        self.state: EngineState | None = state
+        self.state = state
         self.observers: list[StepObserver] = []
         self.integers = lru_cache(maxsize=256)(_upload)
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
 
     def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
         """Runs a step, replaces the state, and returns the step's other results."""
-        for observer in self.observers:
+        for observer in tuple(self.observers):
             observer.program(step, inputs, static)
         self.state, output = COMPILED[step](self.models, self.params, self.state, *inputs, **static)
         return output
@@ -79,15 +79,10 @@ class Device:
         fetched = map(np.asarray, (drafts.tokens, verified.tokens, verified.num_drafts))
         return jax.device_put(accept(*fetched))
 
-    def lost_its_state(self) -> bool:
-        """Whether a program failed after the state had been donated to it."""
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
-            return True
-        try:  # a program may fail after its launch succeeded
-            jax.block_until_ready(self.state)
-        except Exception:
-            return True
-        return False
+    def discard_state(self) -> None:
+        """Frees the state's arrays; programs can still be traced for their shapes."""
+        for leaf in jax.tree.leaves(self.state):
+            leaf.delete()
 
 
 class Tracer:

@@ -67,6 +67,8 @@ class PromptChunk:
     """Position of the first token of each chunk."""
     counts: Int[Array, " batch"]
     """Number of tokens of each chunk that are not padding."""
+    known: Int[Array, " batch"] | None = None
+    """The token after the prompt if it was chosen before, else -1. None if all are to be chosen."""
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +77,8 @@ class Verified:
     """The target's results for a block."""
 
     tokens: Int[Array, "batch width"]
-    """The target's token after every token of the block."""
+    """The target's token after every token of the block; `NOT_FINITE` if its logits are not finite,
+    which no draft is equal to."""
     num_drafts: Int[Array, " batch"]
     """Drafts that were verified; 0 for requests that took no part."""
     active: Int[Array, " batch"]
@@ -92,6 +95,7 @@ class StepResult:
     """The results of a step that the host reads: request i emitted tokens[i, :emitted[i]]."""
 
     tokens: Int[Array, "batch width"]
+    """`NOT_FINITE` in place of a token whose logits are not finite."""
     emitted: Int[Array, " batch"]
     """accepted + 1; 0 for a request that took no part."""
     num_drafts: Int[Array, " batch"]

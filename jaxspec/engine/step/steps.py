@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.acceptance import accept, draw_accepted
 from jaxspec.cache.block import Block, block_after
+from jaxspec.engine.step.choose import as_input, target_tokens
 from jaxspec.engine.step.io import (
     Admission,
     Drafting,
@@ -33,7 +34,6 @@ from jaxspec.engine.step.io import (
 )
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params, no_drafts
-from jaxspec.sampling import TopLogprobs, greedy, rejection_sample, sample, top_logprobs
 
 Slots = Int[Array, " batch"]
 
@@ -63,17 +63,20 @@ def prefill_step(
         block = block_after(chunk.slots, chunk.starts, chunk.counts, table, width, models.page_size)
         hidden, features, cache = _read(models, params, state, chunk.tokens, block)
         ends = chunk.starts + chunk.counts
-        newest = jnp.maximum(chunk.counts - 1, 0)[:, None, None]
-        last = jnp.take_along_axis(hidden, newest, axis=1)
-        tokens, logprobs = _target_tokens(
+        final = jnp.maximum(chunk.counts - 1, 0)[:, None, None]
+        last = jnp.take_along_axis(hidden, final, axis=1)
+        tokens, logprobs = target_tokens(
             models, params, state, chunk.slots, last, ends[:, None], draws
         )
+        newest = tokens[:, 0]
+        if chunk.known is not None:
+            newest = jnp.where(chunk.known < 0, newest, chunk.known)
         state = dataclasses.replace(
             state,
             cache=cache.commit(block),
             proposers=_absorb(models, params, state, Committed(block, chunk.tokens, features)),
             lengths=state.lengths.at[chunk.slots].set(ends),
-            last_tokens=state.last_tokens.at[chunk.slots].set(tokens[:, 0]),
+            last_tokens=state.last_tokens.at[chunk.slots].set(as_input(newest)),
         )
         return state, StepResult(tokens, jnp.ones_like(ends), jnp.zeros_like(ends), logprobs)
 
@@ -152,7 +155,7 @@ def verify_step(
         block = state.block(slots, counts, width, models.page_size)
         tokens = jnp.concatenate([state.last_tokens[slots][:, None], drafts.tokens], axis=1)
         hidden, features, cache = _read(models, params, state, tokens, block)
-        answers, logprobs = _target_tokens(
+        answers, logprobs = target_tokens(
             models, params, state, slots, hidden, block.positions + 1, draws, drafts
         )
         verified = Verified(answers, active * drafts.num_drafts, active, features, logprobs)
@@ -202,7 +205,7 @@ def commit_step(
             cache=state.cache.commit(block),
             proposers=_absorb(models, params, state, Committed(block, tokens, verified.features)),
             lengths=state.lengths.at[slots].add(emitted),
-            last_tokens=state.last_tokens.at[slots].set(newest),
+            last_tokens=state.last_tokens.at[slots].set(as_input(newest)),
         )
         return committed, StepResult(
             verified.tokens, emitted, verified.num_drafts, verified.logprobs
@@ -235,29 +238,6 @@ def _read(
 ) -> tuple[Float[Array, "batch width hidden"], Float[Array, "batch width features"], Any]:
     """Runs the target over a block of tokens."""
     return models.target.apply({"params": params["target"]}, tokens, block, state.cache)
-
-
-def _target_tokens(
-    models: Models,
-    params: Params,
-    state: EngineState,
-    slots: Slots,
-    hidden: Float[Array, "batch width hidden"],
-    positions: Int[Array, "batch width"],
-    draws: bool,
-    drafts: Drafts | None = None,
-) -> tuple[Int[Array, "batch width"], TopLogprobs | None]:
-    """The target's tokens at `positions`, from the hidden states of the positions before them."""
-    logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
-    if not draws:
-        return greedy(logits), None
-    sampling = state.sampling.of(slots)
-    if drafts is None or drafts.logits is None:
-        tokens = sample(logits, sampling, positions)
-    else:
-        drawn = drafts.tokens, drafts.num_drafts, drafts.logits
-        tokens = rejection_sample(logits, *drawn, sampling, positions)
-    return tokens, top_logprobs(logits, tokens)
 
 
 def _absorb(

@@ -30,6 +30,7 @@ def prompt_chunk(
     """The next `width` unread tokens of every request's prompt."""
     slots, tokens = np.full(batch, padding_slot, np.int32), np.zeros((batch, width), np.int32)
     starts, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
+    known = np.full(batch, -1, np.int32)
     for i, request in enumerate(requests):
         assert request.slot is not None, "a prompt is read by a request with a slot"
         unread = request.context[request.prefilled : request.prefilled + width]
@@ -37,7 +38,8 @@ def prompt_chunk(
         tokens[i, : len(unread)] = unread
         starts[i] = request.prefilled
         counts[i] = len(unread)
-    return PromptChunk(*jax.device_put((slots, tokens, starts, counts)))
+        known[i] = -1 if request.known_next is None else request.known_next
+    return PromptChunk(*jax.device_put((slots, tokens, starts, counts, known)))
 
 
 def admission_of(request: Request, pages: Sequence[int], max_pages: int) -> Admission:

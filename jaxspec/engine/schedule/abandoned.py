@@ -1,0 +1,53 @@
+"""Requests that nobody waits for any more, noted at any line by any thread."""
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+
+class Owned(weakref.ref[object]):
+    """A weak reference to what owns some requests."""
+
+    ids: Sequence[int] = ()
+
+
+class Abandoned:
+    """The requests that are to be dropped.
+
+    Python can collect an object in the middle of any function, so what happens then must change
+    nothing that the function works on: it only adds to a queue. The callback of the reference is a
+    method of the queue itself, because a function of ours could be interrupted by a signal.
+    """
+
+    def __init__(self) -> None:
+        self._owned: set[Owned] = set()
+        """Keeps the references, without which there is no callback."""
+        self._queue: deque[Sequence[int] | Owned] = deque()
+
+    def when_collected(self, owner: object, ids: Sequence[int]) -> None:
+        """The requests are abandoned when their owner is collected."""
+        owned = Owned(owner, self._queue.append)
+        owned.ids = ids
+        self._owned.add(owned)
+
+    def add(self, ids: Sequence[int]) -> None:
+        self._queue.append(ids)
+
+    @property
+    def count(self) -> int:
+        return len(self._queue)
+
+    def oldest(self, count: int) -> set[int]:
+        """The requests of the first `count` entries."""
+        return {id for entry in list(self._queue)[:count] for id in _ids(entry)}
+
+    def forget(self, count: int) -> None:
+        """Removes the first `count` entries, whose requests were dropped."""
+        for _ in range(count):
+            if isinstance(entry := self._queue[0], Owned):
+                self._owned.discard(entry)
+            self._queue.popleft()
+
+
+def _ids(entry: Iterable[int] | Owned) -> Iterable[int]:
+    return entry.ids if isinstance(entry, Owned) else entry

@@ -1,0 +1,58 @@
+"""The parts of the host that decide what is drafted."""
+
+import warnings
+from collections.abc import Container, Sequence
+
+from jaxspec.engine.adapt.width import AdaptiveWidth
+from jaxspec.errors import one_line
+from jaxspec.proposers.methods import HostProposer
+
+
+class Drafters:
+    """A host proposer and the choice of the width, if the engine has them.
+
+    What they remember of a request follows from its tokens. So it is never repaired: after a fault
+    it is released, and committed again with the tokens that are read again.
+    """
+
+    def __init__(self, proposer: HostProposer | None, adaptive: AdaptiveWidth | None):
+        self.proposer = proposer
+        self.adaptive = adaptive
+        self.known: set[int] = set()
+        """Requests of which something was committed and that were not released since."""
+
+    def commit(
+        self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
+    ) -> None:
+        """Passes on a request's new tokens, and how many of its drafts were accepted."""
+        self.known.add(request)
+        if self.proposer is not None:
+            self.proposer.commit(request, tokens, num_drafts, accepted)
+        if self.adaptive is not None:
+            self.adaptive.commit(request, tokens, num_drafts, accepted)
+
+    def release_all_but(self, running: Container[int]) -> None:
+        """Releases every request that does not run any more."""
+        for request in [id for id in self.known if id not in running]:
+            error = self._release(request)
+            self.known.discard(request)
+            if error is not None:  # the request has its output; only later drafts may be wrong
+                warnings.warn(_complaint(request, error), RuntimeWarning, stacklevel=2)
+
+    def _release(self, request: int) -> Exception | None:
+        """Releases a request, and returns what the proposer raised."""
+        if self.adaptive is not None:
+            self.adaptive.release(request)
+        try:
+            if self.proposer is not None:
+                self.proposer.release(request)
+        except Exception as error:
+            return error
+        return None
+
+
+def _complaint(request: int, error: Exception) -> str:
+    return (
+        f"the host proposer's release of request {request} raised {type(error).__name__}: "
+        f"{one_line(error)}; tokens stay right, but the proposer may keep memory"
+    )

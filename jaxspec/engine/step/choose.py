@@ -1,0 +1,53 @@
+"""From the target's hidden states to its tokens, with a mark where the logits are not finite."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.engine.requests.request import NOT_FINITE
+from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.state import EngineState
+from jaxspec.proposers.device import Drafts, Params
+from jaxspec.sampling import TopLogprobs, greedy, rejection_sample, sample, top_logprobs
+
+
+def target_tokens(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Int[Array, " batch"],
+    hidden: Float[Array, "batch width hidden"],
+    positions: Int[Array, "batch width"],
+    draws: bool,
+    drafts: Drafts | None = None,
+) -> tuple[Int[Array, "batch width"], TopLogprobs | None]:
+    """The target's tokens at `positions`, from the hidden states of the positions before them."""
+    logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
+    likeliest = greedy(logits)
+    if not draws:
+        return _marked(likeliest, logits, likeliest), None
+    sampling = state.sampling.of(slots)
+    if drafts is None or drafts.logits is None:
+        tokens = sample(logits, sampling, positions)
+    else:
+        drawn = drafts.tokens, drafts.num_drafts, drafts.logits
+        tokens = rejection_sample(logits, *drawn, sampling, positions)
+    return _marked(tokens, logits, likeliest), top_logprobs(logits, tokens)
+
+
+def _marked(
+    tokens: Int[Array, "batch width"],
+    logits: Float[Array, "batch width vocab"],
+    likeliest: Int[Array, "batch width"],
+) -> Int[Array, "batch width"]:
+    """The tokens, with `NOT_FINITE` in place of those whose logits are not finite.
+
+    Only the largest logit is read again: it is NaN if any is, because `argmax` takes NaN for the
+    largest, and infinite if one is infinite or all are minus infinity.
+    """
+    largest = jnp.take_along_axis(logits, likeliest[..., None], axis=-1)[..., 0]
+    return jnp.where(jnp.isfinite(largest), tokens, NOT_FINITE)
+
+
+def as_input(tokens: Int[Array, " batch"]) -> Int[Array, " batch"]:
+    """Tokens that a model can read. The host ends a request at `NOT_FINITE`, one step late."""
+    return jnp.maximum(tokens, 0)

@@ -1,0 +1,149 @@
+"""Raises KeyboardInterrupt and MemoryError at every line of the engine that runs, and checks that
+every request gets its tokens, that nothing is leaked and that the engine goes on.
+
+    python scripts/sweep_faults.py --json docs/results/fault-sweep.json    all of it, over an hour
+    python scripts/sweep_faults.py --stride 37                             every 37th, some minutes
+    python scripts/sweep_faults.py --device --samples 40                   on this machine's device
+
+The sweep runs on a device of numpy functions that the tests bring. `--device` runs a sample of it
+with the demo pair, in bfloat16 on a GPU and float32 on a CPU.
+"""
+
+import argparse
+import collections
+import dataclasses
+import importlib
+import json
+import platform
+import random
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec import cli
+from jaxspec.errors import LoadError
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "engine")]
+LONGEST_S = 0.15
+"""A signal comes this late at most: as long as a scenario takes on the fake device."""
+
+
+@dataclasses.dataclass
+class Row:
+    """What came of the faults in one engine."""
+
+    lines: int = 0
+    injections: int = 0
+    outcomes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, what: str, attempt: Any) -> None:
+        """Makes an attempt and counts its outcomes."""
+        self.injections += 1
+        try:
+            self.outcomes += attempt()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and "injected" not in str(error):
+                raise
+            self.wrong.append(f"{what}: {type(error).__name__}: {error}")
+            print(f"WRONG {self.wrong[-1]}", flush=True)
+
+
+def sweep(stride: int, each_line_once: bool) -> dict[str, Row]:
+    """Every `stride`th injection into every engine on the fake device, or one for each line."""
+    rows: dict[str, Row] = {}
+    sweeping, configs = (importlib.import_module(name) for name in ("sweeping", "sweep_configs"))
+    fakes = configs.fakes()
+    once = configs.each_line_once(fakes) if each_line_once else {}
+    for name, config in fakes.items():
+        true, lines, begin = config.truth(), config.lines(), time.perf_counter()
+        row = rows[name] = Row(lines=len(lines))
+        for injection in once[name] if once else list(sweeping.injections(lines))[::stride]:
+            row.add(str(injection), partial(config.outcomes, true, injection))
+        print(f"{name}: {_in_words(row)}, {time.perf_counter() - begin:.0f} s", flush=True)
+    return rows
+
+
+def send_signals(count: int) -> Row:
+    """Real signals from a timer, after random times."""
+    row = Row()
+    sweeping, configs = (importlib.import_module(name) for name in ("sweeping", "sweep_configs"))
+    fakes = [(config, config.truth()) for config in configs.fakes().values()]
+    for seed in range(count):
+        config, true = fakes[seed % len(fakes)]
+        engine = config.make_healthy()
+        attempt = partial(
+            sweeping.interrupted_at_random, engine, config.asks, true, seed, LONGEST_S
+        )
+        row.add(f"signal with seed {seed}", attempt)
+    print(f"signals: {_in_words(row)}", flush=True)
+    return row
+
+
+def sample_on_device(samples: int) -> dict[str, Row]:
+    """Injections at random lines into engines with the demo pair."""
+    rows: dict[str, Row] = {}
+    sweeping, configs = (importlib.import_module(name) for name in ("sweeping", "sweep_configs"))
+    dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    chosen = (("overlapped", "dflash"), ("lockstep", "dflash"), ("overlapped", "ngram"))
+    for driver, method in chosen:
+        engine, begin = configs.demo_engine(driver, method, dtype), time.perf_counter()
+        asks = configs.demo_asks(engine, sampled=dtype == "float32")
+        true = sweeping.truth(engine, asks)
+        lines = sweeping.counted(partial(sweeping.run, engine, asks, []))
+        every = list(sweeping.injections(lines))
+        row = rows[f"{driver} {method} {dtype}"] = Row(lines=len(lines))
+        for injection in random.Random(0).sample(every, samples // len(chosen) + 1):
+            row.add(str(injection), partial(sweeping.outcomes, engine, asks, true, injection))
+        print(f"{driver} {method}: {_in_words(row)}, {time.perf_counter() - begin:.0f} s")
+    return rows
+
+
+def _in_words(row: Row) -> str:
+    ends = ", ".join(f"{count} {end}" for end, count in row.outcomes.most_common())
+    return f"{row.lines} lines, {row.injections} faults, {len(row.wrong)} wrong; requests: {ends}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--stride", type=int, default=1, help="take every so-many-th fault")
+    parser.add_argument("--each-line-once", action="store_true", help="one fault for each line")
+    parser.add_argument("--signals", type=int, default=300, help="runs with a real signal")
+    parser.add_argument("--device", action="store_true", help="the demo pair on this device")
+    parser.add_argument("--samples", type=int, default=40, help="faults with --device")
+    parser.add_argument("--json", type=Path, help="file for the counts")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    if options.device:
+        rows = sample_on_device(options.samples)
+    else:
+        rows = sweep(options.stride, options.each_line_once)
+        rows["signals"] = send_signals(options.signals)
+    total = Row()
+    for row in rows.values():
+        total.injections += row.injections
+        total.outcomes += row.outcomes
+        total.wrong += row.wrong
+    print(f"all: {_in_words(total)}")
+    if options.json is not None:
+        report = {
+            "command": " ".join(["python", "scripts/sweep_faults.py", *sys.argv[1:]]),
+            "device": jax.devices()[0].device_kind,
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "seconds": round(time.perf_counter() - begin),
+            "total": vars(total),
+            "rows": {name: vars(row) for name, row in rows.items()},
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if total.wrong:
+        raise LoadError(f"{len(total.wrong)} of {total.injections} faults had a wrong outcome")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,147 @@
+"""The engines that the sweep goes over, and what is asked of them."""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+from fake_device import OVERFLOWS, fake_engine
+from sweeping import Ask, Asks, Injection, Line, Truth, counted, injections, outcomes, run, truth
+
+import jaxspec
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.requests.sampling_params import SamplingParams
+
+METHODS = {
+    "none": {"method": "none"},
+    "dflash": {"method": "dflash"},
+    "ngram": {"method": "ngram"},
+    "dflash+ngram": {"method": "dflash+ngram"},
+    "adaptive": {"method": "dflash", "adaptive": True},
+}
+DRIVERS = ("lockstep", "overlapped")
+
+
+def greedy(max_tokens: int, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+def fake_asks(method: str) -> Asks:
+    """With adaptive widths, which tokens are drafts depends on the neighbours."""
+    sampled = greedy(7, temperature=0.7, seed=3, speculate=method != "adaptive")
+    return Asks(
+        bystander=Ask((5, 6, 7, 5), greedy(16)),
+        submitted=Ask((9, 8), greedy(8)),
+        aborted=Ask((4, 4, 4), greedy(12)),
+        left=(Ask((1, 2, 3), greedy(9)), Ask((2,) * 11, greedy(9))),
+        generated=(
+            Ask((3, 1, 4, 1, 5, 9, 2), SamplingParams(max_tokens=6, stop_token_ids=[7, 11])),
+            Ask((2, 7), sampled),
+            Ask((OVERFLOWS, 8, 2, 8), greedy(12)),
+            Ask((1,) * 40, greedy(40)),
+        ),
+        after=Ask((6, 2, 6), greedy(5)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """An engine to sweep over."""
+
+    make: Callable[[], Engine]
+    asks: Asks
+    recovers: bool = False
+    """Whether a program fails in the scenario, so that the lines run that recover from it."""
+
+    def truth(self) -> Truth:
+        return truth(self.make_healthy(), self.asks)
+
+    def make_healthy(self) -> Engine:
+        engine = self.make()
+        if self.recovers:
+            engine.loop.device.faults = []
+        return engine
+
+    def lines(self) -> dict[Line, int]:
+        engine = self.make()
+        return counted(lambda: run(engine, self.asks, []))
+
+    def outcomes(self, true: Truth, injection: Injection) -> collections.Counter[str]:
+        return outcomes(self.make(), self.asks, true, injection, self.recovers)
+
+
+def fakes() -> dict[str, Config]:
+    """An engine on the fake device for each driver and method, and some that recover."""
+    configs = {
+        f"{driver} {name}": Config(partial(fake_engine, driver, **options), fake_asks(name))
+        for driver in DRIVERS
+        for name, options in METHODS.items()
+    }
+    recovering = {
+        f"{driver} {name} after a fault": Config(
+            partial(_failing, driver, METHODS[name]), fake_asks(name), recovers=True
+        )
+        for driver, name in (("lockstep", "dflash+ngram"), ("overlapped", "adaptive"))
+    }
+    return configs | recovering
+
+
+def each_line_once(configs: dict[str, Config]) -> dict[str, list[Injection]]:
+    """Each line that runs in some configuration, in one of those in which it runs; the kind of
+    injection and the configuration change from line to line."""
+    chosen: dict[str, list[Injection]] = {name: [] for name in configs}
+    by_config, names = {name: config.lines() for name, config in configs.items()}, [*configs]
+    every_line = dict.fromkeys(line for lines in by_config.values() for line in lines)
+    for number, line in enumerate(every_line):
+        turned = names[number % len(names) :] + names[: number % len(names)]
+        name = next(name for name in turned if line in by_config[name])
+        kinds = list(injections({line: by_config[name][line]}))
+        chosen[name].append(kinds[number % len(kinds)])
+    return chosen
+
+
+def _failing(driver: str, options: dict) -> Engine:
+    """Its ninth program dies while it runs."""
+    engine = fake_engine(driver, **options)
+    engine.loop.device.faults = [*[None] * 8, "read"]
+    return engine
+
+
+TEXTS = ("def quicksort(", "import os\n", "class Foo:\n    def", "for i in range(", "x = [")
+CLEAR = 0.3
+"""By how much the likeliest token is ahead, in nats, that bfloat16 in other shapes chooses it too.
+"""
+
+
+def demo_asks(engine: Engine, sampled: bool) -> Asks:
+    """Requests that end before a token which rounding could change."""
+    assert engine.tokenizer is not None
+    prompts = [tuple(engine.tokenizer.encode(t, add_special_tokens=False)) for t in TEXTS]
+    outputs = engine.generate([list(prompt) for prompt in prompts], greedy(24, logprobs=2))
+    asks = [Ask(p, greedy(_clear_tokens(o.logprobs))) for p, o in zip(prompts, outputs)]
+    last = Ask(prompts[1][:2], greedy(6, temperature=0.7, seed=3)) if sampled else asks[1]
+    return Asks(
+        bystander=max(asks, key=lambda ask: ask.params.max_tokens),
+        submitted=asks[1],
+        aborted=asks[2],
+        left=(asks[3],),
+        generated=(asks[4], asks[0], last),
+        after=asks[2],
+    )
+
+
+def _clear_tokens(logprobs: tuple[dict[int, float], ...]) -> int:
+    """How many tokens come before the first that another is close to; at least 1."""
+    best = [sorted(step.values(), reverse=True) for step in logprobs]
+    close = [place for place, values in enumerate(best) if values[0] - values[1] < CLEAR]
+    return max(min([*close, len(best)]), 1)
+
+
+def demo_engine(driver: str, method: str, dtype: str) -> Engine:
+    """Few programs, so that they compile in seconds."""
+    sizes = {"max_batch": 3, "max_model_len": 64, "page_size": 16, "prefill_chunk": 16}
+    shapes = {"batch_sizes": (3,), "prefill_shapes": ((3, 16),)}
+    pair = jaxspec.demo_pair()
+    return jaxspec.Engine.from_pretrained(
+        *pair, dtype=dtype, driver=driver, method=method, **sizes, **shapes
+    )
