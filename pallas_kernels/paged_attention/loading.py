@@ -60,6 +60,7 @@ class Loader:
 
     def prefetch_first(self, pages_of_steps: list, steps) -> None:
         """Fills the pipeline: starts the copies of the first tiles, one per stage."""
+
         @pl.when(self.warpgroup == 0)
         def _():
             for i, pages in enumerate(pages_of_steps):

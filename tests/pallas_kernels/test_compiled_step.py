@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
-from jaxspec.engine.step.device import COMPILED
+from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.io import Drafting, Models
 from jaxspec.engine.step.state import empty_state
 from jaxspec.engine.step.steps import decode_step
@@ -39,7 +39,7 @@ def lowered_step(slots: int) -> tuple[jax.stages.Lowered, tuple[int, ...], int]:
     positions = PAGES_PER_SLOT * PAGE_SIZE
     state = jax.eval_shape(lambda: empty_state(models, slots, pages, PAGES_PER_SLOT, positions))
     integers = placed(jax.ShapeDtypeStruct((slots,), jnp.int32))
-    lowered = COMPILED[decode_step].lower(
+    lowered = JITTED[decode_step].lower(
         models,
         placed(params),
         placed(state),
