@@ -14,6 +14,7 @@ them; their seconds are reported but not counted. Cases:
 
 import argparse
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -97,6 +98,8 @@ def edited_copy(folder: pathlib.Path) -> pathlib.Path:
 def start(options: argparse.Namespace) -> dict[str, Any]:
     """One start in this process: seconds of every phase."""
     phases = Phases(float(os.environ.get("JAXSPEC_STARTED_AT", time.time())))
+    logging.basicConfig(format="%(relativeCreated)6d ms  %(message)s")
+    logging.getLogger("jaxspec").setLevel(logging.INFO)
     import jax
     import jax.numpy as jnp
 

@@ -20,6 +20,9 @@ class Touchable(Protocol):
     @property
     def init(self) -> Callable[..., Any]: ...
 
+    @property
+    def clone(self) -> Callable[..., Any]: ...
+
     def touch(self) -> None: ...
 
 
