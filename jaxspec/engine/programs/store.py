@@ -11,6 +11,7 @@ from jax.experimental import serialize_executable
 from jaxspec.engine.programs.files import KeptFiles, open_files
 from jaxspec.engine.programs.folder import CacheDir, cache_folder
 from pallas_kernels.kept import keep_lowered_kernels
+from pallas_kernels.runtime import name_runtime
 
 log = logging.getLogger("jaxspec")
 
@@ -75,4 +76,5 @@ def open_store(chosen: CacheDir) -> ProgramStore | None:
         programs = open_files(folder / "programs", PROGRAMS_LIMIT)
         kernels = open_files(folder / "kernels", KERNELS_LIMIT)
     keep_lowered_kernels(kernels)
+    name_runtime()
     return None if programs is None else ProgramStore(programs)
