@@ -154,7 +154,8 @@ def save_configs(preset: Preset, options: argparse.Namespace, text: Text) -> Non
     """Refuses to resume an earlier build from other text, with other options or another start."""
     documents = [*text.known, *text.reserved, *text.held_out]
     # Through JSON, as the config of an earlier build comes back from its file.
-    config = flatten_dict(json.loads(json.dumps(dataclasses.asdict(preset))), sep=".")
+    as_json = json.loads(json.dumps(dataclasses.asdict(preset)))
+    config: dict[str, Any] = dict(flatten_dict(as_json, sep="."))
     config["data_sha256"] = hash_of_text(text for _, text in documents)
     for name, folder in ("target_sha256", options.target), ("drafter_sha256", options.drafter):
         config[name] = None if folder is None else hash_of_weights(folder)

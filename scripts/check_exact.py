@@ -42,7 +42,7 @@ from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import Opened
 from jaxspec.engine.setup.warmup import compile_side_by_side
-from jaxspec.engine.step.device import Program
+from jaxspec.engine.step.compiled import Program
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_models
 from jaxspec.models.presets import NAMES, dflash_for, qwen3

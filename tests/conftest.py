@@ -16,6 +16,7 @@ where everything that tests need was installed."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["JAXSPEC_CACHE_DIR"] = ""  # nothing of one run may decide the next
     if not wants_gpu(config):
         os.environ["JAX_PLATFORMS"] = "cpu"
         # Threads for the interpreted kernels' warpgroups, which wait for each other.

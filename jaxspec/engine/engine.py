@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -27,7 +27,8 @@ from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, choose_dtype, open_m
 from jaxspec.engine.setup.memory import peak_bytes
 from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
 from jaxspec.engine.stats.engine_stats import EngineStats
-from jaxspec.engine.step.device import Device, Program
+from jaxspec.engine.step.compiled import Program
+from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.errors import UsageError
@@ -218,28 +219,31 @@ class Engine:
         self,
         prompts: Prompt | Iterable[Prompt] | None = None,
         params: SamplingParams | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Compiles programs in parallel before they are needed, and returns how many.
+        """Loads or compiles programs before they are needed, and returns how many.
 
-        With prompts, compiles the programs that their first steps need; without, every program that
-        the engine can need for requests with such `params`.
+        With prompts, those that their first steps need; without, every program that the engine can
+        need for requests with such `params`. `progress` is called with how many are ready, and of
+        how many so far.
         """
         params = params or SamplingParams()
         plan = self.plan
         if prompts is not None:
             plan = for_first_prompts(plan, self._that_fit(as_list(prompts)[0], params))
-        return compile_side_by_side(self.programs(params.draws, only_needed=True, plan=plan))
+        programs = self.programs(params.draws, only_needed=True, plan=plan)
+        return compile_side_by_side(programs, progress)
 
     def programs(
         self, draws: bool, only_needed: bool = False, plan: Plan | None = None
     ) -> Iterator[Program]:
-        """Every program that the engine can run, traced. With `draws`, requests sample or return
+        """Every program that the engine can run. With `draws`, requests sample or return
         log probabilities. With `only_needed`, no request opts out of drafting."""
         return every_program(self.loop.device, plan or self.plan, draws, only_needed)
 
     def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
         """Traces the program of one step for inputs of these shapes, without running it."""
-        return self.loop.device.trace(step, *inputs, **static)
+        return self.loop.device.program(step, *inputs, **static).traced
 
     @contextmanager
     def observe(self, observer: StepObserver) -> Iterator[None]:

@@ -20,6 +20,9 @@ class Touchable(Protocol):
     @property
     def init(self) -> Callable[..., Any]: ...
 
+    @property
+    def clone(self) -> Callable[..., Any]: ...
+
     def touch(self) -> None: ...
 
 
@@ -50,6 +53,7 @@ def parameter_axes(model: Touchable) -> dict[str, Axes]:
 
 def described_parameters(model: Touchable) -> dict[str, Described]:
     # `touch` runs every layer, but only the parameters are outputs, so nothing else is computed.
-    make = lambda key: model.init(key, method="touch")["params"]
+    plain = model.clone(implementation="xla")  # tracing kernels takes time
+    make = lambda key: plain.init(key, method="touch")["params"]
     described: Any = flatten_dict(jax.eval_shape(make, jax.random.key(0)), sep="/")
     return described

@@ -28,7 +28,7 @@ def dump_programs(engine: Engine, folder: str, draws: bool) -> list[dict[str, An
     """Writes the HLO and the memory use of every step program that the engine can need."""
     place, sizes = make_folder(folder), []
     for number, program in enumerate(engine.programs(draws)):
-        compiled = program.traced.lower().compile()
+        compiled = program.lowered.compile()
         name = f"{number:02d}-{program.name}"
         (place / f"{name}.hlo.txt").write_text(hlo_of(compiled))
         shapes = [str(leaf.shape) for leaf in jax.tree.leaves(program.inputs)]

@@ -9,13 +9,13 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels.kept import kept
 from pallas_kernels.tiles import THREADS, load, named, require
 
 BYTES_PER_LOAD = 16
 
 
-# Jitted by itself, so that all layers of a model share one lowered kernel.
-@functools.partial(jax.jit, static_argnames=("eps", "interpret"))
+@kept(static_argnames=("eps", "interpret"))
 def add_norm(
     x: Float[Array, "*tokens hidden"],
     addend: Float[Array, "parts *tokens hidden"],

@@ -20,11 +20,11 @@ from pallas_kernels.dense_chain.plan import (
     choose_sizes,
 )
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape
+from pallas_kernels.kept import kept
 from pallas_kernels.tiles import named, require
 
 
-# Jitted by itself, so that all layers of a model share one lowered kernel.
-@functools.partial(jax.jit, static_argnames=("eps", "sizes", "pairs", "interpret"))
+@kept(static_argnames=("eps", "sizes", "pairs", "interpret"))
 def dense_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],

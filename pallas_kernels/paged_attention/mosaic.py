@@ -17,20 +17,17 @@ request form a cluster and combine their results within the kernel; no second ke
 
 import functools
 
-import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kept import kept
 from pallas_kernels.paged_attention import kernel
 from pallas_kernels.paged_attention.blocks import BlockSizes, Shape, choose_sizes
 from pallas_kernels.paged_attention.plan import Plan, make_plan
 from pallas_kernels.tiles import named, require
 
 
-# Jitted by itself, so that all layers of a model share one lowered kernel.
-@functools.partial(
-    jax.jit, static_argnames=("causal", "window", "filled_batch", "sizes", "interpret")
-)
+@kept(static_argnames=("causal", "window", "filled_batch", "sizes", "interpret"))
 def paged_attention(
     query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],

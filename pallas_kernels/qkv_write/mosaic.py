@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kept import kept
 from pallas_kernels.tiles import THREADS, load, named, require, rows_in_lanes, unswizzled
 
 HEADS_PER_TILE = 8
@@ -69,8 +70,7 @@ class Heads:
         )
 
 
-# Jitted by itself, so that all layers of a model share one lowered kernel.
-@functools.partial(jax.jit, static_argnames=("eps", "bulk", "interpret"))
+@kept(static_argnames=("eps", "bulk", "interpret"))
 def qkv_write(
     qkv: Float[Array, "parts filled width fused"],
     query_norm: Float[Array, " head_dim"] | None,

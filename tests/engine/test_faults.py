@@ -8,7 +8,7 @@ import pytest
 from fake_device import fake_engine
 from golden_pair import budget, check_golden, golden_engine, trajectories
 
-from jaxspec.engine.step.device import COMPILED
+from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.steps import decode_step, prefill_step
 from jaxspec.errors import UsageError
 
@@ -29,7 +29,7 @@ def fail_at(engine, calls: set[int], donated: bool, error: BaseException = OUT_O
             return run(step, *inputs, **static)
         due.pop(0)
         if donated:
-            COMPILED[step](device.models, device.params, device.state, *inputs, **static)
+            JITTED[step](device.models, device.params, device.state, *inputs, **static)
             assert any(leaf.is_deleted() for leaf in jax.tree.leaves(device.state))
         raise error
 
@@ -71,7 +71,7 @@ def test_the_request_at_fault_fails_alone_and_says_why(donated):
         if step is decode_step and running and len(running.token_ids) >= 4:
             if running.slot in inputs[0].tolist():
                 if donated:
-                    COMPILED[step](device.models, device.params, device.state, *inputs, **static)
+                    JITTED[step](device.models, device.params, device.state, *inputs, **static)
                 raise OUT_OF_MEMORY
         return run(step, *inputs, **static)
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 from golden_pair import golden_engine, opened
 
@@ -35,26 +36,19 @@ def test_a_device_that_reports_nothing(device_reports, stats):
     assert memory.peak_bytes() is None
 
 
-def pages(free: int, useful: int = 50, temporaries=lambda pages: 0, least: int = 2):
-    """Pages of 100 bytes, and the numbers of pages that programs were compiled for."""
-    asked = []
-
-    def compiled(pages: int) -> int:
-        asked.append(pages)
-        return temporaries(pages)
-
-    return memory.pages_that_fit(free, 100, useful, compiled, least), asked
+def pages(free: int, useful: int = 50, temporaries: int = 0, least: int = 2) -> int:
+    """How many pages of 100 bytes fit."""
+    return memory.pages_that_fit(free, 100, useful, temporaries, least)
 
 
 def test_no_more_pages_than_are_useful():
-    assert pages(10**6) == (50, [50])
+    assert pages(10**6) == 50
 
 
 def test_pages_and_temporaries_fit_together():
-    assert pages(1000, temporaries=lambda pages: 0) == (10, [10])
-    assert pages(1000, temporaries=lambda pages: 350) == (6, [10, 6])
-    assert pages(1000, temporaries=lambda pages: 20 * pages) == (8, [10, 8])
-    assert pages(6000, temporaries=lambda pages: 1000) == (50, [50])
+    assert pages(1000) == 10
+    assert pages(1000, temporaries=350) == 6
+    assert pages(6000, temporaries=1000) == 50
 
 
 @pytest.mark.parametrize(
@@ -62,7 +56,7 @@ def test_pages_and_temporaries_fit_together():
 )
 def test_too_little_for_one_request_is_refused(free, temporaries, fits):
     with pytest.raises(LoadError, match=f"^{fits} pages .* one request needs 2; .*memory_fraction"):
-        pages(free, temporaries=lambda pages: temporaries)
+        pages(free, temporaries=temporaries)
 
 
 def test_an_engine_takes_what_the_target_and_the_drafter_keep_in_a_page(monkeypatch):
@@ -73,8 +67,21 @@ def test_an_engine_takes_what_the_target_and_the_drafter_keep_in_a_page(monkeypa
     page_size = 16
     per_page = 4 * page_size * (numbers(target) + numbers(drafter))
     monkeypatch.setattr(build.memory, "free_bytes", lambda share: int(100.5 * per_page * share))
-    monkeypatch.setattr(build, "temporaries", lambda device, plan: 20 * per_page)
+    monkeypatch.setattr(build, "_temporary_bytes", lambda models, params, plan: 20 * per_page)
     engine = golden_engine(page_size=page_size, memory_fraction=1.0)
     assert engine.total_pages == 80
     assert golden_engine(page_size=page_size, memory_fraction=0.5).total_pages == 30
     assert golden_engine(page_size=page_size, num_pages=33).total_pages == 33
+
+
+def test_temporaries_are_counted_for_rows_and_for_logits():
+    """Two matrices of 8 x 24 numbers in 16 bits, and an embedding of 100 tokens."""
+    params = {
+        "layer": {"in": jnp.zeros((8, 24), jnp.bfloat16), "out": jnp.zeros((24, 8), jnp.bfloat16)},
+        "embedding": jnp.zeros((100, 8), jnp.bfloat16),
+    }
+    hidden = 2 * (8 + 24) * 2
+    of = lambda **sizes: memory.temporary_bytes(params, 100, **sizes)
+    assert of(rows=10, logit_rows=0, draws=True) == 10 * hidden
+    assert of(rows=10, logit_rows=3, draws=False) == 10 * hidden + 3 * 100 * 4
+    assert of(rows=10, logit_rows=3, draws=True) == 10 * hidden + 7 * 3 * 100 * 4

@@ -94,7 +94,7 @@ def test_after_warm_up_a_mixed_run_compiles_nothing(tiny_pair, layout):
         for program in engine.programs(draws=draws):
             shapes = jax.tree.map(lambda x: x.shape, program.inputs)
             key = (program.name, str(shapes), str(program.static))
-            programs[key] = programs.get(key) or program.traced.lower().compile()
+            programs[key] = programs.get(key) or program.lowered.compile()
     with compilations() as compiled:
         jax.jit(lambda x: x + len(layout)).lower(np.float32(1)).compile()
         assert len(compiled) == 1, "the listener hears nothing"

@@ -34,6 +34,7 @@ ENGINE_FLOORS = (
     ("schedule",),
     ("plan",),
     ("step",),
+    ("programs",),
     ("requests",),
     ("stats", "adapt"),
 )

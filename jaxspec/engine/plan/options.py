@@ -55,6 +55,10 @@ class EngineOptions(SpeculationOptions):
     driver: Driver = "auto"
     """lockstep: read the result of each step before the next is launched; overlapped: launch the
     next step first; auto: overlapped on an accelerator, lockstep on a CPU."""
+    cache_dir: str | Literal[False] | None = None
+    """Folder in which compiled programs are kept for the next process; by default that of the
+    environment variable JAXSPEC_CACHE_DIR, or else jaxspec in the user's cache; False to keep
+    none."""
     synthetic_acceptance: Acceptance | None = None
     """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
     the share of steps that accept each position, instead of comparing drafts. The text is then not
@@ -105,6 +109,7 @@ class EngineKeywords(TypedDict, total=False):
     batch_sizes: tuple[int, ...] | None
     prefill_shapes: tuple[tuple[int, int], ...] | None
     driver: Driver
+    cache_dir: str | Literal[False] | None
     synthetic_acceptance: Acceptance | None
 
 

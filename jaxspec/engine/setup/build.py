@@ -9,14 +9,13 @@ from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.plan.planning import plan_engine, synthetic_of
+from jaxspec.engine.programs.store import open_store
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup import memory
 from jaxspec.engine.setup.room import check_room, new_state
 from jaxspec.engine.setup.step_costs import measure_costs
-from jaxspec.engine.setup.warmup import temporaries
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
-from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
@@ -33,7 +32,8 @@ def build_loop(
     pages = options.num_pages or _pages_that_fit(models, params, plan, options.memory_fraction)
     plan = dataclasses.replace(plan, num_pages=pages + 1)
     check_room(models, plan)
-    device = Device(models, params, new_state(models, plan))
+    store = open_store(options.cache_dir)
+    device = Device(models, params, new_state(models, plan), store)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
     adaptive = AdaptiveWidth(measure_costs(device, plan)) if plan.widths else None
@@ -47,12 +47,21 @@ def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction:
     if free is None:
         return useful
 
-    def shapes(pages: int) -> EngineState:
+    def bytes_of_state(pages: int) -> int:
         sized = dataclasses.replace(plan, num_pages=pages + 1)
-        return jax.eval_shape(partial(new_state, models, sized))
+        return memory.num_bytes(jax.eval_shape(partial(new_state, models, sized)))
 
-    def bytes_of_programs(pages: int) -> int:
-        return temporaries(Device(models, params, shapes(pages)), plan)
+    per_page = bytes_of_state(2) - bytes_of_state(1)
+    return memory.pages_that_fit(
+        free, per_page, useful, _temporary_bytes(models, params, plan), least=plan.max_pages
+    )
 
-    per_page = memory.num_bytes(shapes(2)) - memory.num_bytes(shapes(1))
-    return memory.pages_that_fit(free, per_page, useful, bytes_of_programs, least=plan.max_pages)
+
+def _temporary_bytes(models: Models, params: Params, plan: Plan) -> int:
+    """Bytes that the largest step may need beside its arguments."""
+    batch = max(plan.shapes.batch_sizes)
+    in_prefill = max(batch * width for batch, width in plan.shapes.prefill_shapes)
+    in_decode = batch * max(plan.width, *plan.widths, 1)
+    return memory.temporary_bytes(
+        params, models.target.vocab_size, max(in_prefill, in_decode), in_decode, draws=True
+    )

@@ -1,7 +1,6 @@
 """How many pages fit into the device's memory beside the weights and the programs' temporaries."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,26 +30,29 @@ def peak_bytes() -> int | None:
     return stats.get("peak_bytes_in_use")
 
 
-def pages_that_fit(
-    free: int, per_page: int, useful: int, temporaries: Callable[[int], int], least: int
-) -> int:
-    """The most pages, up to `useful`, that leave room for the temporaries of every program.
-
-    `temporaries(num_pages)` compiles the programs for a pool of that many pages and returns the
-    bytes that the largest of them takes while it runs. This barely depends on the number of pages,
-    so one or two calls are enough.
-    """
-    pages = min(useful, free // per_page)
-    for _ in range(3):
-        if pages < least:
-            break
-        needed = temporaries(pages)
-        if pages * per_page + needed <= free:
-            log.info("pool of %d pages, %.2f GiB of temporaries", pages, needed / 2**30)
-            return pages
-        pages = (free - needed) // per_page
+def pages_that_fit(free: int, per_page: int, useful: int, temporaries: int, least: int) -> int:
+    """The most pages, up to `useful`, that leave room for the temporaries of a program."""
+    pages = min(useful, (free - temporaries) // per_page)
+    if pages >= least:
+        log.info("pool of %d pages, %.2f GiB for temporaries", pages, temporaries / 2**30)
+        return pages
     raise LoadError(
         f"{max(pages, 0)} pages of key-value memory fit in the {free / 2**30:.1f} GiB left beside "
         f"the weights, one request needs {least}; lower max_model_len or max_batch, or raise "
         "memory_fraction"
     )
+
+
+def temporary_bytes(params: Any, vocab_size: int, rows: int, logit_rows: int, draws: bool) -> int:
+    """Bytes that a step over `rows` tokens may need beside its arguments: an estimate from above,
+    so that no program has to be compiled to find out.
+
+    A layer's intermediate results have the sizes of the matrices' sides. If requests draw, the
+    logits of `logit_rows` tokens are sorted in float32, with their indices, for target and drafter.
+    """
+    leaves = jax.tree.leaves(params)
+    sizes = {size for leaf in leaves for size in leaf.shape} - {vocab_size}
+    bytes_of_number = max(leaf.dtype.itemsize for leaf in leaves)
+    hidden = 2 * rows * sum(sizes) * bytes_of_number
+    copies_of_logits = 7 if draws else 1
+    return hidden + copies_of_logits * 4 * logit_rows * vocab_size

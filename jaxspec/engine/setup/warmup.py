@@ -1,8 +1,8 @@
-"""Every program that an engine can need, compiled before it is needed."""
+"""Every program that an engine can need, made ready before it is needed."""
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from jaxspec.engine.plan.plan import DecodePrograms, Plan, Shapes
 from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
-from jaxspec.engine.step.device import Device, Program, Tracer
+from jaxspec.engine.step.compiled import Program
+from jaxspec.engine.step.device import Device, Tracer
 from jaxspec.engine.step.io import Admission
 from jaxspec.engine.step.steps import admit_step, prefill_step
 from jaxspec.engine.step.upload import prompt_chunk
@@ -56,38 +57,33 @@ def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
     return dataclasses.replace(plan, shapes=Shapes((batch,), (prefill,)))
 
 
-def compile_side_by_side(programs: Iterable[Program]) -> int:
-    """Compiles a few programs at a time while the next are lowered, because compiling a program
-    keeps only one core busy. Returns the number of programs."""
+def compile_side_by_side(
+    programs: Iterable[Program], progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Makes programs ready to run, and returns their number.
+
+    They are traced and lowered one after the other, because that is Python, and loaded or compiled
+    a few at a time. `progress` is called with the number of programs that are ready and of those
+    that are known so far.
+    """
     pool = ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1))
     try:
-        compiling = [pool.submit(program.traced.lower().compile) for program in programs]
+        making = []
+        for program in programs:
+            if not program.is_ready and program.kept is None:
+                program.lowered  # noqa: B018
+            making.append(pool.submit(program.make))
+            if progress is not None:
+                progress(sum(one.done() for one in making), len(making))
         # Wait here, not in `shutdown`: if an interrupt hits the join of a thread, the thread
         # outlives the interpreter and aborts the process.
-        return len([program.result() for program in compiling])
+        for ready, one in enumerate(making, 1):
+            one.result()
+            if progress is not None:
+                progress(ready, len(making))
+        return len(making)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def temporaries(device: Device, plan: Plan) -> int:
-    """Compiles the programs, and returns the bytes that the largest needs beside its arguments.
-
-    Programs that draw are compiled only at the largest sizes: there are many of them, and an engine
-    seldom needs them all.
-    """
-    largest = dataclasses.replace(plan, shapes=plan.shapes.largest)
-    programs = [
-        *every_program(device, plan, draws=False),
-        *every_program(device, largest, draws=True),
-    ]
-    return max(_temporary_bytes(program) for program in programs)
-
-
-def _temporary_bytes(program: Program) -> int:
-    analysis = program.traced.lower().compile().memory_analysis()
-    assert analysis is not None, "the backend reports its memory, but not that of programs"
-    fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    return analysis.temp_size_in_bytes + fresh
 
 
 def _decode_inputs(programs: DecodePrograms) -> DecodeInputs:

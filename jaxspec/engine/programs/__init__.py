@@ -1,0 +1,1 @@
+"""Compiled programs that are kept in a folder, so that the next process need not compile them."""

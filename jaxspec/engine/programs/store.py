@@ -1,0 +1,80 @@
+"""Compiled programs that are kept from one process to the next."""
+
+import logging
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from jaxspec.engine.programs.files import KeptFiles, open_files
+from jaxspec.engine.programs.folder import CacheDir, cache_folder
+from pallas_kernels.kept import keep_lowered_kernels
+from pallas_kernels.runtime import name_runtime
+
+log = logging.getLogger("jaxspec")
+
+PROGRAMS_LIMIT, KERNELS_LIMIT = 4 << 30, 1 << 28
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A program that was read from its file but not loaded."""
+
+    results: Any
+    """Shapes of its results."""
+    trees: tuple[Any, Any]
+    """Structures of its arguments and results."""
+    executable: bytes
+
+
+class ProgramStore:
+    """Programs by fingerprint."""
+
+    def __init__(self, files: KeptFiles):
+        self.files = files
+
+    def find(self, fingerprint: str) -> Kept | None:
+        """The program, or None if there is none or its file is damaged."""
+        content = self.files.read(fingerprint)
+        if content is None:
+            return None
+        try:
+            return Kept(*pickle.loads(content))
+        except Exception as error:
+            self.files.drop(fingerprint, str(error))
+            return None
+
+    def load(self, fingerprint: str, kept: Kept) -> jax.stages.Compiled | None:
+        """The program, ready to run on the default device, or None if it cannot be loaded."""
+        try:
+            devices = jax.local_devices()[:1]
+            return serialize_executable.deserialize_and_load(
+                kept.executable, *kept.trees, execution_devices=devices
+            )
+        except Exception as error:
+            self.files.drop(fingerprint, str(error).partition("\n")[0])
+            return None
+
+    def save(self, fingerprint: str, compiled: jax.stages.Compiled, results: Any) -> None:
+        """Keeps a program and the shapes of its results, if its backend can write programs."""
+        try:
+            executable, *trees = serialize_executable.serialize(compiled)
+            content = pickle.dumps((results, tuple(trees), executable))
+        except Exception as error:
+            log.warning("a compiled program is not kept: %s", str(error).partition("\n")[0])
+            return
+        self.files.write(fingerprint, content)
+
+
+def open_store(chosen: CacheDir) -> ProgramStore | None:
+    """The store in the user's cache folder. From then on, lowered kernels are kept there too."""
+    folder = cache_folder(chosen)
+    programs = kernels = None
+    if folder is not None:
+        programs = open_files(folder / "programs", PROGRAMS_LIMIT)
+        kernels = open_files(folder / "kernels", KERNELS_LIMIT)
+    keep_lowered_kernels(kernels)
+    name_runtime()
+    return None if programs is None else ProgramStore(programs)

@@ -1,0 +1,197 @@
+"""The compiled programs of an engine. Each is made once: loaded from the store, or compiled."""
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Hashable
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import jax
+
+from jaxspec.engine.programs.fingerprint import fingerprint
+from jaxspec.engine.programs.store import Kept, ProgramStore
+from jaxspec.engine.step import steps
+from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.observer import Step
+
+log = logging.getLogger("jaxspec")
+
+STATIC: dict[Step, tuple[str, ...]] = {
+    steps.admit_step: (),
+    steps.prefill_step: ("draws",),
+    steps.decode_step: ("drafting", "draws"),
+    steps.draft_step: ("drafting",),
+    steps.replace_step: (),
+    steps.verify_step: ("draws",),
+    steps.accept_step: (),
+    steps.commit_step: (),
+}
+"""Every step, with its static arguments, which choose the program."""
+
+# The models are static and hashable. The state is donated, so the caller must replace its own by
+# the returned one.
+JITTED = {
+    step: jax.jit(step, static_argnums=0, static_argnames=static, donate_argnums=2)
+    for step, static in STATIC.items()
+}
+
+
+class Program:
+    """One program that an engine may run: a step for inputs of certain shapes."""
+
+    def __init__(self, programs: "Programs", step: Step, inputs: tuple[Any, ...], static: dict):
+        self.step = step
+        self.inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
+        """Shapes of the inputs besides models, parameters and state."""
+        self.static = static
+        self._programs = programs
+
+    @property
+    def name(self) -> str:
+        return self.step.__name__
+
+    @functools.cached_property
+    def traced(self) -> jax.stages.Traced:
+        of = self._programs
+        return JITTED[self.step].trace(of.models, *of.shapes, *self.inputs, **self.static)
+
+    @functools.cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        return self.traced.lower()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the program can run at once."""
+        return self._programs.has(self)
+
+    def make(self) -> jax.stages.Compiled:
+        """Loads or compiles the program, unless that was done before."""
+        return self._programs.make(self)
+
+    @functools.cached_property
+    def kept(self) -> Kept | None:
+        """The compiled program in the store, if it is there."""
+        store, name = self._programs.store, self._fingerprint
+        return None if store is None or name is None else store.find(name)
+
+    @property
+    def results(self) -> Any:
+        """Shapes of the results beside the state."""
+        _, results = self.kept.results if self.kept else self.traced.out_info
+        return results
+
+    def load_or_compile(self) -> jax.stages.Compiled:
+        """Loads or compiles the program; a compiled one is added to the store."""
+        store, name = self._programs.store, self._fingerprint
+        if store is None or name is None:
+            return self._compile()
+        if self.kept is not None and (loaded := store.load(name, self.kept)) is not None:
+            return loaded
+        compiled = self._compile()
+        store.save(name, compiled, self.traced.out_info)
+        return compiled
+
+    def _compile(self) -> jax.stages.Compiled:
+        begin = time.perf_counter()
+        compiled = self.lowered.compile(compiler_options=self._programs.compiler_options)
+        log.info("compiled %s in %.1f s", self.name, time.perf_counter() - begin)
+        return compiled
+
+    @functools.cached_property
+    def _fingerprint(self) -> str | None:
+        of = self._programs
+        if of.store is None:
+            return None
+        return fingerprint(self.name, of.models, self.static, (of.shapes, self.inputs))
+
+
+class Programs:
+    """The programs of engines with equal models, and parameters and states of equal shapes.
+
+    Several threads may ask for programs; each program is made by the thread that asks first.
+    """
+
+    def __init__(self, models: Models, shapes: tuple[Any, Any], store: ProgramStore | None):
+        self.models = models
+        self.shapes = shapes
+        """Shapes of the parameters and of the state."""
+        self.store = store
+        self.compiler_options = _compiler_options(store)
+        self._ready: dict[Hashable, jax.stages.Compiled] = {}
+        self._being_made: dict[Hashable, Future[jax.stages.Compiled]] = {}
+        self._lock = threading.Lock()
+
+    def compiled(self, step: Step, inputs: tuple[Any, ...], static: dict) -> jax.stages.Compiled:
+        """The program that runs this step for inputs of these shapes."""
+        ready = self._ready.get(program_key(step, inputs, static))
+        return ready or self.make(Program(self, step, inputs, static))
+
+    def make(self, program: Program) -> jax.stages.Compiled:
+        """Loads or compiles a program, unless that was done before or another thread does it."""
+        key = program_key(program.step, program.inputs, program.static)
+        while True:
+            with self._lock:
+                if (ready := self._ready.get(key)) is not None:
+                    return ready
+                if is_first := key not in self._being_made:
+                    self._being_made[key] = Future()
+                made = self._being_made[key]
+            if is_first:
+                return self._make(key, made, program)
+            try:
+                return made.result()
+            except CancelledError:  # the other thread failed or was interrupted
+                continue
+
+    def _make(
+        self, key: Hashable, made: Future[jax.stages.Compiled], program: Program
+    ) -> jax.stages.Compiled:
+        try:
+            compiled = program.load_or_compile()
+            self._ready[key] = compiled
+            made.set_result(compiled)
+            return compiled
+        finally:
+            with self._lock:
+                del self._being_made[key]
+            made.cancel()  # does nothing if there is a result
+
+    def has(self, program: Program) -> bool:
+        """Whether the program can run at once."""
+        return program_key(program.step, program.inputs, program.static) in self._ready
+
+
+def program_key(step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> Hashable:
+    """A program's step, static arguments and shapes of inputs."""
+    leaves, structure = jax.tree.flatten(inputs)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return step, structure, shapes, tuple(static.items())
+
+
+def _compiler_options(store: ProgramStore | None) -> dict[str, Any] | None:
+    """On a GPU: a folder in which XLA keeps which of its kernels were fastest."""
+    if store is None or jax.default_backend() != "gpu":
+        return None
+    folder = store.files.folder.parent / "autotuned"
+    folder.mkdir(exist_ok=True)
+    return {"xla_gpu_per_fusion_autotune_cache_dir": str(folder)}
+
+
+_SHARED: dict[Hashable, Programs] = {}
+
+
+def programs_for(models: Models, params: Any, state: Any, store: ProgramStore | None) -> Programs:
+    """The programs for these models and shapes. Engines of a process share them."""
+    shapes = jax.tree.map(_shape, (params, state))
+    leaves, structure = jax.tree.flatten(shapes)
+    folder = None if store is None else store.files.folder
+    key = models, structure, tuple(map(str, leaves)), folder
+    return _SHARED.setdefault(key, Programs(models, shapes, store))
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    spread = sharding is not None and len(sharding.device_set) > 1
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if spread else None)
