@@ -1,7 +1,7 @@
 """The steps as compiled programs, and the state that they update."""
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 
 from jaxspec.acceptance import accept
 from jaxspec.engine.programs.store import ProgramStore
-from jaxspec.engine.step.compiled import Program, program_key, programs_for
+from jaxspec.engine.step.compiled import Program, Programs, program_key, programs_for
 from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.state import EngineState
@@ -30,10 +30,14 @@ class Device:
         self.models = models
         self.params = params
         self.state = state
-        self.programs = programs_for(models, params, state, store)
+        self.store = store
         self.observers: list[StepObserver] = []
         self.integers = lru_cache(maxsize=256)(_upload)
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
+
+    @cached_property
+    def programs(self) -> Programs:
+        return programs_for(self.models, self.params, self.state, self.store)
 
     def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
         """Runs a step, replaces the state, and returns the step's other results."""
