@@ -26,6 +26,7 @@ import jax
 
 from jaxspec import cli
 from jaxspec.errors import LoadError
+from jaxspec.measure.environment import environment
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "engine")]
@@ -133,9 +134,7 @@ def main() -> None:
     if options.json is not None:
         report = {
             "command": " ".join(["python", "scripts/sweep_faults.py", *sys.argv[1:]]),
-            "device": jax.devices()[0].device_kind,
-            "python": platform.python_version(),
-            "jax": jax.__version__,
+            "environment": environment() | {"python": platform.python_version()},
             "seconds": round(time.perf_counter() - begin),
             "total": vars(total),
             "rows": {name: vars(row) for name, row in rows.items()},

@@ -49,9 +49,8 @@ class EventStream:
 
     def _next_event(self) -> StreamEvent:
         while not self._increments:
-            if not self._running:
+            if not (self._running and self._loop.take_or_step(self._running, self._increments)):
                 raise StopIteration
-            self._loop.take_or_step(self._running, self._increments)
         increment = self._increments.popleft()
         if increment.ended is not None:
             self._running.discard(increment.request)

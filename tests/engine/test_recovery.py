@@ -193,6 +193,15 @@ def test_a_stream_can_be_closed_twice_and_inside_a_step():
     check_nothing_is_leaked(engine)
 
 
+def test_a_stream_whose_requests_were_dropped_ends():
+    engine = fake_engine()
+    stream = engine.stream(PROMPTS, budget(12))
+    next(stream)
+    engine.abort([1, 2, 3])
+    assert sum(1 for _ in stream) <= len(PROMPTS), "only what it had taken before"
+    check_nothing_is_leaked(engine)
+
+
 def test_an_interrupted_step_gives_its_tokens_to_the_next_call(monkeypatch):
     engine, tokens = fake_engine(), []
     id, event, calls = engine.submit(PROMPTS[0], budget(12)), engine._event, []

@@ -22,31 +22,27 @@ class Abandoned:
     def __init__(self) -> None:
         self._owned: set[Owned] = set()
         """Keeps the references, without which there is no callback."""
-        self._queue: deque[Sequence[int] | Owned] = deque()
+        self.queue: deque[Sequence[int] | Owned] = deque()
 
     def when_collected(self, owner: object, ids: Sequence[int]) -> None:
         """The requests are abandoned when their owner is collected."""
-        owned = Owned(owner, self._queue.append)
+        owned = Owned(owner, self.queue.append)
         owned.ids = ids
         self._owned.add(owned)
 
     def add(self, ids: Sequence[int]) -> None:
-        self._queue.append(ids)
-
-    @property
-    def count(self) -> int:
-        return len(self._queue)
+        self.queue.append(ids)
 
     def oldest(self, count: int) -> set[int]:
         """The requests of the first `count` entries."""
-        return {id for entry in list(self._queue)[:count] for id in _ids(entry)}
+        return {id for entry in list(self.queue)[:count] for id in _ids(entry)}
 
     def forget(self, count: int) -> None:
         """Removes the first `count` entries, whose requests were dropped."""
         for _ in range(count):
-            if isinstance(entry := self._queue[0], Owned):
+            if isinstance(entry := self.queue[0], Owned):
                 self._owned.discard(entry)
-            self._queue.popleft()
+            self.queue.popleft()
 
 
 def _ids(entry: Iterable[int] | Owned) -> Iterable[int]:

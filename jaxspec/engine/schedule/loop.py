@@ -62,7 +62,7 @@ class Loop:
     @property
     def current(self) -> Ledger:
         """The ledger without requests that were abandoned."""
-        gone = self.abandoned.oldest(self.abandoned.count)
+        gone = self.abandoned.oldest(len(self.abandoned.queue))
         return ledger.dropped(self.ledger, gone) if gone else self.ledger
 
     @property
@@ -85,13 +85,15 @@ class Loop:
         self._step_or_fail()
 
     @in_turn
-    def take_or_step(self, of: set[int], into: deque[Increment]) -> None:
-        """Moves the increments of these requests to `into`. If there are none, runs a step."""
+    def take_or_step(self, of: set[int], into: deque[Increment]) -> bool:
+        """Moves the increments of these requests to `into`. If there are none, runs a step. Returns
+        whether there are some, or may be later."""
         self._drop_abandoned()
         self._take(of, into)
-        if not into:
+        if not into and not self.ledger.is_idle:
             self._step_or_fail()
             self._take(of, into)
+        return bool(into) or not self.ledger.is_idle
 
     @in_turn
     def step_and_take(self, of: set[int], into: deque[Increment]) -> None:
@@ -123,7 +125,7 @@ class Loop:
         self._drop_abandoned()
 
     def _drop_abandoned(self) -> None:
-        if count := self.abandoned.count:
+        if count := len(self.abandoned.queue):
             self.ledger = ledger.dropped(self.ledger, self.abandoned.oldest(count))
             self.abandoned.forget(count)
             self.drafters.release_all_but(self.ledger.running)
