@@ -9,6 +9,8 @@ from jaxtyping import Array, Int
 
 BARRIERS = 3
 """Barriers of all thread blocks in one call: one after each of the first three products."""
+MOST_TOKENS = 64
+"""Tokens of the largest call. With more of them, single products are faster than the chain."""
 
 
 @dataclasses.dataclass(frozen=True)

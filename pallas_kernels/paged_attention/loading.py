@@ -5,9 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.paged_attention.plan import Plan
 
 
@@ -60,6 +59,7 @@ class Loader:
 
     def prefetch_first(self, pages_of_steps: list, steps) -> None:
         """Fills the pipeline: starts the copies of the first tiles, one per stage."""
+
         @pl.when(self.warpgroup == 0)
         def _():
             for i, pages in enumerate(pages_of_steps):

@@ -1,6 +1,5 @@
 """Where a request ends: budget, stop ids and stop strings, wherever in a span they fall."""
 
-
 import jaxtyping
 import pytest
 from golden_pair import budget, golden_engine, opened, trajectories

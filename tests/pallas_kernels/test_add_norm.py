@@ -9,7 +9,7 @@ import pytest
 from h100 import assert_no_spills, compiled, needs_compiler, placed
 from interpreter import no_races
 
-from pallas_kernels import add_norm
+from pallas_kernels import NotForThisKernel, add_norm
 from pallas_kernels.add_norm import mosaic
 
 EPS = 1e-6
@@ -74,7 +74,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 def test_the_kernel_says_no():
-    with pytest.raises(NotImplementedError, match="multiple of 128"):
+    with pytest.raises(NotForThisKernel, match="multiple of 128"):
         run(inputs((2, 96), "float32"), "mosaic")
 
 
