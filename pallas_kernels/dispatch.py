@@ -14,6 +14,8 @@ runs only if it is named. auto: mosaic on a Hopper GPU if it can do the call, ot
 
 LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
 """The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
+XLA_ASKED_FOR = "xla was asked for"
+"""The reason why an op does not run on a kernel if no kernel was wanted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Op:
         name = "mosaic" if implementation == "auto" else implementation
         reason = self.refusal(implementation, name, *args, **options)
         if reason is None:
-            return Choice(name, "xla was asked for" if name == "xla" else None)
+            return Choice(name, XLA_ASKED_FOR if name == "xla" else None)
         if implementation != "auto":
             raise NotForThisKernel(f"{self.name} on {name!r}: {reason}")
         return Choice("xla", reason)

@@ -1,5 +1,6 @@
 """Where and how a figure was measured."""
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -8,6 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+
+from jaxspec.engine.engine import Engine
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
@@ -21,6 +24,11 @@ def environment() -> dict[str, Any]:
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def kernels(engine: Engine) -> list[dict[str, Any]]:
+    """What runs each op of the engine's models, as objects for a JSON file."""
+    return [dataclasses.asdict(use) for use in engine.kernels]
 
 
 def command_line(command: str, arguments: list[str] | None = None) -> str:

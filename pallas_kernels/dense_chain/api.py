@@ -7,7 +7,13 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import dispatch
 from pallas_kernels.dense_chain import reference
-from pallas_kernels.dense_chain.shape import MOST_TOKENS, Arrivals, ChainShape, first_arrivals
+from pallas_kernels.dense_chain.shape import (
+    MORE_TOKENS,
+    MOST_TOKENS,
+    Arrivals,
+    ChainShape,
+    first_arrivals,
+)
 from pallas_kernels.dispatch import (
     Choice,
     Implementation,
@@ -69,7 +75,7 @@ def refusal(shape: ChainShape, dtype: DTypeLike, implementation: Implementation)
     if reason := refusal_of_device(implementation):
         return reason
     if shape.tokens > MOST_TOKENS:
-        return f"{shape.tokens} tokens per step; expected at most {MOST_TOKENS}"
+        return MORE_TOKENS
     from pallas_kernels.dense_chain import plan
 
     return refusal_of(plan.check_device, dispatch.default_device()) or refusal_of(

@@ -163,7 +163,7 @@ def test_calls_that_hand_on_their_arrivals():
     ("change", "dtype", "reason"),
     [
         ({"tokens": 4}, "bfloat16", "4 tokens per step; expected 8, 16, .. 64"),
-        ({"tokens": 72}, "bfloat16", "72 tokens per step; expected at most 64"),
+        ({"tokens": 72}, "bfloat16", "more than 64 tokens per step"),
         ({}, "float32", "weights in float32; expected bfloat16"),
         ({"hidden": 5120}, "bfloat16", "hidden size 5120; expected at most 4096"),
         ({"hidden": 1280}, "bfloat16", "hidden size 1280; expected a multiple of 512"),

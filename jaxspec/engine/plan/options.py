@@ -11,6 +11,7 @@ from jaxspec.proposers.options import DraftSampling, Match, SpeculationOptions
 
 Driver = Literal["auto", "lockstep", "overlapped"]
 DRIVERS = get_args(Driver)
+Kernels = Literal["auto", "mosaic", "xla"]
 Acceptance = int | float | tuple[int | float, ...]
 """A mean acceptance length, or the share of steps that accept each position."""
 
@@ -55,6 +56,9 @@ class EngineOptions(SpeculationOptions):
     driver: Driver = "auto"
     """lockstep: read the result of each step before the next is launched; overlapped: launch the
     next step first; auto: overlapped on an accelerator, lockstep on a CPU."""
+    kernels: Kernels = "auto"
+    """mosaic: run every op on its kernel for Hopper GPUs, and refuse an engine for which that is
+    not possible; xla: use no kernels; auto: use each kernel that can run, and XLA elsewhere."""
     synthetic_acceptance: Acceptance | None = None
     """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
     the share of steps that accept each position, instead of comparing drafts. The text is then not
@@ -73,6 +77,9 @@ class EngineOptions(SpeculationOptions):
             )
         if self.num_pages is not None and self.num_pages < 1:
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
+        if self.kernels not in get_args(Kernels):
+            expected = ", ".join(get_args(Kernels))
+            raise UsageError(f"kernels is {self.kernels!r}; expected one of {expected}")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(
                 f"memory_fraction is {self.memory_fraction}; expected a number in (0, 1]"
@@ -105,6 +112,7 @@ class EngineKeywords(TypedDict, total=False):
     batch_sizes: tuple[int, ...] | None
     prefill_shapes: tuple[tuple[int, int], ...] | None
     driver: Driver
+    kernels: Kernels
     synthetic_acceptance: Acceptance | None
 
 
