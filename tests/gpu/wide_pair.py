@@ -47,6 +47,8 @@ class Place:
     """Requests of the longest test."""
     context: int
     """Tokens of the longest prompt."""
+    output: int
+    """Tokens that most requests generate."""
 
     @property
     def target(self) -> dict:
@@ -65,8 +67,8 @@ class Place:
         return tuple(BlockMask(*mask) for mask in wide_case.MASKS[:layers])
 
 
-GPU = Place("gpu", "bfloat16", "mosaic", wide=True, requests=104, context=1500)
-CPU = Place("cpu", "float32", "xla", wide=False, requests=10, context=150)
+GPU = Place("gpu", "bfloat16", "mosaic", wide=True, requests=104, context=1500, output=24)
+CPU = Place("cpu", "float32", "xla", wide=False, requests=10, context=150, output=6)
 EVERYWHERE = pytest.mark.parametrize(
     "place",
     [pytest.param(CPU, id="tiny_on_cpu"), pytest.param(GPU, id="wide", marks=pytest.mark.gpu)],
@@ -192,7 +194,7 @@ def engine(place: Place, tied: bool = True, **options) -> Engine:
     """Engines are kept, because their programs take most of the time."""
     given = {"max_batch": 8, "max_model_len": 256, "num_pages": 64, "kernels": place.kernels}
     given |= {"prefill_shapes": ((4, 64),), "batch_sizes": (8,)} if not options.get("exact") else {}
-    given |= {"prefill_chunk": 64, "driver": "overlapped"} | options
+    given |= {"prefill_chunk": 64, "driver": "overlapped", "draft_sampling": "likeliest"} | options
     return Engine.from_models(models(place, tied), params(place, tied), **given)
 
 
