@@ -69,7 +69,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
         default="none,dflash",
         help="Methods to compare: none, dflash, ngram, dflash+ngram (default: %(default)s)",
     )
-    add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver")
+    add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver", "kernels")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk")
     group.add_argument(
         "--max-model-len",
@@ -135,6 +135,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     profiling = _prepared_outputs(arguments)
 
     from jaxspec.measure.bench import benchmark, contenders_of
+    from jaxspec.measure.environment import kernels
     from jaxspec.measure.peers import steady_decode
     from jaxspec.measure.results import report
     from jaxspec.measure.workload import read_samples, work_of
@@ -150,15 +151,26 @@ def _bench(arguments: argparse.Namespace) -> None:
     contenders = contenders_of(engines, acceptances)
     bandwidth = arguments.bandwidth and arguments.bandwidth * 1e9
     about = _about(arguments, schedule, bool(acceptances))
+    about["kernels"] = {method: kernels(engine) for method, engine in engines.items()}
     result: dict[str, Any] = {}
     for figures in benchmark(contenders, schedule, bandwidth, arguments.breakdown, _bar):
         result = about | figures
         if peers:
             result["steady_decode"] = steady_decode(result["rows"], peers)
         _write(arguments, result)  # after every pass: what a time limit leaves is still written
-    cli.say(*report(result))
+    cli.say(*report(result), *_kernel_lines(engines))
     _draw(arguments, result)
     _profile(arguments, profiling, engines[methods[-1]], schedule)
+
+
+def _kernel_lines(engines: "dict[str, Engine]") -> list[str]:
+    """The line of the kernels; with the methods if they differ."""
+    from jaxspec.models.kernels import kernels_line
+
+    lines = {method: kernels_line(engine.kernels) for method, engine in engines.items()}
+    if len(set(lines.values())) == 1:
+        return [*set(lines.values())]
+    return [f"{method}: {line}" for method, line in lines.items()]
 
 
 def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: list[int]) -> None:
@@ -278,6 +290,7 @@ def _engines(
         adaptive=arguments.adaptive,
         num_drafts=arguments.num_drafts,
         driver=arguments.driver,
+        kernels=arguments.kernels,
         synthetic_acceptance=next(iter(acceptances.values()), None),
     )
 

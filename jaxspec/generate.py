@@ -94,7 +94,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     at_once = f"Prompts that run at once (default: all, up to {EngineOptions.max_batch})"
     add_flags(group, EngineOptions, "max_batch", default=None, help=at_once)
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
-    add_flags(group, EngineOptions, "exact", "driver")
+    add_flags(group, EngineOptions, "exact", "driver", "kernels")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
@@ -123,7 +123,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     ids = encoded(prompts, _chat(arguments, engine), _tokenizer(engine).encode)
     outputs = _outputs(arguments, engine, ids, params, profiling)
     if arguments.json:
-        _write_json(arguments, prompts, outputs)
+        _write_json(arguments, engine, prompts, outputs)
     _fail_if_any_failed(outputs)
     if arguments.check:
         _check(engine, ids, params, outputs)
@@ -216,6 +216,7 @@ def _outputs(
     from jaxspec.console.report import summary
     from jaxspec.measure.compile_clock import CompileClock
     from jaxspec.measure.environment import command_line
+    from jaxspec.models.kernels import kernels_line
     from jaxspec.trace.profiling import profiled
 
     begin = time.perf_counter()
@@ -228,7 +229,8 @@ def _outputs(
         outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
         seconds = time.perf_counter() - begin
     if not arguments.quiet:
-        cli.say(*summary(outputs, seconds - clock.seconds, compile_s + clock.seconds))
+        lines = summary(outputs, seconds - clock.seconds, compile_s + clock.seconds)
+        cli.say(*lines, kernels_line(engine.kernels))
     return outputs
 
 
@@ -255,11 +257,14 @@ def _stream_text(
 
 
 def _write_json(
-    arguments: argparse.Namespace, prompts: "list[Prompt]", outputs: "list[RequestOutput]"
+    arguments: argparse.Namespace,
+    engine: "Engine",
+    prompts: "list[Prompt]",
+    outputs: "list[RequestOutput]",
 ) -> None:
     """Writes a line per prompt, with everything that is needed to repeat the run."""
     from jaxspec.console.report import output_object
-    from jaxspec.measure.environment import environment
+    from jaxspec.measure.environment import environment, kernels
 
     names = (
         "model",
@@ -272,6 +277,7 @@ def _write_json(
         "exact",
     )
     made_with = environment() | {name: getattr(arguments, name) for name in names}
+    made_with["kernels"] = kernels(engine)
     lines = [
         json.dumps(output_object(prompt, output) | {"environment": made_with})
         for prompt, output in zip(prompts, outputs, strict=True)

@@ -1,76 +1,120 @@
 """Chooses the implementation of an op."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
 
+from pallas_kernels.refusal import NotForThisKernel, refusal_of, require
+
 Implementation = Literal["auto", "xla", "mosaic", "portable"]
 """mosaic: for Hopper. portable: for every GPU since Ampere, but not timed on any of them, so it
-runs only if it is named. auto: mosaic on a Hopper GPU, xla elsewhere."""
+runs only if it is named. auto: mosaic on a Hopper GPU if it can do the call, otherwise xla."""
+
+LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
+"""The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
+XLA_ASKED_FOR = "xla was asked for"
+"""The reason why an op does not run on a kernel if no kernel was wanted."""
 
 
-def choose(
-    implementation: Implementation,
-    implementations: Mapping[str, Callable],
-    *args: Any,
-    **options: Any,
-) -> Any:
-    """Calls the named implementation. "auto" calls the first one that can run on the default device
-    and does not raise `NotImplementedError`."""
-    if implementation != "auto":
-        if implementation not in implementations:
-            raise NotImplementedError(
-                f"implementation {implementation!r} does not exist for this op; "
-                f"expected one of {sorted(implementations)} or 'auto'"
-            )
-        if implementation in LOWEST_CAPABILITY:
-            refuse_other_gpus(implementation, jax.devices()[0])
-        return implementations[implementation](*args, **options)
-    candidates = [name for name in implementations if runs_here(name)]
-    for name in candidates[:-1]:
-        try:
-            return implementations[name](*args, **options)
-        except NotImplementedError:
-            continue
-    return implementations[candidates[-1]](*args, **options)
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which implementation of an op runs a call."""
+
+    implementation: str
+    reason: str | None = None
+    """Why a kernel does not run it; None if one does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An op and its implementations, all with the same signature."""
+
+    name: str
+    implementations: Mapping[str, Callable[..., Any]]
+    checks: Mapping[str, Callable[..., object]]
+    """For each kernel a function that takes the same arguments and raises `NotForThisKernel` if the
+    kernel cannot do the call. It reads only shapes and dtypes, so it also takes
+    `jax.ShapeDtypeStruct`."""
+
+    def __call__(self, implementation: Implementation, *args: Any, **options: Any) -> Any:
+        """Runs the implementation that `choice` names."""
+        choice = self.choice(implementation, *args, **options)
+        return self.implementations[choice.implementation](*args, **options)
+
+    def choice(self, implementation: Implementation, *args: Any, **options: Any) -> Choice:
+        """The named implementation, which must be able to do the call. "auto": the Mosaic kernel,
+        or XLA with the reason why the kernel cannot do it."""
+        name = "mosaic" if implementation == "auto" else implementation
+        reason = self.refusal(implementation, name, *args, **options)
+        if reason is None:
+            return Choice(name, XLA_ASKED_FOR if name == "xla" else None)
+        if implementation != "auto":
+            raise NotForThisKernel(f"{self.name} on {name!r}: {reason}")
+        return Choice("xla", reason)
+
+    def refusal(
+        self, implementation: Implementation, name: str, *args: Any, **options: Any
+    ) -> str | None:
+        if name not in self.implementations:
+            return f"it does not exist for this op; expected one of {sorted(self.implementations)}"
+        if name == "xla":
+            return None
+        if reason := refusal_of_device(implementation):
+            return reason
+        return refusal_of(self.checks[name], *args, **options)
 
 
 def kernels_run(implementation: Implementation) -> bool:
     """Whether this implementation means a kernel here, provided that the kernel can do the call."""
-    return implementation in LOWEST_CAPABILITY or (implementation == "auto" and runs_here("mosaic"))
+    if implementation == "auto":
+        return refusal_of_device(implementation) is None
+    return implementation in LOWEST_CAPABILITY
 
 
-def runs_here(name: str) -> bool:
-    """Whether "auto" may use this implementation on the default device."""
-    return name == "xla" or (name == "mosaic" and hopper(jax.devices()[0]))
+def default_device() -> Any:
+    return jax.devices()[0]
 
 
-LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
-"""The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
-
-
-def refuse_other_gpus(implementation: str, device: Any) -> None:
-    """Raises if the device is a GPU on which the kernel cannot run. Other devices pass, because a
-    machine without a GPU can still compile for one."""
-    if device.platform != "gpu":
-        return
-    if implementation == "mosaic" and not hopper(device):
-        expected = "a Hopper GPU (sm_90): choose 'portable', 'xla' or 'auto'"
-    elif capability(device) < LOWEST_CAPABILITY[implementation]:
-        expected = "a GPU since Ampere (sm_80): choose 'xla' or 'auto'"
-    else:
-        return
-    raise NotImplementedError(
-        f"found {device.device_kind}; implementation {implementation!r} expects {expected}"
+def refusal_of_device(implementation: Implementation) -> str | None:
+    """Why the kernels that this implementation means cannot run on the default device."""
+    device = default_device()
+    if implementation == "auto" and device.platform != "gpu":
+        return f"the device is a {device.platform.upper()}; expected a Hopper GPU"
+    return refusal_of(
+        check_device, "mosaic" if implementation == "auto" else implementation, device
     )
 
 
-def hopper(device: Any) -> bool:
-    return device.platform == "gpu" and capability(device)[0] == 9
+def check_device(implementation: str, device: Any) -> None:
+    """Refuses a GPU on which the kernel cannot run. Other devices pass, because a machine without a
+    GPU can still compile for one."""
+    if implementation not in LOWEST_CAPABILITY or device.platform != "gpu":
+        return
+    found = attribute(device, "compute_capability")
+    if implementation == "mosaic":
+        expected = "a Hopper GPU (sm_90)"
+        can_run = capability(found)[0] == LOWEST_CAPABILITY["mosaic"][0]
+    else:
+        expected = "a GPU since Ampere (sm_80)"
+        can_run = capability(found) >= LOWEST_CAPABILITY[implementation]
+    require(can_run, f"the device is {device.device_kind} (compute capability {found})", expected)
 
 
-def capability(device: Any) -> tuple[int, int]:
-    """The CUDA compute capability; (0, 0) if the device has none, for example an AMD GPU."""
-    major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
+def attribute(device: Any, name: str) -> Any:
+    """What a GPU says of itself. A GPU that does not say it is refused with that reason, so that
+    another version of jax cannot turn the kernels off unnoticed."""
+    found = getattr(device, name, None)
+    require(
+        found is not None,
+        f"jax {jax.__version__} reports no {name} of {device.device_kind}",
+        "a version of jax that reports it",
+    )
+    return found
+
+
+def capability(found: Any) -> tuple[int, int]:
+    """The CUDA compute capability; (0, 0) if it is something else, as that of an AMD GPU."""
+    major, _, minor = str(found).partition(".")
     return (int(major), int(minor or 0)) if major.isdigit() else (0, 0)

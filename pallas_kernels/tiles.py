@@ -1,15 +1,12 @@
 """Helpers of all kernels: shared memory, register layouts, loads, stores, products and fences."""
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.mosaic.gpu.utils import inline_ptx
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-# jax imports ACC into this module but does not list it as public.
-Accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
-"""Accumulator registers of a matrix instruction (wgmma)."""
+from pallas_kernels.jax_internals import Accumulator, inline_mgpu, pl, plgpu, ptx, swizzle, tiling
+
+Shapes = jax.Array | jax.ShapeDtypeStruct
+"""An array of which only shape and dtype are read."""
 THREADS = 128
 """Threads of a warpgroup."""
 SHARED_BYTES = 224 * 1024
@@ -27,7 +24,7 @@ def swizzled(shape: tuple[int, ...], dtype):
         dtype,
         transforms=(
             tiling((8, columns)),
-            plgpu.SwizzleTransform(columns * bits // 8),  # pyright: ignore[reportAbstractUsage]
+            swizzle(columns * bits // 8),
         ),
     )
 
@@ -39,16 +36,6 @@ def unswizzled(shape: tuple[int, ...], dtype, tile: tuple[int, int]):
     them."""
     short = tile[0] == 1 and shape[-1] * jnp.dtype(dtype).itemsize <= 128
     return plgpu.SMEM(shape, dtype, transforms=() if short else (tiling(tile),))
-
-
-def tiling(tile: tuple[int, ...]):
-    # The transform has an abstract method that jax does not implement and that is not needed here.
-    return plgpu.TilingTransform(tile)  # pyright: ignore[reportAbstractUsage]
-
-
-def inline_mgpu(arg_types: tuple = (), return_type: Any = None) -> Any:
-    """`plgpu.inline_mgpu`, whose type asks callers for the context that it passes itself."""
-    return plgpu.inline_mgpu(arg_types=arg_types, return_type=return_type)
 
 
 def rows_in_lanes(columns: int):
@@ -66,15 +53,6 @@ def load(ref, layout):
     return plgpu.load(ref, layout=layout, optimized=False)
 
 
-def store(ref, value) -> None:
-    """Stores registers, even if that writes only parts of sectors. In jax 0.11 there is no `store`,
-    and an assignment does not check for it."""
-    if jax_store := getattr(plgpu, "store", None):
-        jax_store(ref, value, optimized=False)
-    else:
-        ref[...] = value
-
-
 def times(acc, left, right_ref, interpreted: bool):
     """`acc + left @ right`, with `left` in registers and `right` in shared memory."""
     if interpreted:
@@ -89,17 +67,12 @@ def fence_cluster(interpreted: bool) -> None:
     """Orders this thread's loads and stores of global memory as the other thread blocks of the
     cluster see them. A barrier in shared memory does not order them."""
     if not interpreted:
-        inline_mgpu()(lambda _: inline_ptx("fence.acq_rel.cluster;", has_side_effects=True))()
+        inline_mgpu()(lambda _: ptx("fence.acq_rel.cluster;"))()
 
 
 def fence_async() -> None:
     """Orders this thread's loads and stores of global memory before later bulk copies of it."""
-    inline_mgpu()(lambda _: inline_ptx("fence.proxy.async.global;", has_side_effects=True))()
-
-
-def require(condition: bool, expected: str) -> None:
-    if not condition:
-        raise NotImplementedError(f"this Mosaic GPU kernel expects {expected}")
+    inline_mgpu()(lambda _: ptx("fence.proxy.async.global;"))()
 
 
 def named(name: str, body):

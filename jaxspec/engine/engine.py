@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
 from jaxspec.engine.event_stream import EventStream, StreamEvent
+from jaxspec.engine.plan.kernels import kernel_uses, log_kernels, refuse_device
 from jaxspec.engine.plan.options import EngineKeywords, EngineOptions, options_of
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.output import RequestOutput, output_of
@@ -56,6 +57,9 @@ class Engine:
         self.tokenizer = tokenizer
         self.options = options
         self.chat_template = chat_template
+        self.kernels = kernel_uses(loop.device.models, loop.plan)
+        """What runs each op of the models, and why no kernel does where none does."""
+        log_kernels(self.kernels)
         self._numbers = itertools.count(1)
 
     @classmethod
@@ -79,6 +83,7 @@ class Engine:
         """
         checked = options_of(options, changes)
         floats = choose_dtype(dtype)
+        refuse_device(checked.kernels)
         opened = open_models(
             target, draft, checked.method, floats, block_size, revision, draft_revision
         )
@@ -213,6 +218,7 @@ class Engine:
             peak_memory_bytes=peak_bytes(),
             finished=now.finished,
             latencies=now.latencies,
+            kernels=self.kernels,
         )
 
     def warm_up(

@@ -21,9 +21,10 @@ from jaxtyping import Array, Float
 from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.kernels import chain_shape
 from jaxspec.layers.linear import Linear, RMSNorm
 from jaxspec.layers.paged import Paged
-from pallas_kernels.dense_chain import Chain, ChainShape, ChainWeights, begin_chain
+from pallas_kernels.dense_chain import Chain, ChainWeights, begin_chain
 from pallas_kernels.dispatch import Implementation
 
 Hidden = Float[Array, "batch width hidden"]
@@ -62,10 +63,8 @@ def run_chained(
 
 
 def chain_for(layer: DecoderLayer, x: Hidden, implementation: Implementation) -> Chain:
-    g, (batch, width, hidden) = layer.geometry, x.shape
-    fused = sum(section.size for section in g.fused)
-    shape = ChainShape(batch * width, g.attended.size, hidden, g.inner.size, fused)
-    return begin_chain(shape, width, x.dtype, implementation)
+    batch, width, _ = x.shape
+    return begin_chain(chain_shape(layer.geometry, batch, width), width, x.dtype, implementation)
 
 
 def first_qkv(

@@ -1,5 +1,6 @@
 """Where and how a figure was measured."""
 
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 
 import jaxspec
+from jaxspec.engine.engine import Engine
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 ROOT = Path(jaxspec.__file__).resolve().parents[1]
@@ -56,6 +58,11 @@ def _described(root: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return run.stdout.strip() or None
+
+
+def kernels(engine: Engine) -> list[dict[str, Any]]:
+    """What runs each op of the engine's models, as objects for a JSON file."""
+    return [dataclasses.asdict(use) for use in engine.kernels]
 
 
 def command_line(command: str, arguments: list[str] | None = None) -> str:

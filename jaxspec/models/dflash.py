@@ -7,6 +7,9 @@ The context is projected once and shared by all layers; it is never normed per l
 passed through an MLP. Row k of the block predicts the token at its own position.
 """
 
+import dataclasses
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -18,6 +21,12 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.kernels import (
+    OpChoice,
+    StackShape,
+    choice_of_context,
+    choices_of_layers,
+)
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.paged import empty_cache, paged
 from jaxspec.layers.parameter import counting, parameter
@@ -55,6 +64,19 @@ class DFlash(nn.Module):
     def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
         """An empty cache: pages of keys and values for every layer, nothing per slot."""
         return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
+
+    @nn.nowrap
+    def with_kernels(self, implementation: Implementation) -> "DFlash":
+        return self.clone(implementation=implementation)
+
+    @nn.nowrap
+    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
+        """The ops that write the context of `width` tokens, and those that draft a block."""
+        config, implementation = self.config, self.implementation
+        shape = StackShape(config.decoder, self.dtype, implementation, batch, width, page_size)
+        yield choice_of_context(shape)
+        drafting = dataclasses.replace(shape, width=config.block_size)
+        yield from choices_of_layers(drafting, config.block_masks)
 
     def __call__(
         self, embedded: Float[Array, "batch width hidden"], block: Block, cache: Cache[KeysValues]

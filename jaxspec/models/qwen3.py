@@ -1,5 +1,7 @@
 """Qwen3, dense: tokens to hidden states, features and logits, over paged keys and values."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -11,6 +13,7 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import BlockMask, DecoderLayer
+from jaxspec.layers.kernels import OpChoice, StackShape, choices_of_layers
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.paged import empty_cache, paged
 from jaxspec.layers.stack import run_layers
@@ -43,6 +46,16 @@ class Qwen3(nn.Module):
     def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
         """An empty cache: pages of keys and values for every layer, nothing per slot."""
         return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
+
+    @nn.nowrap
+    def with_kernels(self, implementation: Implementation) -> "Qwen3":
+        return self.clone(implementation=implementation)
+
+    @nn.nowrap
+    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
+        decoder, implementation = self.config.decoder, self.implementation
+        shape = StackShape(decoder, self.dtype, implementation, batch, width, page_size)
+        return choices_of_layers(shape, (BlockMask(causal=True),))
 
     @property
     def vocab_size(self) -> int:

@@ -1,6 +1,7 @@
 """DFlash as a device proposer: the drafter fills a block of masks in one pass over it."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,10 +10,12 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
 from jaxspec.cache.cache import Cache
+from jaxspec.layers.kernels import OpChoice
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
 from jaxspec.sampling import draw_drafts
+from pallas_kernels.dispatch import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,12 @@ class DFlashProposer:
 
     def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> Cache:
         return self.drafter.new_cache(num_slots, num_pages, page_size)
+
+    def with_kernels(self, implementation: Implementation) -> "DFlashProposer":
+        return DFlashProposer(self.drafter.with_kernels(implementation))
+
+    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
+        return self.drafter.kernel_choices(batch, width, page_size)
 
     def propose(
         self,

@@ -18,7 +18,7 @@ import jax
 from jaxspec.console.files import make_folder, write_json
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.step.observer import Step, StepObserver
-from jaxspec.measure.environment import environment
+from jaxspec.measure.environment import environment, kernels
 from jaxspec.measure.floor import copy_bytes_per_second, step_bytes
 from jaxspec.trace.programs import hlo_of, op_names_of
 
@@ -101,6 +101,7 @@ def _about(engine: Engine, recorder: Recorder) -> dict[str, Any]:
     flags = os.environ.get("XLA_FLAGS", "").split()
     return {
         "environment": environment(),
+        "kernels": kernels(engine),
         "mode": "readable" if "--xla_gpu_enable_command_buffer=" in flags else "timing",
         "method": engine.plan.method,
         "driver": engine.plan.driver,

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from pallas_kernels.add_norm import reference
-from pallas_kernels.dispatch import Implementation, choose
+from pallas_kernels.dispatch import Implementation, Op
 
 
 def add_norm(
@@ -23,15 +23,23 @@ def add_norm(
     to the dtype of `x`, as the unsplit product would be; so is the total. The norm is computed in
     float32.
     """
-    implementations = {
-        "mosaic": _mosaic,
-        "portable": _mosaic,
-        "xla": reference.add_norm,
-    }
-    return choose(implementation, implementations, x, addend, scale, eps=eps)
+    return ADD_NORM(implementation, x, addend, scale, eps=eps)
 
 
 def _mosaic(*arguments: Any, **options: Any) -> Any:
     from pallas_kernels.add_norm import mosaic  # importing Mosaic GPU takes a second
 
     return mosaic.add_norm(*arguments, **options)
+
+
+def _check(*arguments: Any, **options: Any) -> None:
+    from pallas_kernels.add_norm import mosaic
+
+    mosaic.check(*arguments, **options)
+
+
+ADD_NORM = Op(
+    "add_norm",
+    {"mosaic": _mosaic, "portable": _mosaic, "xla": reference.add_norm},
+    {"mosaic": _check, "portable": _check},
+)

@@ -6,11 +6,12 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
-from pallas_kernels.tiles import THREADS, load, named, require
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import THREADS, Shapes, load, named
 
 BYTES_PER_LOAD = 16
 
@@ -24,9 +25,8 @@ def add_norm(
     eps: float,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
+    check(x, addend, scale, eps=eps)
     hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
-    require(addend.dtype in (x.dtype, jnp.float32), "an addend in float32 or the dtype of x")
-    require(hidden % THREADS == 0, "a hidden size that is a multiple of 128")
     flat = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
     outputs = plgpu.kernel(
         named("add_norm", functools.partial(one_row, eps)),
@@ -39,6 +39,23 @@ def add_norm(
         interpret=interpret,
     )(x.reshape(flat.shape), addend.reshape(-1, *flat.shape), scale)
     return tuple(out.reshape(x.shape) for out in outputs)
+
+
+def check(
+    x: Float[Shapes, "*tokens hidden"],
+    addend: Float[Shapes, "parts *tokens hidden"],
+    scale: Float[Shapes, " hidden"],
+    *,
+    eps: float,
+) -> None:
+    """Raises `NotForThisKernel` if the kernel cannot do this call."""
+    hidden = x.shape[-1]
+    require(
+        addend.dtype in (x.dtype, jnp.float32),
+        f"an addend in {addend.dtype}",
+        f"float32 or the dtype of x, {x.dtype}",
+    )
+    require(hidden % THREADS == 0, f"hidden size {hidden}", f"a multiple of {THREADS}")
 
 
 def one_row(eps: float, x, addend, scale, total, normed) -> None:

@@ -1,14 +1,15 @@
-from pallas_kernels.dense_chain.api import dense_chain, dense_chain_runs
+from pallas_kernels.dense_chain.api import chain_choice, dense_chain
 from pallas_kernels.dense_chain.chain import Chain, ChainWeights, begin_chain
-from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
+from pallas_kernels.dense_chain.shape import MORE_TOKENS, Arrivals, ChainShape, first_arrivals
 
 __all__ = [
+    "MORE_TOKENS",
     "Arrivals",
     "Chain",
     "ChainShape",
     "ChainWeights",
     "begin_chain",
+    "chain_choice",
     "dense_chain",
-    "dense_chain_runs",
     "first_arrivals",
 ]

@@ -2,13 +2,25 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from pallas_kernels import dispatch
 from pallas_kernels.dense_chain import reference
-from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
-from pallas_kernels.dispatch import Implementation, choose, kernels_run
+from pallas_kernels.dense_chain.shape import (
+    MORE_TOKENS,
+    MOST_TOKENS,
+    Arrivals,
+    ChainShape,
+    first_arrivals,
+)
+from pallas_kernels.dispatch import (
+    Choice,
+    Implementation,
+    Op,
+    refusal_of_device,
+)
+from pallas_kernels.refusal import NotForThisKernel, refusal_of
 
 
 def dense_chain(
@@ -37,27 +49,53 @@ def dense_chain(
     only other data dependencies do. A `Chain` passes them along and pads batches to a size that
     the kernel takes.
     """
-    implementations = {"mosaic": _mosaic, "xla": reference.dense_chain}
     arrivals = first_arrivals() if arrivals is None else arrivals
     arrays = (attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals)
-    return choose(implementation, implementations, *arrays, eps=eps)
+    return DENSE_CHAIN(implementation, *arrays, eps=eps)
 
 
-def dense_chain_runs(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> bool:
-    """Whether the kernel would run calls of this shape on the default device."""
-    if implementation == "portable" or not kernels_run(implementation):
-        return False
+def chain_choice(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> Choice:
+    """Which implementation runs calls of this shape on the default device.
+
+    "mosaic" raises if the kernel cannot run the calls, unless the only reason is that they have
+    more tokens than the kernel is made for: then single products are the faster way.
+    """
+    reason = refusal(shape, dtype, implementation)
+    if reason is None:
+        return Choice("mosaic")
+    if implementation == "mosaic" and shape.tokens <= MOST_TOKENS:
+        raise NotForThisKernel(f"dense_chain on 'mosaic': {reason}")
+    return Choice("xla", reason)
+
+
+def refusal(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> str | None:
+    """Why the kernel does not run calls of this shape; None if it does."""
+    if implementation not in ("auto", "mosaic"):
+        return f"{implementation} was asked for"
+    if reason := refusal_of_device(implementation):
+        return reason
+    if shape.tokens > MOST_TOKENS:
+        return MORE_TOKENS
     from pallas_kernels.dense_chain import plan
 
-    try:
-        plan.check_device()
-        plan.check(shape, jnp.dtype(dtype))
-    except NotImplementedError:
-        return False
-    return True
+    return refusal_of(plan.check_device, dispatch.default_device()) or refusal_of(
+        plan.check, shape, dtype
+    )
 
 
 def _mosaic(*arguments: Any, **options: Any) -> Any:
     from pallas_kernels.dense_chain import mosaic  # importing Mosaic GPU takes a second
 
     return mosaic.dense_chain(*arguments, **options)
+
+
+def _check(*arguments: Any, **options: Any) -> None:
+    from pallas_kernels.dense_chain import mosaic, plan
+
+    plan.check_device(dispatch.default_device())
+    mosaic.shape_of(*arguments, **options)
+
+
+DENSE_CHAIN = Op(
+    "dense_chain", {"mosaic": _mosaic, "xla": reference.dense_chain}, {"mosaic": _check}
+)

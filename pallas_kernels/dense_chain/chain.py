@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.dense_chain.api import dense_chain, dense_chain_runs
+from pallas_kernels.dense_chain.api import chain_choice, dense_chain
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.paged_attention.api import filled_attention
@@ -94,10 +94,16 @@ def begin_chain(
 ) -> Chain:
     """The chain of a stack whose layers have this shape, for `width` tokens per request."""
     batch = shape.tokens // width
-    filled_batch = batch_in_eights(batch, width)
-    filled = dataclasses.replace(shape, tokens=filled_batch * width)
-    runs = dense_chain_runs(filled, dtype, implementation)
-    return Chain(batch, filled_batch if runs else batch, runs, implementation, first_arrivals())
+    filled = filled_shape(shape, width)
+    runs = chain_choice(filled, dtype, implementation).implementation == "mosaic"
+    filled_batch = filled.tokens // width if runs else batch
+    return Chain(batch, filled_batch, runs, implementation, first_arrivals())
+
+
+def filled_shape(shape: ChainShape, width: int) -> ChainShape:
+    """The shape with as many requests of `width` tokens as the kernel needs."""
+    filled_batch = batch_in_eights(shape.tokens // width, width)
+    return dataclasses.replace(shape, tokens=filled_batch * width)
 
 
 def batch_in_eights(batch: int, width: int) -> int:

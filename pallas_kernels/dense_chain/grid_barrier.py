@@ -4,12 +4,8 @@ Each call of the kernel adds its arrivals to those of earlier calls, so no count
 between calls.
 """
 
-from jax.experimental.mosaic.gpu import utils
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import arith, memref
-
-from pallas_kernels.tiles import inline_mgpu
+from pallas_kernels import jax_internals as internals
+from pallas_kernels.jax_internals import inline_mgpu, plgpu
 
 
 def arrive(counters, barrier: int) -> None:
@@ -17,8 +13,8 @@ def arrive(counters, barrier: int) -> None:
 
     @inline_mgpu(arg_types=(plgpu.RefType(),))
     def signal(_, counters) -> None:
-        utils.warpgroup_barrier()
-        counter(counters, barrier).signal(1, memory_scope="gpu")
+        internals.wait_for_warpgroup()
+        internals.signal_counter(counters, barrier)
 
     signal(counters)
 
@@ -28,14 +24,6 @@ def wait(counters, barrier: int, calls, arrivals: int) -> None:
 
     @inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))
     def wait_for_all(_, counters, calls) -> None:
-        index, number = ir.IndexType.get(), ir.IntegerType.get_signless(32)
-        call_count = memref.load(calls, [utils.c(0, index)])
-        counter(counters, barrier).wait(
-            arith.muli(call_count, utils.c(arrivals, number)), decrement=False, memory_scope="gpu"
-        )
+        internals.wait_for_counter(counters, barrier, calls, arrivals)
 
     wait_for_all(counters, calls)
-
-
-def counter(counters, barrier: int) -> utils.SemaphoreRef:
-    return utils.SemaphoreRef(utils.memref_ptr(utils.memref_slice(counters, barrier)))

@@ -2,8 +2,6 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dense_chain import grid_barrier
 from pallas_kernels.dense_chain.loading import (
@@ -16,7 +14,8 @@ from pallas_kernels.dense_chain.loading import (
 from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, GROUP, UNIT, Plan
 from pallas_kernels.dense_chain.rows import TRANSPOSED, Rows, times_rows
 from pallas_kernels.dense_chain.shape import BARRIERS
-from pallas_kernels.tiles import Accumulator, fence_async, store
+from pallas_kernels.jax_internals import Accumulator, pl, plgpu, store
+from pallas_kernels.tiles import fence_async
 
 
 def run(plan: Plan, names: tuple[str, ...], *refs, **scratch) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, DEPTH, PAIR, UNIT, Plan
+from pallas_kernels.jax_internals import pl, plgpu
 
 MATRICES = ("out", "gate_up", "down", "qkv")
 ROWS = ("attended", "attention_scaled", "gated", "scaled")

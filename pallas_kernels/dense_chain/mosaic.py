@@ -5,9 +5,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels import dispatch
 from pallas_kernels.dense_chain import kernel
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
@@ -20,8 +20,10 @@ from pallas_kernels.dense_chain.plan import (
     choose_sizes,
 )
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape
+from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
-from pallas_kernels.tiles import named, require
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import Shapes, named
 
 
 @kept(static_argnames=("eps", "sizes", "pairs", "interpret"))
@@ -52,18 +54,12 @@ def dense_chain(
         "qkv": qkv,
     }
     inputs = {name: array for name, array in inputs.items() if array is not None}
-    shape = ChainShape(
-        x.shape[0],
-        attended.shape[1],
-        x.shape[1],
-        down.shape[0],
-        0 if qkv is None else qkv.shape[1],
+    shape = shape_of(
+        attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals, eps=eps, pairs=pairs
     )
-    require(len({a.dtype for a in inputs.values()}) == 1, "all inputs in one dtype")
-    check(shape, x.dtype, pairs)
     plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape.tokens), None)
     if interpret is None:
-        check_device()
+        check_device(dispatch.default_device())
         counters = jax.new_ref(arrivals.counters)
         calls = jnp.full((1,), arrivals.calls + 1, jnp.int32)
         outputs = launch(plan, inputs | {"counters": counters, "calls": calls}, None)
@@ -73,6 +69,31 @@ def dense_chain(
         for p in range(plan.products):
             outputs = outputs | launch(dataclasses.replace(plan, only=p), outputs, interpret)
     return outputs["total"], outputs.get("next_qkv"), arrivals
+
+
+def shape_of(
+    attended: Float[Shapes, "tokens attended"],
+    x: Float[Shapes, "tokens hidden"],
+    out: Float[Shapes, "attended hidden"],
+    norm: Float[Shapes, " hidden"],
+    gate_up: Float[Shapes, "hidden twice_inner"],
+    down: Float[Shapes, "inner hidden"],
+    next_norm: Float[Shapes, " hidden"],
+    qkv: Float[Shapes, "hidden fused"] | None,
+    arrivals: Arrivals,
+    *,
+    eps: float,
+    pairs: int = PAIRS,
+) -> ChainShape:
+    """The shape of this call; raises `NotForThisKernel` if the kernel cannot do it."""
+    arrays = (attended, x, out, norm, gate_up, down, next_norm, *(() if qkv is None else (qkv,)))
+    dtypes = sorted({str(array.dtype) for array in arrays})
+    require(len(dtypes) == 1, f"inputs in {' and '.join(dtypes)}", "one dtype")
+    fused = 0 if qkv is None else qkv.shape[1]
+    tokens, attended_size = attended.shape
+    shape = ChainShape(tokens, attended_size, x.shape[1], down.shape[0], fused)
+    check(shape, x.dtype, pairs)
+    return shape
 
 
 def launch(plan: Plan, inputs: dict[str, jax.Array], interpret) -> dict[str, jax.Array]:

@@ -9,11 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dense_chain.shape import ChainShape
+from pallas_kernels.dense_chain.shape import MOST_TOKENS, ChainShape
+from pallas_kernels.dispatch import attribute
+from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.mailbox import Mailbox
-from pallas_kernels.tiles import SHARED_BYTES, THREADS, require, swizzled
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import SHARED_BYTES, THREADS, swizzled
 
 UNIT = 64
 """Columns of a matrix in one tile, the most that one warpgroup multiplies at a time."""
@@ -29,7 +31,6 @@ GROUP = 8
 """Rows in a group. A tile is split over warpgroups and thread blocks in whole groups."""
 PAIRS = 66
 """Clusters, all on the GPU at once: one thread block per multiprocessor of an H100."""
-MOST_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,31 +154,51 @@ def mailbox_for(tokens: int) -> Mailbox:
     return Mailbox(-(-tokens // (GROUP * PAIR)), 1, UNIT * GROUP // THREADS)
 
 
-def check_device() -> None:
-    """Raises if the GPU cannot run all thread blocks at once, because they wait for each other.
+def check_device(device: Any) -> None:
+    """Refuses a GPU that cannot run all thread blocks at once, because they wait for each other.
 
-    A machine without a GPU passes: it can still compile for one.
+    Other devices pass, because a machine without a GPU can still compile for one.
     """
-    device = jax.devices()[0]
-    present = getattr(device, "core_count", 0) if device.platform == "gpu" else PAIR * PAIRS
-    require(present >= PAIR * PAIRS, f"{PAIR * PAIRS} multiprocessors, as H100 SXM and H200 have")
+    if device.platform != "gpu":
+        return
+    present, needed = attribute(device, "core_count"), PAIR * PAIRS
+    expected = f"at least {needed}, as H100 SXM and H200 have"
+    require(present >= needed, f"{device.device_kind} has {present} multiprocessors", expected)
 
 
-def check(shape: ChainShape, dtype, pairs: int = PAIRS) -> None:
-    require(jnp.dtype(dtype) == jnp.bfloat16, "bfloat16 throughout")
-    require(
-        shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS,
-        f"8, 16, .. {MOST_TOKENS} tokens",
-    )
-    require(min(shape.attended, shape.hidden, shape.inner) > 0, "positive sizes")
-    require(shape.hidden % 512 == 0, "a hidden size that is a multiple of 512")
-    halves = shape.attended % (PAIR * DEPTH) == 0 == shape.inner % (PAIR * DEPTH)
-    require(halves, f"attended and inner sizes that are multiples of {PAIR * DEPTH}")
-    require(shape.hidden // UNIT <= pairs, f"a hidden size of at most {pairs * UNIT}")
-    most = pairs * PAIR * CONSUMERS
-    require(shape.inner // UNIT <= most, f"an inner size of at most {most * UNIT}")
-    require(shape.qkv % UNIT == 0, f"a qkv size that is a multiple of {UNIT}")
-    require(shape.qkv // UNIT <= pairs * PAIR, f"a qkv size of at most {pairs * PAIR * UNIT}")
+def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
+    """Refuses shapes that the kernel cannot run with this many clusters."""
+    require(jnp.dtype(dtype) == jnp.bfloat16, f"weights in {jnp.dtype(dtype)}", "bfloat16")
+    tokens = f"8, 16, .. {MOST_TOKENS}"
+    in_groups = shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS
+    require(in_groups, f"{shape.tokens} tokens per step", tokens)
+    for name, size, multiple, most in limits(shape, pairs):
+        require(0 < size, f"{name} {size}", "a positive size")
+        require(size % multiple == 0, f"{name} {size}", f"a multiple of {multiple}")
+        require(most is None or size <= most, f"{name} {size}", f"at most {most}")
+    require(shape.qkv % UNIT == 0, f"qkv size {shape.qkv}", f"a multiple of {UNIT}")
+    most = pairs * PAIR * UNIT
+    require(shape.qkv <= most, f"qkv size {shape.qkv}", f"at most {most}")
+
+
+def limits(shape: ChainShape, pairs: int) -> list[tuple[str, int, int, int | None]]:
+    """Each size with the number that it must be a multiple of and the most that it may be."""
+    halves = PAIR * DEPTH
+    most_hidden, most_inner = pairs * UNIT, pairs * PAIR * CONSUMERS * UNIT
+    return [
+        (
+            "hidden size",
+            shape.hidden,
+            HIDDEN_MULTIPLE,
+            most_hidden // HIDDEN_MULTIPLE * HIDDEN_MULTIPLE,
+        ),
+        ("inner size", shape.inner, halves, most_inner // halves * halves),
+        ("attended size", shape.attended, halves, None),
+    ]
+
+
+HIDDEN_MULTIPLE = 512
+"""Eight tiles of the hidden size: their sums of squares are read eight at a time."""
 
 
 LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6

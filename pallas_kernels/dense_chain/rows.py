@@ -6,12 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dense_chain.loading import Shares
 from pallas_kernels.dense_chain.plan import GROUP, PAIR, UNIT, Plan
-from pallas_kernels.tiles import load, rows_in_lanes, store
+from pallas_kernels.jax_internals import pl, plgpu, store
+from pallas_kernels.tiles import load, rows_in_lanes
 
 ACC = plgpu.Layout.WGMMA
 TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED

@@ -9,6 +9,10 @@ from jaxtyping import Array, Int
 
 BARRIERS = 3
 """Barriers of all thread blocks in one call: one after each of the first three products."""
+MOST_TOKENS = 64
+"""Tokens of the largest call. With more of them, single products are faster than the chain."""
+MORE_TOKENS = f"more than {MOST_TOKENS} tokens per step"
+"""The reason why such calls do not run in the chain. It is no fault of the model or the device."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import Implementation, choose
+from pallas_kernels.dispatch import Implementation, Op
 from pallas_kernels.paged_attention import reference
 
 
@@ -71,14 +71,8 @@ def filled_attention(
 ) -> Float[Array, "filled width heads head_dim"]:
     """`paged_attention` whose result has `filled_batch` requests, for a next kernel that takes
     whole tiles. The values of the requests beyond the batch are undefined."""
-    implementations = {
-        "mosaic": _mosaic,
-        "portable": _portable,
-        "xla": reference.paged_attention,
-    }
-    return choose(
+    return PAGED_ATTENTION(
         implementation,
-        implementations,
         query,
         key_pages,
         value_pages,
@@ -110,3 +104,22 @@ def _portable(*arguments: Any, filled_batch: int, **options: Any) -> Any:
     from pallas_kernels.paged_attention import portable
 
     return reference.filled_up(portable.paged_attention(*arguments, **options), filled_batch)
+
+
+def _check(*arguments: Any, **options: Any) -> None:
+    from pallas_kernels.paged_attention import mosaic
+
+    mosaic.plan_of(*arguments, **options)
+
+
+def _check_portable(*arguments: Any, filled_batch: int, **options: Any) -> None:
+    from pallas_kernels.paged_attention import portable
+
+    portable.call_of(*arguments, **options)
+
+
+PAGED_ATTENTION = Op(
+    "paged_attention",
+    {"mosaic": _mosaic, "portable": _portable, "xla": reference.paged_attention},
+    {"mosaic": _check, "portable": _check_portable},
+)

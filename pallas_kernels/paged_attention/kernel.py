@@ -5,14 +5,13 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.jax_internals import Accumulator, pl, plgpu
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
 from pallas_kernels.paged_attention.splits import ROW_LAYOUT
-from pallas_kernels.tiles import Accumulator, load, times
+from pallas_kernels.tiles import load, times
 
 MASKED = -1e30
 TILE_LAYOUT = plgpu.Layout.WGMMA

@@ -5,9 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.paged_attention.plan import Plan
 
 

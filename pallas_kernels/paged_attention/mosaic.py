@@ -17,14 +17,15 @@ request form a cluster and combine their results within the kernel; no second ke
 
 import functools
 
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.paged_attention import kernel
 from pallas_kernels.paged_attention.blocks import BlockSizes, Shape, choose_sizes
-from pallas_kernels.paged_attention.plan import Plan, make_plan
-from pallas_kernels.tiles import named, require
+from pallas_kernels.paged_attention.plan import Plan, make_plan, require_same_dtype
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import Shapes, named
 
 
 @kept(static_argnames=("causal", "window", "filled_batch", "sizes", "interpret"))
@@ -42,14 +43,20 @@ def paged_attention(
     sizes: BlockSizes | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> Float[Array, "filled width heads head_dim"]:
-    require(window is None, "no window")
-    require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
-    batch, kv_heads, width, group, head_dim = query.shape
-    require(filled_batch is None or filled_batch >= batch, "filled_batch to be at least the batch")
-    shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
-    plan = make_plan(
-        shape, sizes or choose_sizes(shape), query.dtype, causal, interpret is not None
+    plan = plan_of(
+        query,
+        key_pages,
+        value_pages,
+        page_table,
+        lengths,
+        counts,
+        causal=causal,
+        window=window,
+        filled_batch=filled_batch,
+        sizes=sizes,
+        interpreted=interpret is not None,
     )
+    batch, kv_heads, width, group, head_dim = query.shape
     out, *_ = plgpu.kernel(
         named("paged_attention", functools.partial(kernel.attend, plan)),
         out_type=plan.outputs(filled_batch or batch),
@@ -64,6 +71,33 @@ def paged_attention(
         interpret=interpret,
     )(by_row_tile(query, plan), key_pages, value_pages, page_table, lengths, counts)
     return out.reshape(-1, width, kv_heads * group, head_dim)
+
+
+def plan_of(
+    query: Float[Shapes, "batch kv_heads width group head_dim"],
+    key_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+    page_table: Int[Shapes, "batch max_pages"],
+    lengths: Int[Shapes, " batch"],
+    counts: Int[Shapes, " batch"],
+    *,
+    causal: bool,
+    window: int | None,
+    filled_batch: int | None = None,
+    sizes: BlockSizes | None = None,
+    interpreted: bool = False,
+) -> Plan:
+    """The plan of this call; raises `NotForThisKernel` if the kernel cannot do it."""
+    require_same_dtype(query, key_pages, value_pages)
+    require(window is None, f"a window of {window} positions", "no window")
+    batch, kv_heads, width, group, head_dim = query.shape
+    require(
+        filled_batch is None or filled_batch >= batch,
+        f"filled_batch {filled_batch}",
+        f"at least the batch, {batch}",
+    )
+    shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
+    return make_plan(shape, sizes or choose_sizes(shape), query.dtype, causal, interpreted)
 
 
 def by_row_tile(

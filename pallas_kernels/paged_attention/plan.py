@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Float
 
+from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.paged_attention.blocks import (
     TILE_ROWS,
     BlockSizes,
@@ -17,7 +18,8 @@ from pallas_kernels.paged_attention.blocks import (
     tile,
 )
 from pallas_kernels.paged_attention.splits import Exchange
-from pallas_kernels.tiles import SHARED_BYTES, require, swizzled
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import SHARED_BYTES, Shapes, swizzled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,18 +105,41 @@ class Plan:
         return out, *self.exchange.buffers(shape.batch, shape.kv_heads, row_tiles)
 
 
-def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted: bool) -> Plan:
-    require(shape.group <= TILE_ROWS, f"at most {TILE_ROWS} query heads per key-value head")
-    require(shape.head_dim in (64, 128), "head_dim 64 or 128")
-    require(jnp.dtype(dtype).itemsize == 2, "queries and pages in a 16-bit dtype")
+def require_same_dtype(
+    query: Float[Shapes, "batch kv_heads width group head_dim"],
+    key_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+) -> None:
+    dtypes = [str(array.dtype) for array in (query, key_pages, value_pages)]
+    found = f"query, keys and values in {', '.join(dtypes)}"
+    require(len(set(dtypes)) == 1, found, "one dtype")
+
+
+def require_tiles_fit(shape: Shape, dtype, kv_tile: int) -> None:
+    """What both kernels need, with `kv_tile` positions per tile."""
     require(
-        sizes.kv_tile % shape.page_size == 0 or shape.page_size % sizes.kv_tile == 0,
-        f"page sizes that divide {sizes.kv_tile} or are multiples of it",
+        shape.group <= TILE_ROWS,
+        f"{shape.group} query heads per key-value head",
+        f"at most {TILE_ROWS}",
     )
-    require(shape.page_size % 8 == 0, "page sizes that are multiples of 8")
+    require(shape.head_dim in (64, 128), f"head_dim {shape.head_dim}", "64 or 128")
+    require(
+        jnp.dtype(dtype).itemsize == 2, f"queries and pages in {jnp.dtype(dtype)}", "a 16-bit dtype"
+    )
+    require(
+        kv_tile % shape.page_size == 0 or shape.page_size % kv_tile == 0,
+        f"page size {shape.page_size}",
+        f"one that divides {kv_tile} or is a multiple of it",
+    )
+    require(shape.page_size % 8 == 0, f"page size {shape.page_size}", "a multiple of 8")
+
+
+def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted: bool) -> Plan:
+    require_tiles_fit(shape, dtype, sizes.kv_tile)
     require(
         output_aligned(shape, sizes.splits),
-        "fewer splits: each must write a multiple of 128 bytes per token",
+        f"{sizes.splits} splits",
+        "fewer: each must write a multiple of 128 bytes per token",
     )
     mailed = sizes.splits > 1 and not interpreted
     exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, mailed, interpreted)

@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.paged_attention.blocks import TILE_ROWS, BlockSizes, Shape, Tiling, tile
 from pallas_kernels.paged_attention.kernel import MASKED
-from pallas_kernels.tiles import load, named, require, rows_in_lanes
+from pallas_kernels.paged_attention.plan import require_same_dtype, require_tiles_fit
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import Shapes, load, named, rows_in_lanes
 
 KV_TILE = 32
 WARPS = 4
@@ -57,20 +58,18 @@ def paged_attention(
     window: int | None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> Float[Array, "batch width heads head_dim"]:
-    batch, kv_heads, width, group, head_dim = query.shape
-    page_size = key_pages.shape[1]
-    require(window is None, "no window")
-    require(query.dtype == key_pages.dtype == value_pages.dtype, "query and pages of one dtype")
-    require(jnp.dtype(query.dtype).itemsize == 2, "queries and pages in a 16-bit dtype")
-    require(head_dim in (64, 128), "head_dim 64 or 128")
-    require(group <= TILE_ROWS, f"at most {TILE_ROWS} query heads per key-value head")
-    require(page_size % 8 == 0, "page sizes that are multiples of 8")
-    require(
-        KV_TILE % page_size == 0 or page_size % KV_TILE == 0,
-        f"page sizes that divide {KV_TILE} or are multiples of it",
+    call = call_of(
+        query,
+        key_pages,
+        value_pages,
+        page_table,
+        lengths,
+        counts,
+        causal=causal,
+        window=window,
+        interpreted=interpret is not None,
     )
-    shape = Shape(batch, kv_heads, width, group, head_dim, page_size, page_table.shape[1])
-    call = Call(shape, tile(shape, BlockSizes(KV_TILE)), causal, query.dtype, interpret is not None)
+    batch, kv_heads, _, _, head_dim = query.shape
     out = plgpu.kernel(
         named("paged_attention_portable", functools.partial(attend, call)),
         out_type=jax.ShapeDtypeStruct(
@@ -90,6 +89,27 @@ def paged_attention(
         interpret=interpret,
     )(by_row_tile(query, call), key_pages, value_pages, page_table, lengths, counts)
     return by_token(out, call)
+
+
+def call_of(
+    query: Float[Shapes, "batch kv_heads width group head_dim"],
+    key_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+    page_table: Int[Shapes, "batch max_pages"],
+    lengths: Int[Shapes, " batch"],
+    counts: Int[Shapes, " batch"],
+    *,
+    causal: bool,
+    window: int | None,
+    interpreted: bool = False,
+) -> Call:
+    """Everything static about this call; raises `NotForThisKernel` if the kernel cannot do it."""
+    require_same_dtype(query, key_pages, value_pages)
+    require(window is None, f"a window of {window} positions", "no window")
+    batch, kv_heads, width, group, head_dim = query.shape
+    shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
+    require_tiles_fit(shape, query.dtype, KV_TILE)
+    return Call(shape, tile(shape, BlockSizes(KV_TILE)), causal, query.dtype, interpreted)
 
 
 def by_row_tile(

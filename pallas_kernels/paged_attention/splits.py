@@ -26,9 +26,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.tiles import THREADS, fence_cluster, load

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import Implementation, choose
+from pallas_kernels.dispatch import Implementation, Op
 from pallas_kernels.qkv_write import reference
 
 
@@ -41,14 +41,8 @@ def qkv_write(
     Returns the queries packed by key-value head, as `paged_attention` takes them, and the pages. If
     the pages are donated, they are written in place.
     """
-    implementations = {
-        "mosaic": _mosaic,
-        "portable": _portable,
-        "xla": reference.qkv_write,
-    }
-    return choose(
+    return QKV_WRITE(
         implementation,
-        implementations,
         qkv,
         query_norm,
         key_norm,
@@ -69,3 +63,20 @@ def _mosaic(*arguments: Any, **options: Any) -> Any:
 
 def _portable(*arguments: Any, **options: Any) -> Any:
     return _mosaic(*arguments, bulk=False, **options)
+
+
+def _check(*arguments: Any, **options: Any) -> None:
+    from pallas_kernels.qkv_write import mosaic
+
+    mosaic.heads_of(*arguments, **options)
+
+
+def _check_portable(*arguments: Any, **options: Any) -> None:
+    _check(*arguments, bulk=False, **options)
+
+
+QKV_WRITE = Op(
+    "qkv_write",
+    {"mosaic": _mosaic, "portable": _portable, "xla": reference.qkv_write},
+    {"mosaic": _check, "portable": _check_portable},
+)

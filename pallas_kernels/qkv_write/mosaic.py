@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.kept import kept
-from pallas_kernels.tiles import THREADS, load, named, require, rows_in_lanes, unswizzled
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import THREADS, Shapes, load, named, rows_in_lanes, unswizzled
 
 HEADS_PER_TILE = 8
 
@@ -89,18 +89,20 @@ def qkv_write(
     Float[Array, "pages page_size kv_heads head_dim"],
     Float[Array, "pages page_size kv_heads head_dim"],
 ]:
-    parts, _, width, fused = qkv.shape
-    batch = cells.shape[0]
-    require(qkv.shape[1] >= batch, "qkv of at least as many requests as cells")
-    _, page_size, kv_heads, head_dim = key_pages.shape
-    heads = Heads(fused // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps, bulk)
-    dtype = key_pages.dtype
-    require(value_pages.dtype == dtype, "key and value pages of one dtype")
-    require(qkv.dtype in (dtype, jnp.float32), "qkv in float32 or the dtype of the pages")
-    require(head_dim in (64, 128, 256), "head_dim 64, 128 or 256")
-    require(heads.all >= HEADS_PER_TILE, "at least 8 heads per token: query, key and value")
-    require(bulk or heads.run * head_dim % THREADS == 0, "head_dim 128 or an even group")
-
+    heads = heads_of(
+        qkv,
+        query_norm,
+        key_norm,
+        cos,
+        sin,
+        cells,
+        key_pages,
+        value_pages,
+        eps=eps,
+        bulk=bulk,
+    )
+    parts, batch, width = qkv.shape[0], *cells.shape
+    kv_heads, head_dim, dtype = heads.kv, heads.dim, key_pages.dtype
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)
     packed = jax.ShapeDtypeStruct((batch, kv_heads, width, heads.group, head_dim), dtype)
     queries = plgpu.kernel(
@@ -124,6 +126,48 @@ def qkv_write(
     )
     query = queries[0] if heads.group else jnp.zeros(packed.shape, packed.dtype)
     return query, jax.freeze(keys), jax.freeze(values)
+
+
+def heads_of(
+    qkv: Float[Shapes, "parts filled width fused"],
+    query_norm: Float[Shapes, " head_dim"] | None,
+    key_norm: Float[Shapes, " head_dim"],
+    cos: Float[Shapes, "batch width half"],
+    sin: Float[Shapes, "batch width half"],
+    cells: Int[Shapes, "batch width"],
+    key_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Shapes, "pages page_size kv_heads head_dim"],
+    *,
+    eps: float,
+    bulk: bool = True,
+) -> Heads:
+    """The heads of this call; raises `NotForThisKernel` if the kernel cannot do it."""
+    dtype, batch = key_pages.dtype, cells.shape[0]
+    _, page_size, kv_heads, head_dim = key_pages.shape
+    heads = Heads(qkv.shape[3] // head_dim - 2 * kv_heads, kv_heads, head_dim, page_size, eps, bulk)
+    require(qkv.shape[1] >= batch, f"qkv of {qkv.shape[1]} requests", f"at least {batch}, as cells")
+    require(
+        value_pages.dtype == dtype,
+        f"key pages in {dtype} and value pages in {value_pages.dtype}",
+        "one dtype",
+    )
+    require(
+        qkv.dtype in (dtype, jnp.float32),
+        f"qkv in {qkv.dtype}",
+        f"float32 or the dtype of the pages, {dtype}",
+    )
+    require(head_dim in (64, 128, 256), f"head_dim {head_dim}", "64, 128 or 256")
+    require(
+        heads.all >= HEADS_PER_TILE,
+        f"{heads.all} query, key and value heads",
+        f"at least {HEADS_PER_TILE}",
+    )
+    require(
+        bulk or heads.run * head_dim % THREADS == 0,
+        f"head_dim {head_dim} with {heads.group} query heads per key-value head",
+        "head_dim 128 or an even number of query heads",
+    )
+    return heads
 
 
 def write_tile(

@@ -15,6 +15,7 @@ from jaxspec.models.qwen3 import Qwen3
 from pallas_kernels import dense_chain
 from pallas_kernels.dense_chain import chain
 from pallas_kernels.dense_chain.chain import batch_in_eights
+from pallas_kernels.dispatch import Choice
 from pallas_kernels.paged_attention.api import filled_attention
 
 CONFIG = Qwen3Config(Decoder(32, 48, 3, 4, 2, 16, 1e-6, Rope(1e4), 512), 100, True, (0,))
@@ -50,8 +51,11 @@ def test_the_same_numbers(slots, width, monkeypatch):
         """As the kernel, which leaves whatever was there in requests that fill the batch up."""
         return filled_attention(query, *others, **options).at[query.shape[0] :].set(jnp.nan)
 
+    def chosen(shape, *_):
+        return Choice("mosaic" if shape.tokens % 8 == 0 else "xla")
+
     monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
-    monkeypatch.setattr(chain, "dense_chain_runs", lambda shape, *_: shape.tokens % 8 == 0)
+    monkeypatch.setattr(chain, "chain_choice", chosen)
     monkeypatch.setattr(chain, "dense_chain", in_one_kernel)
     monkeypatch.setattr(chain, "filled_attention", attend)
     found = read(slots, width)

@@ -1,4 +1,5 @@
-"""The DFlash drafter by its formula, in float64, everything recomputed for every block.
+"""The DFlash drafter by its formula, in float64 or in the type of the given weights. Everything is
+recomputed for every block.
 
 c = norm(W_fc f)                        context, once for all layers
 h = embedded block
@@ -10,6 +11,9 @@ per layer, x = norm(h):
 hidden = norm(h)
 """
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -20,6 +24,24 @@ from oracles import draws
 from oracles.dflash_cases import block_starts
 
 Tensor = torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Where the weights come from, and the type that is computed in."""
+
+    of_name: Callable[[str, tuple[int, ...]], np.ndarray] = draws.weight
+    prefix: str = ""
+    """Put before every name, so that a drafter's weights differ from its target's."""
+    dtype: torch.dtype = torch.float64
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        return torch.from_numpy(self.of_name(f"{self.prefix}{name}.weight", shape)).to(self.dtype)
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The type for norms, rotations and softmax: as in transformers, float32 or more."""
+        return torch.promote_types(self.dtype, torch.float32)
 
 
 def run_drafter(case: dict) -> dict[str, np.ndarray]:
@@ -44,7 +66,11 @@ def feature_width(config: dict) -> int:
 
 
 def forward(
-    config: dict, masks: list[tuple[bool, int | None]], features: Tensor, block: Tensor
+    config: dict,
+    masks: list[tuple[bool, int | None]],
+    features: Tensor,
+    block: Tensor,
+    weights: Weights = Weights(),
 ) -> tuple[Tensor, Tensor, Tensor]:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads, head_dim = config["num_key_value_heads"], config["head_dim"]
@@ -52,11 +78,12 @@ def forward(
     start, width = len(features), len(block)
 
     def matrix(name: str, rows: int, columns: int) -> Tensor:
-        return _double(draws.weight(f"{name}.weight", (rows, columns)))
+        return weights(name, rows, columns)
 
     def norm(name: str, x: Tensor) -> Tensor:
-        scale = _double(draws.weight(f"{name}.weight", (x.shape[-1],)))
-        return x / (x.square().mean(-1, keepdim=True) + config["rms_norm_eps"]).sqrt() * scale
+        wide = x.to(weights.wide)
+        wide = wide / (wide.square().mean(-1, keepdim=True) + config["rms_norm_eps"]).sqrt()
+        return wide.to(x.dtype) * weights(name, x.shape[-1])
 
     turns = rotations(config, start + width)
     context = norm("hidden_norm", features @ matrix("fc", hidden, features.shape[1]).T)
@@ -101,8 +128,9 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     heads = []
     for head in range(query.shape[1]):
         scores = query[:, head] @ keys[:, head // group].T / query.shape[2] ** 0.5
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-        heads.append(weights @ values[:, head // group])
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        seen = scores.to(wide).masked_fill(~mask, -torch.inf).softmax(-1).to(scores.dtype)
+        heads.append(seen @ values[:, head // group])
     return torch.cat(heads, dim=-1)
 
 
@@ -125,9 +153,9 @@ ROPE_KEYS = (
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
+    first, second = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     turned = torch.complex(first, second) * turns[:, None]
-    return torch.cat([turned.real, turned.imag], dim=-1)
+    return torch.cat([turned.real, turned.imag], dim=-1).to(x.dtype)
 
 
 def _double(drawn: np.ndarray) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 from h100 import assert_no_spills, compiled, needs_compiler, placed
 from interpreter import no_races
 
-from pallas_kernels import add_norm
+from pallas_kernels import NotForThisKernel, add_norm
 from pallas_kernels.add_norm import mosaic
 
 EPS = 1e-6
@@ -55,6 +55,27 @@ class TestOnCpu:
             agrees(given, mosaic.add_norm(*given, eps=EPS, interpret=interpret))
 
 
+def run_reference(given):
+    return run(given, "xla")
+
+
+def run_interpreted(given):
+    with no_races() as interpret:
+        return mosaic.add_norm(*given, eps=EPS, interpret=interpret)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("run_it", [run_reference, run_interpreted])
+def test_the_sum_of_the_parts_is_rounded_before_it_is_added(run_it, parts):
+    """As the unsplit product would be: 1 + (2^-8 + 2^-18) would round up, 1 + 2^-8 is a tie, which
+    goes to the even 1."""
+    x, scale = jnp.ones((2, 128), jnp.bfloat16), jnp.ones((128,), jnp.bfloat16)
+    pieces = [2.0**-8, 2.0**-18] if parts == 2 else [2.0**-8 + 2.0**-18]
+    addend = jnp.stack([jnp.full((2, 128), piece, jnp.float32) for piece in pieces])
+    total, _ = run_it((x, addend, scale))
+    np.testing.assert_array_equal(np.asarray(total, np.float32), 1.0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "dtype", "parts"), CASES + LARGE)
 def test_on_device(shape, dtype, parts):
@@ -74,7 +95,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 def test_the_kernel_says_no():
-    with pytest.raises(NotImplementedError, match="multiple of 128"):
+    with pytest.raises(NotForThisKernel, match="multiple of 128"):
         run(inputs((2, 96), "float32"), "mosaic")
 
 

@@ -10,15 +10,18 @@ import pytest
 from h100 import assert_no_spills, compiled, needs_compiler, placed
 from interpreter import no_races
 
-from pallas_kernels import dense_chain
+from pallas_kernels import NotForThisKernel, dense_chain
 from pallas_kernels.dense_chain import (
     ChainShape,
-    dense_chain_runs,
+    begin_chain,
+    chain_choice,
     first_arrivals,
     mosaic,
 )
+from pallas_kernels.dense_chain.api import refusal
 from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, PAIRS, Sizes
 from pallas_kernels.dense_chain.shape import BARRIERS
+from pallas_kernels.dispatch import Choice
 
 EPS = 1e-6
 SMALL = ChainShape(24, 512, 512, 512, 384)
@@ -156,15 +159,50 @@ def test_calls_that_hand_on_their_arrivals():
     assert arrivals.counters.tolist() == [4 * CONSUMERS * PAIR * PAIRS] * BARRIERS
 
 
-def test_what_it_cannot_do():
-    assert not dense_chain_runs(QWEN3["8b"], jnp.bfloat16, "xla")
-    assert not dense_chain_runs(QWEN3["8b"], jnp.bfloat16, "portable")
-    assert dense_chain_runs(QWEN3["8b"], jnp.bfloat16, "mosaic")
-    assert not dense_chain_runs(QWEN3["8b"], jnp.float32, "mosaic")
-    assert not dense_chain_runs(ChainShape(4, 4096, 4096, 12288, 6144), jnp.bfloat16, "mosaic")
-    assert not dense_chain_runs(ChainShape(16, 5120, 5120, 25600, 7168), jnp.bfloat16, "mosaic")
-    with pytest.raises(NotImplementedError, match="tokens"):
+@pytest.mark.parametrize(
+    ("change", "dtype", "reason"),
+    [
+        ({"tokens": 4}, "bfloat16", "4 tokens per step; expected 8, 16, .. 64"),
+        ({"tokens": 72}, "bfloat16", "more than 64 tokens per step"),
+        ({}, "float32", "weights in float32; expected bfloat16"),
+        ({"hidden": 5120}, "bfloat16", "hidden size 5120; expected at most 4096"),
+        ({"hidden": 1280}, "bfloat16", "hidden size 1280; expected a multiple of 512"),
+        ({"inner": 17408}, "bfloat16", "inner size 17408; expected at most 16896"),
+        ({"inner": 12160}, "bfloat16", "inner size 12160; expected a multiple of 512"),
+        ({"attended": 4224}, "bfloat16", "attended size 4224; expected a multiple of 512"),
+        ({"qkv": 8512}, "bfloat16", "qkv size 8512; expected at most 8448"),
+        ({"qkv": 96}, "bfloat16", "qkv size 96; expected a multiple of 64"),
+    ],
+)
+def test_what_it_cannot_do(change, dtype, reason):
+    assert refusal(dataclasses.replace(QWEN3["8b"], **change), dtype, "mosaic") == reason
+
+
+@pytest.mark.parametrize("model", QWEN3)
+@pytest.mark.parametrize("tokens", [8, 64])
+def test_what_it_can_do(model, tokens):
+    shape = dataclasses.replace(QWEN3[model], tokens=tokens)
+    assert chain_choice(shape, jnp.bfloat16, "mosaic") == Choice("mosaic")
+
+
+def test_it_runs_only_if_kernels_are_wanted():
+    for implementation in ("xla", "portable"):
+        reason = f"{implementation} was asked for"
+        assert chain_choice(QWEN3["8b"], jnp.bfloat16, implementation) == Choice("xla", reason)
+
+
+def test_a_chain_that_is_named_runs_or_raises():
+    wide = dataclasses.replace(QWEN3["8b"], hidden=5120)
+    with pytest.raises(NotForThisKernel, match="dense_chain on 'mosaic': hidden size 5120"):
+        begin_chain(wide, 16, jnp.bfloat16, "mosaic")
+    with pytest.raises(NotForThisKernel, match="4 tokens"):
         run(inputs(ChainShape(4, 512, 512, 512, 384)), "mosaic")
+
+
+def test_more_tokens_than_the_chain_is_made_for_are_no_fault():
+    many = dataclasses.replace(QWEN3["8b"], tokens=128)
+    assert not begin_chain(many, 16, jnp.bfloat16, "mosaic").runs
+    assert begin_chain(dataclasses.replace(many, tokens=64), 16, jnp.bfloat16, "mosaic").runs
 
 
 @needs_compiler

@@ -1,57 +1,148 @@
-"""Which implementation runs where, and what the block sizes may depend on."""
+"""Which implementation runs where, what is told when a kernel does not run, and what the block
+sizes may depend on."""
 
 import types
 
 import pytest
 
-from pallas_kernels.dispatch import choose, hopper, refuse_other_gpus
+from pallas_kernels import NotForThisKernel, dispatch
+from pallas_kernels.dense_chain import ChainShape, chain_choice
+from pallas_kernels.dispatch import Choice, Op, check_device, kernels_run
 from pallas_kernels.paged_attention.blocks import Shape, choose_sizes, output_aligned
+from pallas_kernels.refusal import require
 
 
-def device(platform: str, capability: str | None, kind: str = "some GPU"):
-    known = {} if capability is None else {"compute_capability": capability}
-    return types.SimpleNamespace(platform=platform, device_kind=kind, **known)
+def device(platform: str, capability: str | None, cores: int | None = 132):
+    known = {"compute_capability": capability, "core_count": cores}
+    known = {name: value for name, value in known.items() if value is not None}
+    return types.SimpleNamespace(platform=platform, device_kind="some GPU", **known)
 
 
-@pytest.mark.parametrize(
-    ("platform", "capability", "answer"),
-    [("gpu", "9.0", True), ("gpu", "8.0", False), ("gpu", "10.0", False), ("cpu", None, False)],
-)
-def test_only_hopper_is_hopper(platform: str, capability: str | None, answer: bool):
-    assert hopper(device(platform, capability)) is answer
+CPU, HOPPER, AMPERE = device("cpu", None), device("gpu", "9.0"), device("gpu", "8.0")
 
 
-@pytest.mark.parametrize("capability", ["8.0", "8.9", "10.0", "12.0"])
-def test_other_gpus_are_told_so(capability: str):
-    where = device("gpu", capability)
-    with pytest.raises(NotImplementedError, match="expects a Hopper GPU"):
-        refuse_other_gpus("mosaic", where)
-    refuse_other_gpus("portable", where)
+@pytest.fixture
+def on(monkeypatch):
+    """Makes this device the default one."""
+    return lambda device: monkeypatch.setattr(dispatch, "default_device", lambda: device)
 
 
-@pytest.mark.parametrize("capability", ["7.5", "gfx942", None])
-def test_the_portable_kernels_want_ampere(capability: str | None):
-    with pytest.raises(NotImplementedError, match="since Ampere"):
-        refuse_other_gpus("portable", device("gpu", capability))
+def op(mosaic=lambda size: "kernel ran", **others) -> Op:
+    """An op whose kernel takes sizes up to 8."""
+
+    def check(size: int) -> None:
+        require(size <= 8, f"size {size}", "at most 8")
+
+    return Op(
+        "doubled", {"mosaic": mosaic, "xla": lambda size: "xla ran"} | others, {"mosaic": check}
+    )
 
 
-@pytest.mark.parametrize("where", [device("gpu", "9.0"), device("cpu", None)])
-@pytest.mark.parametrize("implementation", ["mosaic", "portable"])
-def test_hopper_and_machines_without_a_gpu_may_compile(where, implementation: str):
-    refuse_other_gpus(implementation, where)
+class TestAuto:
+    def test_the_kernel_runs_on_a_hopper_gpu(self, on):
+        on(HOPPER)
+        assert op()("auto", 8) == "kernel ran"
+        assert op().choice("auto", 8) == Choice("mosaic")
+        assert kernels_run("auto")
+
+    def test_xla_runs_what_the_kernel_cannot_and_says_why(self, on):
+        on(HOPPER)
+        assert op()("auto", 9) == "xla ran"
+        assert op().choice("auto", 9) == Choice("xla", "size 9; expected at most 8")
+
+    @pytest.mark.parametrize(
+        ("where", "reason"),
+        [
+            (CPU, "the device is a CPU; expected a Hopper GPU"),
+            (AMPERE, r"some GPU (compute capability 8.0); expected a Hopper GPU (sm_90)"),
+            (device("gpu", "10.0"), "compute capability 10.0"),
+            (device("gpu", "gfx942"), "compute capability gfx942"),
+            (device("gpu", None), "reports no compute_capability of some GPU"),
+        ],
+    )
+    def test_other_devices_run_xla_and_say_why(self, on, where, reason: str):
+        on(where)
+        choice = op().choice("auto", 8)
+        assert choice.implementation == "xla" and reason in (choice.reason or "")
+        assert not kernels_run("auto")
+
+    @pytest.mark.parametrize("fault", [NotImplementedError, AttributeError, ValueError])
+    def test_a_fault_inside_the_kernel_is_never_taken_for_a_refusal(self, on, fault):
+        def broken(size: int):
+            raise fault("jax cannot lower this")
+
+        on(HOPPER)
+        with pytest.raises(fault, match="jax cannot lower this"):
+            op(broken)("auto", 8)
+
+    def test_a_fault_inside_a_check_is_not_taken_for_one_either(self, on):
+        def broken(size: int) -> None:
+            raise NotImplementedError("of jax")
+
+        on(HOPPER)
+        with pytest.raises(NotImplementedError, match="of jax"):
+            Op("doubled", {"mosaic": len, "xla": len}, {"mosaic": broken})("auto", 8)
 
 
-def test_an_implementation_that_does_not_exist_is_named():
-    with pytest.raises(NotImplementedError, match="'mosaic' does not exist"):
-        choose("mosaic", {"xla": lambda: 0})
+class TestNamed:
+    def test_a_kernel_that_is_named_runs_or_raises(self, on):
+        on(HOPPER)
+        assert op()("mosaic", 8) == "kernel ran"
+        with pytest.raises(
+            NotForThisKernel, match="^doubled on 'mosaic': size 9; expected at most 8"
+        ):
+            op()("mosaic", 9)
+
+    def test_xla_runs_everywhere(self, on):
+        for where in (CPU, HOPPER, AMPERE):
+            on(where)
+            assert op()("xla", 8) == "xla ran"
+            assert op().choice("xla", 8) == Choice("xla", "xla was asked for")
+            assert not kernels_run("xla")
+
+    def test_an_implementation_that_does_not_exist_is_named(self):
+        with pytest.raises(NotForThisKernel, match="'portable': it does not exist for this op"):
+            op()("portable", 8)
+
+    @pytest.mark.parametrize("capability", ["8.0", "8.9", "10.0", "12.0"])
+    def test_other_gpus_are_told_so(self, capability: str):
+        where = device("gpu", capability)
+        with pytest.raises(NotForThisKernel, match="expected a Hopper GPU"):
+            check_device("mosaic", where)
+        check_device("portable", where)
+
+    @pytest.mark.parametrize("capability", ["7.5", "gfx942"])
+    def test_the_portable_kernels_want_ampere(self, capability: str):
+        with pytest.raises(NotForThisKernel, match="since Ampere"):
+            check_device("portable", device("gpu", capability))
+
+    @pytest.mark.parametrize("where", [HOPPER, CPU])
+    @pytest.mark.parametrize("implementation", ["mosaic", "portable"])
+    def test_hopper_and_machines_without_a_gpu_may_compile(self, where, implementation: str):
+        check_device(implementation, where)
 
 
-def test_the_last_implementation_may_say_no():
-    def no():
-        raise NotImplementedError("not this shape")
+class TestTheChainNeedsAllMultiprocessors:
+    """Its thread blocks wait for each other, so all have to be on the GPU at once."""
 
-    with pytest.raises(NotImplementedError, match="not this shape"):
-        choose("auto", {"xla": no})
+    SHAPE = ChainShape(16, 4096, 4096, 12288, 6144)
+
+    def choice(self) -> Choice:
+        return chain_choice(self.SHAPE, "bfloat16", "auto")
+
+    def test_132_are_enough(self, on):
+        on(HOPPER)
+        assert self.choice() == Choice("mosaic")
+
+    def test_fewer_are_not(self, on):
+        on(device("gpu", "9.0", cores=114))
+        assert "has 114 multiprocessors; expected at least 132" in (self.choice().reason or "")
+
+    def test_a_gpu_that_does_not_say_is_no_silent_refusal(self, on):
+        on(device("gpu", "9.0", cores=None))
+        assert "reports no core_count of some GPU" in (self.choice().reason or "")
+        with pytest.raises(NotForThisKernel, match="reports no core_count"):
+            chain_choice(self.SHAPE, "bfloat16", "mosaic")
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16])

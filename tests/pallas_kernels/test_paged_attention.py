@@ -9,7 +9,7 @@ import pytest
 from attention_cases import Case, Inputs, expected, inputs, kept_rows, relative_error
 from interpreter import no_races
 
-from pallas_kernels import pack_queries, paged_attention
+from pallas_kernels import NotForThisKernel, pack_queries, paged_attention
 from pallas_kernels.paged_attention import mosaic, plan
 from pallas_kernels.paged_attention.blocks import BlockSizes
 
@@ -201,7 +201,7 @@ class TestRefusals:
         ids=["float32", "window", "head_dim 32", "65 heads per key", "page size 24"],
     )
     def test_the_kernel_says_no(self, case: Case, options: dict):
-        with pytest.raises(NotImplementedError, match="expects"):
+        with pytest.raises(NotForThisKernel, match="expected"):
             attend(inputs(case), case, "mosaic", **options)
 
     def test_auto_takes_the_reference_where_no_hopper_is(self):

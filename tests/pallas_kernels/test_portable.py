@@ -17,6 +17,7 @@ from test_qkv_write import write
 from write_cases import EPS
 from write_cases import Case as WriteCase
 
+from pallas_kernels import NotForThisKernel
 from pallas_kernels.paged_attention import portable
 from pallas_kernels.qkv_write import mosaic as qkv_write
 
@@ -83,5 +84,5 @@ def test_it_compiles_for(gpu: str):
 
 def test_what_it_cannot_do_it_says():
     case = Case((4,), dtype="float32")
-    with pytest.raises(NotImplementedError, match="16-bit"):
+    with pytest.raises(NotForThisKernel, match="16-bit"):
         attend(inputs(case), case, "portable")

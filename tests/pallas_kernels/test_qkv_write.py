@@ -9,7 +9,7 @@ import pytest
 from interpreter import no_races
 from write_cases import EPS, Case, expected, inputs
 
-from pallas_kernels import qkv_write
+from pallas_kernels import NotForThisKernel, qkv_write
 from pallas_kernels.qkv_write import mosaic
 
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2e-6}
@@ -98,5 +98,5 @@ def test_rows_that_are_not_kept_may_share_the_trash_page():
     ids=["head_dim 48", "four heads in a row"],
 )
 def test_the_kernel_says_no(case: Case):
-    with pytest.raises(NotImplementedError, match="expects"):
+    with pytest.raises(NotForThisKernel, match="expected"):
         write(inputs(case), "mosaic")

@@ -11,6 +11,7 @@ from jaxspec.proposers.options import DraftSampling, Match, SpeculationOptions
 
 Driver = Literal["auto", "lockstep", "overlapped"]
 DRIVERS = get_args(Driver)
+Kernels = Literal["auto", "mosaic", "xla"]
 Acceptance = int | float | tuple[int | float, ...]
 """A mean acceptance length, or the share of steps that accept each position."""
 
@@ -59,6 +60,9 @@ class EngineOptions(SpeculationOptions):
     """Folder in which compiled programs are kept for the next process; by default that of the
     environment variable JAXSPEC_CACHE_DIR, or else jaxspec in the user's cache; False to keep
     none."""
+    kernels: Kernels = "auto"
+    """mosaic: run every op on its kernel for Hopper GPUs, and refuse an engine for which that is
+    not possible; xla: use no kernels; auto: use each kernel that can run, and XLA elsewhere."""
     synthetic_acceptance: Acceptance | None = None
     """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
     the share of steps that accept each position, instead of comparing drafts. The text is then not
@@ -77,6 +81,9 @@ class EngineOptions(SpeculationOptions):
             )
         if self.num_pages is not None and self.num_pages < 1:
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
+        if self.kernels not in get_args(Kernels):
+            expected = ", ".join(get_args(Kernels))
+            raise UsageError(f"kernels is {self.kernels!r}; expected one of {expected}")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(
                 f"memory_fraction is {self.memory_fraction}; expected a number in (0, 1]"
@@ -110,6 +117,7 @@ class EngineKeywords(TypedDict, total=False):
     prefill_shapes: tuple[tuple[int, int], ...] | None
     driver: Driver
     cache_dir: str | Literal[False] | None
+    kernels: Kernels
     synthetic_acceptance: Acceptance | None
 
 

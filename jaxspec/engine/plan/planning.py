@@ -5,6 +5,7 @@ import functools
 import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
 from jaxspec.engine.plan.sizes import (
@@ -28,7 +29,8 @@ NARROWER_WIDTHS = (1, 4, 8)
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     """The models with every proposer that the engine needs, and the plan. Only the number of pages
     is left open, since it depends on how much memory is free."""
-    plan = _plan(models, options)
+    models, plan = with_kernels(models, options.kernels), _plan(models, options)
+    refuse_what_kernels_cannot(models, plan, options.kernels)
     proposers = (*models.proposers, *_added_proposers(plan, options))
     synthetic = options.synthetic_acceptance is not None
     return _same_models(models.target, proposers, options.page_size, synthetic), plan

@@ -4,6 +4,7 @@ import dataclasses
 
 from jaxspec.engine.stats.acceptance import PooledStats
 from jaxspec.engine.stats.latencies import Latencies
+from jaxspec.models.kernels import KernelUse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,3 +22,5 @@ class EngineStats:
     finished: PooledStats
     latencies: Latencies
     """Latencies of the finished requests."""
+    kernels: tuple[KernelUse, ...] = ()
+    """What runs each op of the models, and why no kernel does where none does."""

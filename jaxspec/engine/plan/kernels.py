@@ -1,0 +1,88 @@
+"""Which kernels an engine's models run on: the option, what follows from it, and its refusals."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from jaxspec.engine.plan.options import Kernels
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.step.io import Models
+from jaxspec.errors import UsageError
+from jaxspec.models.kernels import KernelUse, RunsOnKernels, kernels_line, uses_of
+from pallas_kernels import NotForThisKernel, dispatch
+from pallas_kernels.dense_chain import MORE_TOKENS
+from pallas_kernels.dispatch import XLA_ASKED_FOR, refusal_of_device
+
+log = logging.getLogger("jaxspec")
+
+
+def refuse_device(kernels: Kernels) -> None:
+    """Refuses "mosaic" on a device without these kernels, before any weights are read."""
+    # "auto" has the stricter rule: a machine without a GPU can compile for one, but not run.
+    if kernels == "mosaic" and (reason := refusal_of_device("auto")):
+        raise UsageError(f"kernels is 'mosaic', but {reason}, or kernels 'auto' or 'xla'")
+
+
+def with_kernels(models: Models, kernels: Kernels) -> Models:
+    """The models with this implementation of every op; "auto" leaves them as they were made."""
+    if kernels == "auto":
+        return models
+    target = _with_kernels("target", models.target, kernels)
+    proposers = tuple(
+        one.with_kernels(kernels) if isinstance(one, RunsOnKernels) else one
+        for one in models.proposers
+    )
+    return dataclasses.replace(models, target=target, proposers=proposers)
+
+
+def _with_kernels(name: str, model: Any, kernels: Kernels) -> Any:
+    if not isinstance(model, RunsOnKernels):
+        raise UsageError(
+            f"kernels is {kernels!r}, but the {name} {type(model).__name__} has layers of its own; "
+            "expected kernels 'auto'"
+        )
+    return model.with_kernels(kernels)
+
+
+def kernel_uses(models: Models, plan: Plan) -> tuple[KernelUse, ...]:
+    """What runs each op of each model, in steps of every size that the plan has programs for."""
+    sizes = tuple(dict.fromkeys(_sizes(plan)))
+    named = [("target", models.target), *(("drafter", one) for one in models.proposers)]
+    return tuple(
+        use
+        for name, model in named
+        if isinstance(model, RunsOnKernels)
+        for use in uses_of(name, model, sizes, plan.page_size)
+    )
+
+
+def _sizes(plan: Plan) -> Iterator[tuple[int, int]]:
+    for programs in plan.every_decode(draws=False):
+        yield programs.batch, programs.width
+    yield from plan.shapes.prefill_shapes
+
+
+def refuse_what_kernels_cannot(models: Models, plan: Plan, kernels: Kernels) -> None:
+    """With "mosaic", refuses models and sizes that the kernels cannot run."""
+    if kernels != "mosaic":
+        return
+    refuse_device(kernels)
+    try:
+        kernel_uses(models, plan)
+    except NotForThisKernel as refusal:
+        raise UsageError(
+            f"kernels is 'mosaic', but {refusal}; kernels 'auto' would run it on XLA"
+        ) from refusal
+
+
+def log_kernels(uses: tuple[KernelUse, ...]) -> None:
+    """One line per engine, a warning if a GPU runs an op without its kernel although one was
+    wanted."""
+    log.log(logging.WARNING if lost_kernels(uses) else logging.INFO, "%s", kernels_line(uses))
+
+
+def lost_kernels(uses: tuple[KernelUse, ...]) -> bool:
+    if dispatch.default_device().platform != "gpu":
+        return False
+    return any(use.reason not in (None, XLA_ASKED_FOR, MORE_TOKENS) for use in uses)

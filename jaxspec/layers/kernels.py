@@ -1,0 +1,127 @@
+"""Which op of a stack of layers runs on a kernel, and why another one does not.
+
+Nothing is traced for that: each op's own rule, which decides when a program is traced, is asked
+with the shapes and dtypes that the layers would pass to it.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxspec.layers.decoder import BlockMask, Decoder
+from pallas_kernels.add_norm.api import ADD_NORM
+from pallas_kernels.dense_chain import ChainShape, chain_choice
+from pallas_kernels.dense_chain.chain import filled_shape
+from pallas_kernels.dispatch import Choice, Implementation, kernels_run
+from pallas_kernels.paged_attention.api import PAGED_ATTENTION
+from pallas_kernels.qkv_write.api import QKV_WRITE
+
+OpChoice = tuple[str, Choice]
+"""The name of an op, and what runs it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StackShape:
+    """What the choice of kernels depends on, for one stack of decoder layers in one step."""
+
+    decoder: Decoder
+    dtype: DTypeLike
+    implementation: Implementation
+    batch: int
+    width: int
+    """Tokens per request."""
+    page_size: int
+
+
+def chain_shape(decoder: Decoder, batch: int, width: int) -> ChainShape:
+    """The shape of the `dense_chain` calls of such a stack."""
+    fused = sum(section.size for section in decoder.fused)
+    return ChainShape(
+        tokens=batch * width,
+        attended=decoder.attended.size,
+        hidden=decoder.hidden.size,
+        inner=decoder.inner.size,
+        qkv=fused,
+    )
+
+
+def choices_of_layers(shape: StackShape, masks: tuple[BlockMask, ...]) -> Iterator[OpChoice]:
+    """The ops of a block that is written and attended, in layers with these masks."""
+    yield "qkv_write", _write(shape, queries=True)
+    for mask in dict.fromkeys(masks):
+        yield "paged_attention", _attention(shape, mask)
+    if not kernels_run(shape.implementation):
+        return
+    wanted = filled_shape(chain_shape(shape.decoder, shape.batch, shape.width), shape.width)
+    chain = chain_choice(wanted, shape.dtype, shape.implementation)
+    yield "dense_chain", chain
+    if chain.implementation == "xla":
+        yield "add_norm", _add_norm(shape)
+
+
+def choice_of_context(shape: StackShape) -> OpChoice:
+    """The op that writes keys and values of tokens that have no queries."""
+    return "qkv_write", _write(shape, queries=False)
+
+
+def _write(shape: StackShape, queries: bool) -> Choice:
+    g, array = shape.decoder, _arrays(shape)
+    sections = g.fused if queries else g.fused[1:]
+    scale = array(g.head_dim)
+    angles = array(shape.batch, shape.width, g.head_dim // 2, dtype=jnp.float32)
+    return QKV_WRITE.choice(
+        shape.implementation,
+        array(1, shape.batch, shape.width, sum(section.size for section in sections)),
+        scale if queries else None,
+        scale,
+        angles,
+        angles,
+        array(shape.batch, shape.width, dtype=jnp.int32),
+        _pages(shape),
+        _pages(shape),
+        eps=g.rms_norm_eps,
+    )
+
+
+def _attention(shape: StackShape, mask: BlockMask) -> Choice:
+    g, array = shape.decoder, _arrays(shape)
+    group = g.num_heads // g.num_kv_heads
+    rows = array(shape.batch, dtype=jnp.int32)
+    return PAGED_ATTENTION.choice(
+        shape.implementation,
+        array(shape.batch, g.num_kv_heads, shape.width, group, g.head_dim),
+        _pages(shape),
+        _pages(shape),
+        array(shape.batch, 1, dtype=jnp.int32),
+        rows,
+        rows,
+        causal=mask.causal,
+        window=mask.window,
+        filled_batch=shape.batch,
+    )
+
+
+def _add_norm(shape: StackShape) -> Choice:
+    array = _arrays(shape)
+    x = array(shape.batch, shape.width, shape.decoder.hidden.size)
+    addend = jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+    scale, eps = array(shape.decoder.hidden.size), shape.decoder.rms_norm_eps
+    return ADD_NORM.choice(shape.implementation, x, addend, scale, eps=eps)
+
+
+def _pages(shape: StackShape) -> jax.ShapeDtypeStruct:
+    g = shape.decoder
+    return _arrays(shape)(1, shape.page_size, g.num_kv_heads, g.head_dim)
+
+
+def _arrays(shape: StackShape) -> Any:
+    """A function that makes arrays without numbers, of the layers' dtype by default."""
+
+    def array(*sizes: int, dtype: DTypeLike = shape.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
+
+    return array

@@ -1,0 +1,69 @@
+"""What a model tells the engine about the kernels that it runs on."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from jaxspec.layers.kernels import OpChoice
+from pallas_kernels.dispatch import Choice, Implementation
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelUse:
+    """What runs one op of one model, in the steps of some sizes."""
+
+    model: str
+    """target or drafter."""
+    op: str
+    """The name of the op in `pallas_kernels`."""
+    runs_on: str
+    """mosaic, portable or xla."""
+    reason: str | None
+    """Why no kernel runs it; None if one does."""
+    sizes: tuple[tuple[int, int], ...]
+    """The steps' sizes: (batch, tokens per request)."""
+
+
+@runtime_checkable
+class RunsOnKernels(Protocol):
+    """A model, or a proposer with a model, whose layers can run on kernels."""
+
+    def with_kernels[Itself](self: Itself, implementation: Implementation) -> Itself:
+        """The same model, all of whose ops use this implementation."""
+        ...
+
+    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterable[OpChoice]:
+        """What runs the ops of a step in which the target reads `width` tokens per request."""
+        ...
+
+
+def uses_of(
+    name: str, model: RunsOnKernels, sizes: Sequence[tuple[int, int]], page_size: int
+) -> Iterator[KernelUse]:
+    """The choices of a model for steps of these sizes, equal ones together."""
+    found: dict[tuple[str, Choice], dict[tuple[int, int], None]] = {}
+    for size in sizes:
+        for choice in model.kernel_choices(*size, page_size):
+            found.setdefault(choice, {})[size] = None
+    for (op, choice), of_choice in found.items():
+        yield KernelUse(name, op, choice.implementation, choice.reason, tuple(of_choice))
+
+
+def kernels_line(uses: Sequence[KernelUse]) -> str:
+    """The uses as one line: kernels: paged_attention mosaic, add_norm xla (why)."""
+    if not uses:
+        return "kernels: none, the models have layers of their own"
+    reasons = {use.reason for use in uses}
+    if len(reasons) == 1 and None not in reasons:
+        return f"kernels: xla for every op ({reasons.pop()})"
+    ops = dict.fromkeys(use.op for use in uses)
+    return f"kernels: {', '.join(_of_op(op, [use for use in uses if use.op == op]) for op in ops)}"
+
+
+def _of_op(op: str, uses: Sequence[KernelUse]) -> str:
+    kernels = sorted({use.runs_on for use in uses if use.reason is None})
+    others = dict.fromkeys((use.model, use.reason) for use in uses if use.reason is not None)
+    everywhere = {model for model, _ in others} == {use.model for use in uses}
+    reasons = dict.fromkeys(why if everywhere else f"{model}: {why}" for model, why in others)
+    without = [f"xla ({'; '.join(map(str, reasons))})"] if reasons else []
+    return f"{op} {' and '.join([*kernels, *without])}"

@@ -1,0 +1,161 @@
+"""Every private or experimental interface of jax that the kernels use, in one file.
+
+jax may rename or change these in any version, so pyproject.toml lets only versions be installed
+that the kernels were tested with. Other files import `pl` and `plgpu` from here and use nothing
+else that is experimental. tests/pallas_kernels/test_jax_internals.py tries each interface by
+itself and names the one that broke.
+
+The functions below are called in `inline_mgpu`, where code is written instruction by instruction.
+"""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import arith, memref, vector
+
+__all__ = ["pl", "plgpu"]
+
+# jax imports ACC into this module but does not list it as public.
+Accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+"""Accumulator registers of a matrix instruction (wgmma)."""
+
+
+def inline_mgpu(arg_types: tuple = (), return_type: Any = None) -> Any:
+    """`plgpu.inline_mgpu`, whose type asks callers for the context that it passes itself."""
+    return plgpu.inline_mgpu(arg_types=arg_types, return_type=return_type)
+
+
+def tiling(tile: tuple[int, ...]) -> plgpu.TilingTransform:
+    # The transform has an abstract method that jax does not implement and that is not needed here.
+    return plgpu.TilingTransform(tile)  # pyright: ignore[reportAbstractUsage]
+
+
+def swizzle(size: int) -> plgpu.SwizzleTransform:
+    return plgpu.SwizzleTransform(size)  # pyright: ignore[reportAbstractUsage]
+
+
+def store(ref, value) -> None:
+    """Stores registers, even if that writes only parts of sectors. In jax 0.11 there is no `store`,
+    and an assignment does not check for it."""
+    if jax_store := getattr(plgpu, "store", None):
+        jax_store(ref, value, optimized=False)
+    else:
+        ref[...] = value
+
+
+# Instructions and numbers
+
+
+def ptx(text: str, *operands, predicate=None, result_types=None) -> Any:
+    """One instruction of the GPU's assembly language that is neither moved nor left out."""
+    return utils.inline_ptx(
+        text, *operands, predicate=predicate, result_types=result_types, has_side_effects=True
+    )
+
+
+def int32(value: int):
+    return utils.c(value, ir.IntegerType.get_signless(32))
+
+
+def float32_type() -> Any:
+    return ir.F32Type.get()
+
+
+def one_thread_of(threads: Literal["block", "warpgroup"]):
+    """True in one thread of the thread block or of the warpgroup."""
+    return utils.single_thread_predicate(utils.ThreadSubset[threads.upper()])
+
+
+def wait_for_warpgroup() -> None:
+    """A barrier of the threads of one warpgroup."""
+    utils.warpgroup_barrier()
+
+
+# Addresses
+
+
+def address_of(ref, index: int | None = None):
+    """The address of an array in memory, or of one of its entries along the first axis."""
+    return utils.memref_ptr(ref if index is None else utils.memref_slice(ref, index))
+
+
+def address_in_block(ref, block):
+    """The address of the same array of shared memory in another thread block of the cluster."""
+    return utils.get_cluster_ptr(utils.memref_ptr(ref), block, generic=False)
+
+
+def float_address_of_thread(address, threads: int, floats_per_thread: int, first: int):
+    """The address of this thread's piece of floats, if all threads of a warpgroup have pieces next
+    to each other, from the float `first` on."""
+    thread = arith.remui(utils.thread_idx(), int32(threads))
+    within_piece = arith.muli(thread, int32(floats_per_thread))
+    offset = arith.addi(within_piece, int32(first))
+    return utils.getelementptr(address, [offset], ir.F32Type.get())
+
+
+# Barriers in shared memory (mbarrier) that count the bytes that have arrived
+
+NO_PHASES: Any = None
+"""`BarrierRef` takes a reference to its phases, which a wait by parity does not use."""
+
+
+def barrier_at(address) -> utils.BarrierRef:
+    return utils.BarrierRef(address, int32(0), NO_PHASES, 1)
+
+
+def expect_bytes(barrier: utils.BarrierRef, count: int, predicate) -> None:
+    barrier.arrive_expect_tx(count, predicate=predicate)
+
+
+def wait_by_parity(barrier: utils.BarrierRef, parity: int) -> None:
+    barrier.wait_parity(utils.c(parity, ir.IntegerType.get_signless(1)))
+
+
+# Counters in global memory
+
+
+def signal_counter(counters, index: int) -> None:
+    """Adds one to a counter, after all earlier stores of this thread."""
+    _semaphore(counters, index).signal(1, memory_scope="gpu")
+
+
+def wait_for_counter(counters, index: int, calls, per_call: int) -> None:
+    """Waits until a counter is at least `per_call` times the first number of `calls`."""
+    number = memref.load(calls, [utils.c(0, ir.IndexType.get())])
+    _semaphore(counters, index).wait(
+        arith.muli(number, int32(per_call)), decrement=False, memory_scope="gpu"
+    )
+
+
+def _semaphore(counters, index: int) -> utils.SemaphoreRef:
+    return utils.SemaphoreRef(address_of(counters, index))
+
+
+# Registers
+
+
+def floats_of(array: mgpu.FragmentedArray) -> list:
+    """The floats of an array that this thread holds."""
+    return [
+        vector.extract(register, [], [i])
+        for register in array.registers.flat
+        for i in range(math.prod(ir.VectorType(register.type).shape))
+    ]
+
+
+def array_of(floats: list, shape: tuple[int, ...], layout) -> tuple[mgpu.FragmentedArray, int]:
+    """An array made from the first of this thread's floats, and the number of floats it took."""
+    layout = layout.to_mgpu()
+    register_type = layout.registers_element_type(ir.F32Type.get())
+    width = math.prod(ir.VectorType(register_type).shape)
+    registers = np.empty(layout.registers_shape(shape), dtype=object)
+    for i in range(registers.size):
+        registers.flat[i] = vector.from_elements(register_type, floats[i * width : (i + 1) * width])
+    array = mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+    return array, registers.size * width

@@ -1,0 +1,155 @@
+"""What is said of the kernels is what happens when a program is traced."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax.traverse_util import unflatten_dict
+
+from jaxspec.cache.block import block_after
+from jaxspec.layers.decoder import BlockMask
+from jaxspec.layers.kernels import chain_shape
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.kernels import KernelUse, kernels_line
+from jaxspec.models.parameters import parameter_shapes
+from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.qwen3 import Qwen3
+from pallas_kernels import dispatch
+from pallas_kernels.dense_chain import ChainShape, api, chain
+from pallas_kernels.dispatch import Choice, Op
+
+HOPPER = types.SimpleNamespace(
+    platform="gpu", device_kind="NVIDIA H100", compute_capability="9.0", core_count=132
+)
+SIZES = [(1, 1), (3, 1), (1, 16), (4, 16), (5, 16), (1, 512)]
+
+
+def shallow(name: str):
+    """A target of a published shape with three layers, and a drafter with two for it."""
+    config = qwen3(name)
+    config = dataclasses.replace(
+        config, vocab_size=128, decoder=dataclasses.replace(config.decoder, num_layers=3)
+    )
+    draft = dataclasses.replace(dflash_for(config, num_layers=2), target_layer_ids=(0,))
+    return config, draft
+
+
+def traced_choices(monkeypatch, run) -> set[tuple[str, Choice]]:
+    """What each op chooses while this is traced, with the reference in place of every kernel."""
+    found = set()
+
+    def record(op: Op, implementation, *args, **options):
+        found.add((op.name, op.choice(implementation, *args, **options)))
+        return op.implementations["xla"](*args, **options)
+
+    def record_chain(*args):
+        choice = api.chain_choice(*args)
+        found.add(("dense_chain", choice))
+        return choice
+
+    monkeypatch.setattr(Op, "__call__", record)
+    monkeypatch.setattr(chain, "chain_choice", record_chain)
+    jax.eval_shape(run)
+    return found
+
+
+def zeros(shapes: dict[str, jax.ShapeDtypeStruct]):
+    leaves = {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items()}
+    return {"params": unflatten_dict(leaves, sep="/")}
+
+
+def block_of(batch: int, width: int, page_size: int):
+    table = jnp.ones((batch, 8), jnp.int32)
+    rows = jnp.zeros(batch, jnp.int32)
+    return block_after(rows, rows, rows + width, table, width, page_size)
+
+
+@pytest.mark.parametrize(("batch", "width"), SIZES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "page_size", "device"),
+    [
+        ("qwen3-4b", "bfloat16", 64, HOPPER),
+        ("qwen3-14b", "bfloat16", 24, HOPPER),
+        ("tiny", "float32", 64, HOPPER),
+        ("qwen3-4b", "bfloat16", 64, types.SimpleNamespace(platform="cpu", device_kind="cpu")),
+    ],
+)
+def test_a_target_says_what_is_traced(
+    name, dtype, page_size, device, batch, width, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dispatch, "default_device", lambda: device)
+    model = Qwen3(shallow(name)[0], (), jnp.dtype(dtype))
+    shapes = parameter_shapes(model)
+
+    def run():
+        block, cache = block_of(batch, width, page_size), model.new_cache(batch, 2, page_size)
+        return model.apply(zeros(shapes), block.positions, block, cache)
+
+    said = set(model.kernel_choices(batch, width, page_size))
+    assert said == traced_choices(monkeypatch, run)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_drafter_says_what_is_traced(batch, window, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    config = shallow("qwen3-4b")[1]
+    masks = (BlockMask(causal=False), BlockMask(causal=False, window=window))
+    model = DFlash(dataclasses.replace(config, block_masks=masks), jnp.bfloat16)
+    hidden, shapes = config.decoder.hidden_size, parameter_shapes(model)
+
+    def run():
+        params = zeros(shapes)
+        context, block = block_of(batch, 32, 64), block_of(batch, 16, 64)
+        features = jnp.zeros((batch, 32, hidden), jnp.bfloat16)
+        cache = model.new_cache(batch, 2, 64)
+        cache = model.apply(params, features, context, cache, method="write_context")
+        embedded = jnp.zeros((batch, 16, hidden), jnp.bfloat16)
+        return model.apply(params, embedded, block, cache)
+
+    said = set(model.kernel_choices(batch, 32, 64))
+    assert said == traced_choices(monkeypatch, run)
+    refused = {choice.reason for op, choice in said if op == "paged_attention"}
+    assert refused == (
+        {None} if window is None else {None, "a window of 8 positions; expected no window"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("qwen3-0.6b", ChainShape(48, 2048, 1024, 3072, 4096)),
+        ("qwen3-4b", ChainShape(48, 4096, 2560, 9728, 6144)),
+        ("qwen3-8b", ChainShape(48, 4096, 4096, 12288, 6144)),
+        ("qwen3-32b", ChainShape(48, 8192, 5120, 25600, 10240)),
+    ],
+)
+def test_the_chain_is_asked_for_the_sizes_of_the_model(name: str, shape: ChainShape):
+    assert chain_shape(qwen3(name).decoder, batch=3, width=16) == shape
+
+
+class TestLine:
+    def use(self, op: str, reason: str | None = None, model: str = "target") -> KernelUse:
+        return KernelUse(model, op, "xla" if reason else "mosaic", reason, ((1, 1),))
+
+    def test_kernels_and_the_reason_why_one_is_not_used(self):
+        uses = [self.use("qkv_write"), self.use("dense_chain", "hidden size 5120; expected less")]
+        wanted = "kernels: qkv_write mosaic, dense_chain xla (hidden size 5120; expected less)"
+        assert kernels_line(uses) == wanted
+
+    def test_an_op_that_runs_on_a_kernel_at_some_sizes_only(self):
+        uses = [self.use("dense_chain"), self.use("dense_chain", "more than 64 tokens")]
+        assert kernels_line(uses) == "kernels: dense_chain mosaic and xla (more than 64 tokens)"
+
+    def test_a_reason_that_only_the_drafter_has(self):
+        uses = [self.use("attention"), self.use("attention", "a window", "drafter")]
+        assert kernels_line(uses) == "kernels: attention mosaic and xla (drafter: a window)"
+
+    def test_one_reason_for_everything_is_said_once(self):
+        uses = [self.use("qkv_write", "a CPU"), self.use("attention", "a CPU", "drafter")]
+        assert kernels_line(uses) == "kernels: xla for every op (a CPU)"
+
+    def test_models_without_our_layers(self):
+        assert "layers of their own" in kernels_line([])

@@ -1,0 +1,198 @@
+"""Each private or experimental interface of jax by itself: the name of the test that fails is the
+name of what another version of jax changed. Nothing here needs a GPU."""
+
+import ast
+import inspect
+import pathlib
+import tomllib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import jax_internals as internals
+from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu
+from pallas_kernels.tiles import swizzled, unswizzled
+
+ROOT = pathlib.Path(__file__).parents[2]
+FILES = sorted((ROOT / "pallas_kernels").rglob("*.py"))
+TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in FILES}
+ONE_FILE = "pallas_kernels/jax_internals.py"
+EXPERIMENTAL = ("jax.experimental", "jax.extend", "jax._src", "jax.interpreters", "jaxlib")
+
+
+def test_only_one_file_imports_them():
+    importing = {
+        path
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", None) or node.names[0].name]
+        if name.startswith(EXPERIMENTAL)
+    }
+    assert importing == {ONE_FILE}
+
+
+def used_names() -> set[str]:
+    """Everything that the kernels take from Pallas: pl.when, plgpu.kernel, plgpu.Layout.WGMMA."""
+    nodes = (node for tree in TREES.values() for node in ast.walk(tree))
+    names = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    words = (name.split(".") for name in names if name.replace(".", "").replace("_", "").isalnum())
+    wanted = {".".join(w[: 3 if w[1] == "Layout" else 2]) for w in words if w[0] in ("pl", "plgpu")}
+    # `store` is new: `jax_internals.store` does without it.
+    return wanted - {"plgpu.Layout", "plgpu.store", "plgpu.async_store_smem"}
+
+
+@pytest.mark.parametrize("name", sorted(used_names()))
+def test_pallas_still_has(name: str):
+    found = {"pl": pl, "plgpu": plgpu}[name.split(".")[0]]
+    for word in name.split(".")[1:]:
+        assert hasattr(found, word), f"jax {jax.__version__} has no {name}"
+        found = getattr(found, word)
+
+
+def test_the_window_of_versions_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [jax_wanted] = [line for line in project["dependencies"] if line.startswith("jax>")]
+    assert jax_wanted.startswith("jax>=") and ",<" in jax_wanted
+    window = jax_wanted.removeprefix("jax")
+    extras = project["optional-dependencies"]
+    plugins = [line for name in ("cuda12", "cuda13", "deviceless") for line in extras[name]]
+    for line in plugins:
+        assert not line.startswith("jax") or line.endswith(window)
+
+
+# The instructions, each in a kernel of its own that is lowered for a GPU.
+
+
+def lowered(body) -> str:
+    """The text of a kernel in two thread blocks whose only warpgroup runs this body."""
+
+    def kernel(counters, calls, floats, out, *, bars, box):
+        body(counters=counters, calls=calls, floats=floats, out=out, bars=bars, box=box)
+
+    call = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((64, 8), jnp.float32),
+        grid=(1,),
+        grid_names=("one",),
+        cluster=(2,),
+        cluster_names=("half",),
+        num_threads=1,
+        thread_name="warpgroup",
+        scratch_types={
+            "bars": plgpu.SMEM((2, 2), jnp.int32),
+            "box": plgpu.SMEM((512,), jnp.float32),
+        },
+    )
+    shapes = (
+        jax.ShapeDtypeStruct((3,), jnp.int32),
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        jax.ShapeDtypeStruct((64, 8), jnp.float32),
+    )
+    return jax.jit(call).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+
+
+REF = plgpu.RefType()
+LAYOUT = plgpu.Layout.WGMMA
+
+
+def inline(use, *refs: str):
+    """A body that passes these arrays to `use`, where instructions are written."""
+
+    def body(**arrays):
+        inline_mgpu(arg_types=(REF,) * len(refs))(lambda _, *given: use(*given) and None)(
+            *(arrays[name] for name in refs)
+        )
+
+    return body
+
+
+def write_floats(**arrays):
+    """Takes an array's registers apart and puts them together again."""
+
+    @inline_mgpu(
+        arg_types=((LAYOUT,)),
+        return_type=plgpu.ShapeDtypeStruct((64, 8), jnp.dtype(jnp.float32), layout=LAYOUT),
+    )
+    def there_and_back(_, array):
+        floats = internals.floats_of(array)
+        again, taken = internals.array_of(floats, (64, 8), LAYOUT)
+        assert taken == len(floats) == 64 * 8 // 128
+        return again
+
+    value = plgpu.load(arrays["floats"], layout=LAYOUT, optimized=False)
+    internals.store(arrays["out"], there_and_back(value))
+
+
+def barrier_of(bars):
+    return internals.barrier_at(internals.address_of(bars, 1))
+
+
+BODIES = {
+    "ptx": inline(lambda: internals.ptx("fence.proxy.async.global;")),
+    "inline_mgpu": inline(lambda: None),
+    "int32": inline(lambda: internals.int32(3)),
+    "float32_type": inline(lambda: internals.float32_type() and None),
+    "one_thread_of": inline(
+        lambda: [internals.one_thread_of(threads) for threads in ("block", "warpgroup")]
+    ),
+    "wait_for_warpgroup": inline(internals.wait_for_warpgroup),
+    "address_of": inline(
+        lambda bars: [internals.address_of(bars), internals.address_of(bars, 1)], "bars"
+    ),
+    "address_in_block": inline(
+        lambda bars: internals.address_in_block(bars, internals.int32(1)), "bars"
+    ),
+    "float_address_of_thread": inline(
+        lambda box: internals.float_address_of_thread(internals.address_of(box), 128, 4, 0), "box"
+    ),
+    "barrier_at": inline(barrier_of, "bars"),
+    "expect_bytes": inline(
+        lambda bars: internals.expect_bytes(
+            barrier_of(bars), 512, internals.one_thread_of("warpgroup")
+        ),
+        "bars",
+    ),
+    "wait_by_parity": inline(
+        lambda bars: [internals.wait_by_parity(barrier_of(bars), parity) for parity in (0, 1)],
+        "bars",
+    ),
+    "signal_counter": inline(lambda counters: internals.signal_counter(counters, 2), "counters"),
+    "wait_for_counter": inline(
+        lambda counters, calls: internals.wait_for_counter(counters, 2, calls, 264),
+        "counters",
+        "calls",
+    ),
+    "floats_of": write_floats,
+    "array_of": write_floats,
+    "store": write_floats,
+}
+SHARED = {"tiling", "swizzle"}
+"""Descriptions of shared memory."""
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_it_lowers(name: str):
+    assert "mosaic_gpu" in lowered(BODIES[name])
+
+
+def test_shared_memory_can_be_described():
+    assert swizzled((64, 64), jnp.bfloat16).transforms
+    assert unswizzled((8, 128), jnp.bfloat16, (2, 64)).transforms
+
+
+def test_a_counter_is_signalled_and_waited_for_by_the_whole_gpu():
+    """`gpu`: neighbours are in other thread blocks. `red` and `ld` are the instructions of both."""
+    assert "red.release.gpu.global.add" in lowered(BODIES["signal_counter"])
+    assert "ld.relaxed.gpu.global" in lowered(BODIES["wait_for_counter"])
+
+
+def test_the_accumulator_of_matrix_products_exists():
+    assert internals.Accumulator((64, 8), jnp.float32) is not None
+
+
+def test_every_function_has_its_test():
+    functions = inspect.getmembers(internals, inspect.isfunction)
+    own = {name for name, f in functions if f.__module__ == internals.__name__}
+    assert {name for name in own if not name.startswith("_")} == BODIES.keys() | SHARED

@@ -1,0 +1,196 @@
+"""How thread blocks wait for each other and who sends what to whom.
+
+The interpreter has neither mailbox nor grid barrier, so the kernels' own code is run here thread
+block after thread block, with stand-ins that note down what is sent, signalled and waited for.
+"""
+
+import collections
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.dense_chain import ChainShape, kernel, rows
+from pallas_kernels.dense_chain.plan import CONSUMERS, GROUP, PAIR, UNIT, Plan, choose_sizes
+from pallas_kernels.dense_chain.shape import BARRIERS
+from pallas_kernels.mailbox import Mailbox
+from pallas_kernels.paged_attention import splits
+from pallas_kernels.paged_attention.blocks import TILE_ROWS
+
+TOKENS = [8, 16, 24, 32, 40, 48, 56, 64]
+
+
+def plan_of(tokens: int, pairs: int = 3, qkv: int = 384) -> Plan:
+    shape = ChainShape(tokens, 512, 512, 512, qkv)
+    return Plan(shape, 1e-6, jnp.bfloat16, pairs, choose_sizes(tokens), None)
+
+
+def now(condition):
+    """`pl.when` for conditions that are known."""
+    return lambda run: run() if bool(condition) else None
+
+
+class TestAllBlocksMeet:
+    """Between two products every thread block waits until all have finished the first one."""
+
+    @pytest.fixture
+    def events(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+        seen: list[tuple] = []
+        note = lambda *event: seen.append(event)
+        barrier = types.SimpleNamespace(
+            arrive=lambda counters, p: note("arrive", p),
+            wait=lambda counters, p, calls, arrivals: note("wait", p, arrivals),
+        )
+        monkeypatch.setattr(kernel, "grid_barrier", barrier)
+        monkeypatch.setattr(kernel, "fence_async", lambda: note("fence"))
+        monkeypatch.setattr(kernel.pl, "when", now)
+        return seen
+
+    def chain(self, plan: Plan, events: list[tuple], active: list[bool]) -> Any:
+        chain: Any = object.__new__(kernel.Chain)
+        chain.plan, chain.scratch = plan, {}
+        chain.refs = {"counters": None, "calls": None}
+        chain.shares = types.SimpleNamespace(products=range(plan.products), active=active)
+        for p, name in enumerate(("attention_out", "gate_and_up", "down", "next_qkv")):
+            setattr(chain, name, lambda p=p: events.append(("product", p)))
+        return chain
+
+    @pytest.mark.parametrize("qkv", [384, 0])
+    @pytest.mark.parametrize("pairs", [1, 3, 66])
+    def test_they_wait_for_as_many_arrivals_as_there_are(self, events, monkeypatch, pairs, qkv):
+        plan = plan_of(16, pairs, qkv)
+        monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
+        for _ in range(plan.blocks * CONSUMERS):
+            self.chain(plan, events, [True] * 4).multiply_all()
+        arrivals = collections.Counter(event[1] for event in events if event[0] == "arrive")
+        for p in range(plan.products):
+            events.clear()
+            self.chain(plan, events, [True] * 4).wait_for_product_before(p)
+            assert events == ([("wait", p - 1, arrivals[p - 1]), ("fence",)] if p else [])
+        assert sorted(arrivals) == list(range(BARRIERS))
+
+    @pytest.mark.parametrize("active", [[True, False, True, False], [False, True, False, True]])
+    def test_a_block_without_a_share_arrives_as_well(self, events, monkeypatch, active):
+        monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
+        self.chain(plan_of(16), events, active).multiply_all()
+        assert [event[1] for event in events if event[0] == "arrive"] == list(range(BARRIERS))
+        assert [event[1] for event in events if event[0] == "product"] == [
+            p for p in range(4) if active[p]
+        ]
+
+    def test_a_product_is_finished_before_its_arrival(self, events, monkeypatch):
+        monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
+        self.chain(plan_of(16), events, [True] * 4).multiply_all()
+        for p in range(BARRIERS):
+            assert events.index(("product", p)) < events.index(("arrive", p))
+
+
+class Letters:
+    """A mailbox whose letters are kept: by receiving thread block, box and place in the box."""
+
+    def __init__(self, boxes: int):
+        self.boxes, self.sent, self.block = boxes, {}, 0
+        self.read_boxes: list[tuple[int, int]] = []
+
+    def wait_for_barriers(self) -> None:
+        pass
+
+    def write(self, scratch, box, message, block, arrays, layouts) -> None:
+        assert 0 <= int(box) < self.boxes
+        address = int(block), int(box), int(message)
+        assert address not in self.sent, "a letter on top of another"
+        self.sent[address] = self.block, tuple(arrays)
+
+    def read(self, scratch, box, earlier_reads, shapes, layouts) -> list[tuple]:
+        self.read_boxes.append((self.block, int(box)))
+        found = {m: arrays for (to, b, m), (_, arrays) in self.sent.items()
+                 if (to, b) == (self.block, int(box))}  # fmt: skip
+        for arrays in found.values():
+            assert [array.shape for array in arrays] == [tuple(shape) for shape in shapes]
+        return [found[m] for m in sorted(found)]
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+class TestPairsOfTheChain:
+    """Two thread blocks have summed halves of the inputs; each finishes half of the groups."""
+
+    def rows_of(self, plan: Plan, letters: Letters, half: int, warpgroup: int) -> rows.Rows:
+        names = ("shape", "groups", "groups_each", "repeated_groups", "one_product", "dtype")
+        kept = types.SimpleNamespace(mailbox=letters, **{n: getattr(plan, n) for n in names})
+        shares = types.SimpleNamespace(half=half, pair=0, columns=lambda p: 0)
+        letters.block = half
+        transposed = types.SimpleNamespace(at=[np.zeros((GROUP, UNIT))] * CONSUMERS)
+        scratch: dict[str, Any] = {"transposed": transposed}
+        made: Any = object.__new__(rows.Rows)
+        fields = {"plan": kept, "scratch": scratch, "shares": shares, "warpgroup": warpgroup}
+        for name, value in fields.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def test_every_group_is_finished_once_from_both_halves(self, tokens, monkeypatch):
+        plan = plan_of(tokens)
+        letters = Letters(plan.mailbox.boxes)
+        halves = np.random.default_rng(0).normal(size=(PAIR, UNIT, tokens)).astype(np.float32)
+        monkeypatch.setattr(rows, "pl", types.SimpleNamespace(when=now, ds=rows.pl.ds))
+        monkeypatch.setattr(
+            rows, "plgpu", types.SimpleNamespace(layout_cast=lambda array, _: np.asarray(array))
+        )
+        monkeypatch.setattr(rows, "load", lambda transposed, layout: transposed)
+
+        pair_sums = {}
+        for half in range(PAIR):
+            for warpgroup in range(CONSUMERS):
+                mine = self.rows_of(plan, letters, half, warpgroup)
+                first = int(mine.first) * GROUP
+                acc = jnp.asarray(halves[half][:, first : first + plan.groups_each * GROUP])
+                pair_sums[half, warpgroup] = mine, mine.by_mailbox(0, acc)
+
+        finished = {}
+        for (half, _), (mine, pair_sum) in pair_sums.items():
+            letters.block = half
+            for i in range(plan.groups_each):
+                if bool(mine.stores(i)) and int(mine.finisher(i)) == half:
+                    group = int(mine.first) + i
+                    assert group not in finished, "two thread blocks finish one group"
+                    finished[group] = np.array(pair_sum(i, None))
+        assert sorted(finished) == list(range(plan.groups))
+        assert len(letters.sent) == plan.groups == len(set(letters.read_boxes))
+        for group, found in finished.items():
+            columns = slice(group * GROUP, (group + 1) * GROUP)
+            np.testing.assert_allclose(found, halves.sum(0)[:, columns].T, rtol=1e-6)
+        assert all(receiver != writer for (receiver, *_), (writer, _) in letters.sent.items())
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_splits_of_a_context_add_up_to_attention_over_all_of_it(count, monkeypatch):
+    """Each split sends maximum, total and columns; what arrives is the softmax over all tiles."""
+    head_dim, positions = 64, 16 * count
+    keys = jax.random.split(jax.random.key(0), 2)
+    scores = 5 * jax.random.normal(keys[0], (TILE_ROWS, positions))
+    scores = scores.at[3, positions // count :].set(-1e30)  # seen by the first split only
+    values = jax.random.normal(keys[1], (positions, head_dim))
+    letters = Letters(boxes=1)
+    monkeypatch.setattr(splits.Exchange, "mailbox", letters)
+    exchange = splits.Exchange(count, head_dim, 1, mailed=True, interpreted=False)
+
+    def sums(split: int):
+        own = slice(split * positions // count, (split + 1) * positions // count)
+        m = scores[:, own].max(axis=1)
+        weights = jnp.exp2(scores[:, own] - m[:, None])
+        return m, weights.sum(axis=1), weights @ values[own]
+
+    for split in range(count):
+        letters.block = split
+        exchange.through_shared_memory(sums(split), split, 0, {})
+    assert len(letters.sent) == count * count
+    columns = []
+    for split in range(count):
+        letters.block = split
+        shapes = ((TILE_ROWS,), (TILE_ROWS,), (TILE_ROWS, exchange.columns))
+        columns.append(splits.add(letters.read({}, 0, 0, shapes, ())))
+    weights = jnp.exp2(scores - scores.max(axis=1, keepdims=True))
+    wanted = weights @ values / weights.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(jnp.concatenate(columns, axis=1), wanted, rtol=1e-4, atol=1e-5)
