@@ -74,12 +74,11 @@ def parse() -> argparse.Namespace:
 
 def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row per case: all of paged attention for every page size first, the rest once."""
-    peers: dict[Shape | None, dict[str, Any]] = {}
-    if options.anchors:
-        peers.update(peer_times(options.anchors))
+    peers = peer_times(options.anchors) if options.anchors else {}
     for case in cases_of(options):
         seconds = {name: seconds_of(case, name) for name in options.implementations}
-        yield row_of(case, seconds) | peers.get(attention_shape(case), {})
+        shape = attention_shape(case)
+        yield row_of(case, seconds) | (peers.get(shape, {}) if shape else {})
 
 
 def cases_of(options: argparse.Namespace) -> Iterable[Case]:
