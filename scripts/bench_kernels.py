@@ -78,7 +78,7 @@ def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for case in cases_of(options):
         seconds = {name: seconds_of(case, name) for name in options.implementations}
         shape = attention_shape(case)
-        yield row_of(case, seconds) | ({} if shape is None else peers.get(shape, {}))
+        yield row_of(case, seconds) | (peers.get(shape, {}) if shape else {})
 
 
 def cases_of(options: argparse.Namespace) -> Iterable[Case]:

@@ -5,11 +5,10 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
-import flax
 import jax
-import jaxlib.version
 
 SOURCES = (
     "jaxspec/acceptance",
@@ -91,9 +90,7 @@ def _surroundings() -> str:
     }
     return repr(
         (
-            jax.__version__,
-            flax.__version__,
-            jaxlib.version.__version__,
+            *(version(package) for package in ("jax", "jaxlib", "flax")),
             device.client.platform_version,
             device.device_kind,
             len(jax.devices()),
