@@ -134,5 +134,6 @@ def has_beartype() -> bool:
 
 
 def holds_gpu_tests(path: pathlib.Path) -> bool:
+    """Whether a file or a folder has GPU tests: those of a folder `gpu` have their mark by name."""
     files = [path] if path.is_file() else path.rglob("test_*.py")
-    return any("mark.gpu" in file.read_text() for file in files)
+    return any(file.parent.name == "gpu" or "mark.gpu" in file.read_text() for file in files)

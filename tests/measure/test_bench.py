@@ -67,6 +67,16 @@ def test_a_cpu_has_no_memory_floor(result):
     ] * 2
 
 
+def test_what_runs_on_kernels_is_recorded(result, folder):
+    run = json.loads((folder / "trace" / "run.json").read_text())
+    assert set(result["kernels"]) == {"none", "dflash"}
+    assert run["kernels"] == result["kernels"]["dflash"]
+    assert {use["model"] for use in run["kernels"]} == {"target", "drafter"}
+    assert {use["op"] for use in run["kernels"]} == {"qkv_write", "paged_attention"}
+    for use in run["kernels"]:
+        assert use["runs_on"] == "xla" and "the device is a CPU" in use["reason"]
+
+
 def test_the_picture_is_one(result, folder):
     picture = (folder / "bench.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
