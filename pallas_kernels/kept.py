@@ -46,7 +46,7 @@ def kept(*, static_argnames: tuple[str, ...]) -> Callable[[Callable[..., Any]], 
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         # Jitted by itself, so that all layers of a model share one lowered kernel.
-        jitted = jax.jit(function, static_argnames=static_argnames)
+        jitted: Any = jax.jit(function, static_argnames=static_argnames)
 
         @functools.wraps(function)
         def call(*arrays: Any, **static: Any) -> Any:
@@ -55,6 +55,7 @@ def kept(*, static_argnames: tuple[str, ...]) -> Callable[[Callable[..., Any]], 
             arrays = jax.tree.map(jnp.asarray, arrays)
             return _lowered(function, jitted, arrays, static, _keeping.files)(*arrays)
 
+        vars(call)["clear_cache"] = jitted.clear_cache
         return call
 
     return decorate
