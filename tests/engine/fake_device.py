@@ -8,7 +8,6 @@ import dataclasses
 import zlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.acceptance import accept
@@ -25,7 +24,7 @@ from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.proposers.device import Drafts, no_drafts
+from jaxspec.proposers.device import Drafts
 from jaxspec.proposers.methods import METHODS
 from jaxspec.sampling import TopLogprobs
 
@@ -199,7 +198,8 @@ class FakeDevice(Device):
         slots = inputs[0].slots if step == "prefill_step" else inputs[0]
         tokens = inputs[0].tokens if step == "prefill_step" else np.zeros(0)
         held = [
-            self.state.read(self.state.cells, s, self.state.lengths[s]) for s in map(int, slots)
+            self.state.read(self.state.cells, s, self.state.lengths[s])
+            for s in np.asarray(slots).tolist()
         ]
         return CURSED in np.asarray(tokens) or any(CURSED in tokens for tokens in held)
 
@@ -238,14 +238,14 @@ class FakeDevice(Device):
     def draft_step(self, state, slots, num_drafts, drafting):
         count = drafting.width - 1
         drafts = [self._draft(state, slot)[:count] for slot in np.asarray(slots).tolist()]
-        return Drafts(jnp.asarray(np.array(drafts, np.int32)), num_drafts)
+        return Drafts(jax.device_put(np.array(drafts, np.int32)), num_drafts)
 
     def replace_step(self, state, drafts, of_host):
         ours, theirs = np.asarray(drafts.num_drafts), np.asarray(of_host.num_drafts)
         tokens = np.where(
             (theirs > 0)[:, None], np.asarray(of_host.tokens), np.asarray(drafts.tokens)
         )
-        return Drafts(jnp.asarray(tokens), jnp.asarray(np.where(theirs > 0, theirs, ours)))
+        return Drafts(*jax.device_put((tokens, np.where(theirs > 0, theirs, ours))))
 
     def _draft(self, state, slot) -> list[int]:
         """Right for a while, then wrong: from the context, which must be what the target has."""
@@ -300,7 +300,10 @@ class FakeDevice(Device):
         return self.commit_step(state, slots, verified, accepted)
 
     def decode_step(self, state, slots, num_drafts, drafting):
-        drafts = no_drafts(len(slots))
+        count = len(slots)
+        drafts = Drafts(
+            *jax.device_put((np.zeros((count, 0), np.int32), np.zeros(count, np.int32)))
+        )
         if drafting is not None:
             drafts = self.draft_step(state, slots, num_drafts, drafting)
         verified = self.verify_step(state, slots, drafts)

@@ -95,14 +95,17 @@ class Reader:
             self.events = engine.stream([list(ask.prompt) for ask in asks], params)
 
     def take(self, count: int) -> None:
+        """Between the return of an event and the `extend`, no signal can come: one that did would
+        lose the event here, after the engine had handed it over."""
         for _ in range(count):
             with self._noting():
-                event = next(self.events, None) if self.events is not None else None
-                if event is None:
+                for event in self.events or ():
+                    reply = self.replies[event.index]
+                    reply.output = event.output
+                    reply.tokens.extend(event.token_ids)
+                    break
+                else:
                     return
-                reply = self.replies[event.index]
-                reply.tokens.extend(event.token_ids)
-                reply.output = event.output
 
     @contextmanager
     def _noting(self) -> Iterator[None]:

@@ -3,6 +3,8 @@
 import gc
 import warnings
 
+import jax
+import jax.numpy as jnp
 import pytest
 from fake_device import Fault, continuation, fake_engine
 from golden_pair import budget, golden_engine, trajectories
@@ -84,6 +86,23 @@ def test_a_real_sampled_request_that_is_read_again_says_the_same():
     engine.loop.trusted = False
     tokens += [token for event in stream for token in event.token_ids]
     assert tokens == list(alone.token_ids)
+
+
+def test_an_engine_goes_on_where_a_signal_has_broken_jax_s_single_operations():
+    """A signal at the end of one of JAX's own `with` blocks leaves JAX without a current trace:
+    every single operation fails then, and an engine that used some would never recover."""
+    engine, case, trace_ctx = golden_engine(), trajectories()[2], jax._src.core.trace_ctx
+    engine.generate(case["prompt"], budget(4))
+    whole = trace_ctx.trace
+    try:
+        trace_ctx.set_trace(None)
+        with pytest.raises(AttributeError):
+            jnp.zeros(2) + 1
+        engine.loop.trusted = False
+        output = engine.generate(case["prompt"], budget(12))
+    finally:
+        trace_ctx.set_trace(whole)
+    assert list(output.token_ids) == case["greedy"][:12] and output.error is None
 
 
 # Host proposers

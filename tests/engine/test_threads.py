@@ -108,11 +108,8 @@ def test_a_waiting_thread_comes_before_one_that_takes_every_turn():
     turn, done, rounds = Turn(), threading.Event(), 0
 
     def wait_once():
-        turn.take()
-        try:
+        with turn.held():
             done.set()
-        finally:
-            turn.give_back()
 
     turn.take()
     waiting = threading.Thread(target=wait_once)
@@ -120,11 +117,11 @@ def test_a_waiting_thread_comes_before_one_that_takes_every_turn():
     while turn._next.acquire(blocking=False):  # until the other thread waits for its turn
         turn._next.release()
         time.sleep(0.001)
-    turn.give_back()
+    turn.owner = None
+    turn.lock.release()
     while not done.is_set():
-        turn.take()
-        rounds += 1
-        turn.give_back()
+        with turn.held():
+            rounds += 1
     waiting.join()
     assert rounds <= 1, "the one that waited was next"
 

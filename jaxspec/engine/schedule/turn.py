@@ -1,9 +1,11 @@
 """Whose turn it is: at any time one thread works on an engine, and the others wait.
 
 This is the only place that takes and gives back the lock, because a signal can arrive between any
-two lines. CPython handles signals at the start of a function, after a call and at the end of a loop
-round, so a signal cannot come between taking the lock and the `try` that gives it back, nor between
-entering a `finally` and its first call. Tests that raise at every line leave this file out.
+two lines. CPython handles signals at the start of a Python function, after a call of a C function
+and at the end of a loop round. So none comes between the return of `take` and the `try` after it.
+What gives the lock back is written out in every `finally` and calls nothing but the lock's own
+method: a signal that came at the start of a function of ours would leave the lock taken for ever.
+Tests that raise at every line leave this file out; those that send real signals do not.
 """
 
 import functools
@@ -22,36 +24,32 @@ class Turn:
     def __init__(self) -> None:
         self._next = threading.RLock()
         """Held by the thread that is next, until its turn comes."""
-        self._lock = threading.RLock()
-        self._owner: int | None = None
+        self.lock = threading.RLock()
+        self.owner: int | None = None
 
     @property
     def is_mine(self) -> bool:
         """Whether the calling thread has the turn: it is inside a callback of the engine."""
-        return self._owner == threading.get_ident()
+        return self.owner == threading.get_ident()
 
     def take(self) -> None:
-        """Waits for the turn. The caller gives it back in the `finally` of a `try` that follows."""
+        """Waits for the turn. A `try` must follow whose `finally` gives it back."""
         me = threading.get_ident()
-        if self._owner == me:
+        if self.owner == me:
             raise UsageError(
                 "the engine was called by an observer or a proposer that it was itself calling; "
                 "call it after the step has ended"
             )
         try:
             with self._next:
-                self._lock.acquire()
-            self._owner = me
+                self.lock.acquire()
+            self.owner = me
         except BaseException:
             try:
-                self._lock.release()
+                self.lock.release()
             except RuntimeError:  # the signal came before the lock was taken
                 pass
             raise
-
-    def give_back(self) -> None:
-        self._owner = None
-        self._lock.release()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -60,7 +58,8 @@ class Turn:
         try:
             yield
         finally:
-            self.give_back()
+            self.owner = None
+            self.lock.release()
 
 
 @runtime_checkable
@@ -83,6 +82,7 @@ def in_turn[Owner: TakesTurns, **Arguments, Result](
         try:
             return method(self, *args, **kwargs)
         finally:
-            turn.give_back()
+            turn.owner = None
+            turn.lock.release()
 
     return guarded

@@ -23,6 +23,7 @@ Invariants, true between steps:
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -87,6 +88,10 @@ def occupied(state: EngineState, batch: int, context: int, limit: int) -> Engine
     return dataclasses.replace(state, page_table=table, lengths=lengths, limits=limits)
 
 
+# One program: a signal in the middle of a single operation of JAX can leave JAX without its tracing
+# state, and then single operations fail in this process. Programs and uploads go on, and steps are
+# nothing else.
+@partial(jax.jit, static_argnames=("models", "num_slots", "num_pages", "max_pages", "positions"))
 def empty_state(
     models: Models, num_slots: int, num_pages: int, max_pages: int, positions: int
 ) -> EngineState:
