@@ -364,7 +364,9 @@ def outcomes(
     if any("release of request" in str(one.message) for one in told):
         if isinstance(proposer := engine.loop.drafters.proposer, Guesser):
             proposer.tokens.clear()  # whose release raises has to clear up itself
-    may_end = (injection.error.__name__, "Fault") if injection.always or second_fault else ()
+    # Want of memory while new pools are made becomes a LoadError that says what to lower.
+    errors = (injection.error.__name__, "LoadError", "Fault")
+    may_end = errors if injection.always or second_fault else ()
     ends = collections.Counter(
         check_reply(name, reply, true, may_end) for name, reply in replies.items()
     )
