@@ -71,13 +71,8 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     )
     add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver", "kernels")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk")
-    group.add_argument(
-        "--max-model-len",
-        type=int,
-        metavar="N",
-        help="Positions of a request that the engines have room for (default: those of the longest "
-        "request)",
-    )
+    room = "Positions of a request that there is room for (default: those of the longest request)"
+    add_flags(group, EngineOptions, "max_model_len", default=None, help=room)
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:

@@ -41,8 +41,17 @@ JITTED = {
 class Program:
     """One program that an engine may run: a step for inputs of certain shapes."""
 
-    def __init__(self, programs: "Programs", step: Step, inputs: tuple[Any, ...], static: dict):
+    def __init__(
+        self,
+        programs: "Programs",
+        step: Step,
+        state: Any,
+        inputs: tuple[Any, ...],
+        static: dict[str, Any],
+    ):
         self.step = step
+        self.state = jax.tree.map(_shape, state)
+        """Shapes of the state. A step may add to its structure, and another take that away."""
         self.inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
         """Shapes of the inputs besides models, parameters and state."""
         self.static = static
@@ -55,7 +64,9 @@ class Program:
     @functools.cached_property
     def traced(self) -> jax.stages.Traced:
         of = self._programs
-        return JITTED[self.step].trace(of.models, *of.shapes, *self.inputs, **self.static)
+        return JITTED[self.step].trace(
+            of.models, of.params, self.state, *self.inputs, **self.static
+        )
 
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
@@ -77,10 +88,13 @@ class Program:
         return None if store is None or name is None else store.find(name)
 
     @property
-    def results(self) -> Any:
-        """Shapes of the results beside the state."""
-        _, results = self.kept.results if self.kept else self.traced.out_info
-        return results
+    def key(self) -> Hashable:
+        return program_key(self.step, self.state, self.inputs, self.static)
+
+    @property
+    def results(self) -> tuple[Any, Any]:
+        """Shapes of the next state, and of the results beside it."""
+        return self.kept.results if self.kept else self.traced.out_info
 
     def load_or_compile(self) -> jax.stages.Compiled:
         """Loads or compiles the program; a compiled one is added to the store."""
@@ -104,7 +118,8 @@ class Program:
         of = self._programs
         if of.store is None:
             return None
-        return fingerprint(self.name, of.models, self.static, (of.shapes, self.inputs))
+        arguments = of.params, self.state, self.inputs
+        return fingerprint(self.name, of.models, self.static, arguments)
 
 
 class Programs:
@@ -113,24 +128,26 @@ class Programs:
     Several threads may ask for programs; each program is made by the thread that asks first.
     """
 
-    def __init__(self, models: Models, shapes: tuple[Any, Any], store: ProgramStore | None):
+    def __init__(self, models: Models, params: Any, store: ProgramStore | None):
         self.models = models
-        self.shapes = shapes
-        """Shapes of the parameters and of the state."""
+        self.params = params
+        """Shapes of the parameters."""
         self.store = store
         self.compiler_options = _compiler_options(store)
         self._ready: dict[Hashable, jax.stages.Compiled] = {}
         self._being_made: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._lock = threading.Lock()
 
-    def compiled(self, step: Step, inputs: tuple[Any, ...], static: dict) -> jax.stages.Compiled:
+    def compiled(
+        self, step: Step, state: Any, inputs: tuple[Any, ...], static: dict[str, Any]
+    ) -> jax.stages.Compiled:
         """The program that runs this step for inputs of these shapes."""
-        ready = self._ready.get(program_key(step, inputs, static))
-        return ready or self.make(Program(self, step, inputs, static))
+        ready = self._ready.get(program_key(step, state, inputs, static))
+        return ready or self.make(Program(self, step, state, inputs, static))
 
     def make(self, program: Program) -> jax.stages.Compiled:
         """Loads or compiles a program, unless that was done before or another thread does it."""
-        key = program_key(program.step, program.inputs, program.static)
+        key = program.key
         while True:
             with self._lock:
                 if (ready := self._ready.get(key)) is not None:
@@ -160,14 +177,17 @@ class Programs:
 
     def has(self, program: Program) -> bool:
         """Whether the program can run at once."""
-        return program_key(program.step, program.inputs, program.static) in self._ready
+        return program.key in self._ready
 
 
-def program_key(step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> Hashable:
-    """A program's step, static arguments and shapes of inputs."""
+def program_key(
+    step: Step, state: Any, inputs: tuple[Any, ...], static: dict[str, Any]
+) -> Hashable:
+    """What tells the programs of an engine apart: the step, its static arguments, the shapes of its
+    inputs and the structure of the state, whose shapes are the engine's."""
     leaves, structure = jax.tree.flatten(inputs)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return step, structure, shapes, tuple(static.items())
+    return step, jax.tree.structure(state), structure, shapes, tuple(static.items())
 
 
 def _compiler_options(store: ProgramStore | None) -> dict[str, Any] | None:
@@ -188,7 +208,7 @@ def programs_for(models: Models, params: Any, state: Any, store: ProgramStore | 
     leaves, structure = jax.tree.flatten(shapes)
     folder = None if store is None else store.files.folder
     key = models, structure, tuple(map(str, leaves)), folder
-    return _SHARED.setdefault(key, Programs(models, shapes, store))
+    return _SHARED.setdefault(key, Programs(models, shapes[0], store))
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

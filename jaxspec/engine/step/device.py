@@ -43,13 +43,13 @@ class Device:
         """Runs a step, replaces the state, and returns the step's other results."""
         for observer in tuple(self.observers):
             observer.program(step, inputs, static)
-        program = self.programs.compiled(step, inputs, static)
+        program = self.programs.compiled(step, self.state, inputs, static)
         self.state, output = program(self.params, self.state, *inputs)
         return output
 
     def program(self, step: Step, *inputs: Any, **static: Any) -> Program:
         """The program that `run` would run for inputs of these shapes."""
-        return Program(self.programs, step, inputs, static)
+        return Program(self.programs, step, self.state, inputs, static)
 
     def accept_on_host(self, drafts: Drafts, verified: Verified) -> Int[Array, " batch"]:
         """Number of accepted drafts, computed on the host by the same rule as on the device."""
@@ -67,13 +67,17 @@ class Tracer:
 
     def __init__(self, device: Device):
         self.device = device
+        self.state: Any = device.state
+        """Shapes of the state between the programs."""
         self.programs: dict[Hashable, Program] = {}
 
     def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
-        key = program_key(step, inputs, static)
+        key = program_key(step, self.state, inputs, static)
         if key not in self.programs:
-            self.programs[key] = self.device.program(step, *inputs, **static)
-        return self.programs[key].results
+            program = Program(self.device.programs, step, self.state, inputs, static)
+            self.programs[key] = program
+        self.state, output = self.programs[key].results
+        return output
 
     def accept_on_host(self, drafts: Drafts, verified: Verified) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(verified.num_drafts.shape, np.int32)
