@@ -30,10 +30,10 @@ def fake_asks(method: str) -> Asks:
     """With adaptive widths, which tokens are drafts depends on the neighbours."""
     sampled = greedy(7, temperature=0.7, seed=3, speculate=method != "adaptive")
     return Asks(
-        bystander=Ask((5, 6, 7, 5), greedy(16)),
+        bystander=Ask((5, 6, 7, 5), greedy(12)),
         submitted=Ask((9, 8), greedy(8)),
         aborted=Ask((4, 4, 4), greedy(12)),
-        left=(Ask((1, 2, 3), greedy(9)), Ask((2,) * 11, greedy(9))),
+        left=(Ask((1, 2, 3), greedy(6)), Ask((2,) * 11, greedy(6))),
         generated=(
             Ask((3, 1, 4, 1, 5, 9, 2), SamplingParams(max_tokens=6, stop_token_ids=[7, 11])),
             Ask((2, 7), sampled),
