@@ -9,7 +9,7 @@ import functools
 import hashlib
 import pathlib
 import pickle
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -133,9 +133,19 @@ def _name(function: Callable[..., Any], structure: str, leaves: str, static: dic
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def hash_of_sources(root: pathlib.Path, folders: Iterable[str]) -> str:
+    """A hash of the names and contents of all Python files in some folders."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 @functools.cache
 def _sources() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+    here = pathlib.Path(__file__).resolve().parent
+    return hash_of_sources(here.parent, [here.name])
+
+
+_sources()  # now, while they are imported: a source that is edited later is not what this runs

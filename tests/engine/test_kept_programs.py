@@ -1,11 +1,13 @@
 """Compiled programs that are kept for the next process."""
 
 import dataclasses
+import functools
 import logging
 import os
 import threading
 
 import jax
+import jax.numpy as jnp
 import pytest
 from golden_pair import budget, golden_engine, opened, trajectories
 
@@ -15,6 +17,7 @@ from jaxspec.engine.programs.fingerprint import fingerprint
 from jaxspec.engine.programs.folder import cache_folder
 from jaxspec.engine.step import compiled
 from jaxspec.engine.step.io import Drafting
+from jaxspec.layers import linear
 from jaxspec.models.qwen3 import Qwen3
 
 PROMPT = trajectories()[0]["prompt"]
@@ -25,11 +28,11 @@ def forget_programs() -> None:
     compiled._SHARED.clear()
 
 
-def refuse_to_trace(monkeypatch) -> None:
-    def refuse(program):
-        raise AssertionError(f"{program.name} was traced")
+class Untraceable(dict):
+    """In place of the functions that are traced."""
 
-    monkeypatch.setattr(compiled.Program, "traced", property(refuse))
+    def __missing__(self, step):
+        raise AssertionError(f"{step.__name__} was traced")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def kept(tmp_path_factory):
 def test_a_second_process_traces_and_compiles_nothing(kept, monkeypatch):
     folder, tokens = kept
     forget_programs()
-    refuse_to_trace(monkeypatch)
+    monkeypatch.setattr(compiled, "JITTED", Untraceable())
     engine = golden_engine(cache_dir=str(folder))
     assert engine.warm_up([PROMPT]) >= 3
     assert engine.generate(PROMPT, budget(12)).token_ids == tokens
@@ -240,3 +243,26 @@ class TestFingerprint:
         target = opened().models.target
         own = Own(target.config, target.capture, target.dtype)
         assert self.of(models=dataclasses.replace(opened().models, target=own)) is None
+
+    def test_kernels_and_dtype(self):
+        models = opened().models
+        target = models.target
+        others = [
+            dataclasses.replace(models, target=dataclasses.replace(target, implementation="xla")),
+            dataclasses.replace(models, target=dataclasses.replace(target, dtype=jnp.bfloat16)),
+        ]
+        assert len({self.of(), *(self.of(models=other) for other in others)}) == 3
+
+    def test_a_program_of_a_replaced_function_is_not_kept(self, monkeypatch, caplog):
+        whole = linear.RMSNorm.__call__
+
+        @functools.wraps(whole)
+        def without_scale(self, x):
+            return x
+
+        monkeypatch.setattr(linear.RMSNorm, "__call__", without_scale)
+        with caplog.at_level(logging.WARNING, "jaxspec"):
+            assert self.of() is None
+        assert "RMSNorm.__call__ is not the function of its source" in caplog.text
+        monkeypatch.undo()
+        assert self.of() is not None

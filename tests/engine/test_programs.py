@@ -115,7 +115,7 @@ def test_nothing_is_compiled_any_more_once_interrupted():
     events = []
 
     class Slow:
-        is_ready, kept, lowered = False, None, None
+        prepare = lambda self: None
 
         def make(self):
             events.append("begun")

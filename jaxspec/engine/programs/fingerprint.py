@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import logging
 import os
 import pathlib
 from collections.abc import Iterator
@@ -9,6 +10,11 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+
+from jaxspec.engine.programs.patches import replaced_function
+from pallas_kernels.kept import hash_of_sources
+
+log = logging.getLogger("jaxspec")
 
 SOURCES = (
     "jaxspec/acceptance",
@@ -29,9 +35,12 @@ WITHOUT_EFFECT = ("cache", "log", "dump", "explain", "profiler", "traceback", "d
 
 def fingerprint(step: str, models: Any, static: dict[str, Any], inputs: Any) -> str | None:
     """A hash of everything that decides a program. None if that is not known: if models or
-    arguments are of classes whose sources we do not hash."""
+    arguments are of classes whose sources we do not hash, or if a function of ours was replaced."""
     described = f"{models!r} {sorted(static.items())!r}"
     if " at 0x" in described or not all(map(_is_ours, _classes((models, static)))):
+        return None
+    if (replaced := replaced_function(SOURCES)) is not None:
+        _say_replaced(replaced)
         return None
     leaves, structure = jax.tree.flatten(inputs)
     shapes = [(leaf.shape, str(leaf.dtype), _placement(leaf)) for leaf in leaves]
@@ -60,24 +69,21 @@ def _classes(value: Any) -> Iterator[type]:
 
 def _is_ours(kind: type) -> bool:
     """Whether the sources of a class are hashed, or are those of a package whose version is."""
-    return kind.__module__.partition(".")[0] in (
-        *OURS,
-        "builtins",
-        "jax",
-        "jaxlib",
-        "numpy",
-        "flax",
-    )
+    return kind.__module__.partition(".")[0] in (*OURS, *VERSIONED)
+
+
+@functools.cache
+def _say_replaced(function: str) -> None:
+    log.warning("compiled programs are not kept: %s is not the function of its source", function)
 
 
 @functools.cache
 def _sources() -> str:
     root = pathlib.Path(__file__).resolve().parents[3]
-    digest = hashlib.sha256()
-    for folder in SOURCES:
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return hash_of_sources(root, SOURCES)
+
+
+_sources()  # now, while they are imported: a source that is edited later is not what this runs
 
 
 def _surroundings() -> str:

@@ -70,8 +70,7 @@ def compile_side_by_side(
     try:
         making = []
         for program in programs:
-            if not program.is_ready and program.kept is None:
-                program.lowered  # noqa: B018
+            program.prepare()
             making.append(pool.submit(program.make))
             if progress is not None:
                 progress(sum(one.done() for one in making), len(making))

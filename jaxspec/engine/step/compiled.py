@@ -77,6 +77,12 @@ class Program:
         """Whether the program can run at once."""
         return self._programs.has(self)
 
+    def prepare(self) -> None:
+        """Does the part of making the program that is Python: tracing and lowering, if it is not
+        ready and the store does not have it."""
+        if not self.is_ready and self.kept is None:
+            _ = self.lowered
+
     def make(self) -> jax.stages.Compiled:
         """Loads or compiles the program, unless that was done before."""
         return self._programs.make(self)
