@@ -10,9 +10,12 @@ from golden_pair import budget, golden_engine, opened, trajectories
 
 from jaxspec.acceptance import accept
 from jaxspec.engine.requests.output import RequestOutput
-from jaxspec.sampling import SlotSampling, draw_drafts, rejection_sample, sample
+from jaxspec.sampling import SlotSampling, draw_drafts
+from jaxspec.sampling import rejection_sample as eager_rejection_sample
+from jaxspec.sampling import sample as eager_sample
 from jaxspec.sampling.tokens import filtered
 
+sample, rejection_sample = jax.jit(eager_sample), jax.jit(eager_rejection_sample)
 VOCAB, PLACES, RUNS = 12, 3, 512
 SETS = {
     "top_p": (0.8, 0, 0.95, 0.0),

@@ -5,9 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.sampling import SlotSampling, sample, top_logprobs
-from jaxspec.sampling.logprobs import likeliest
-from jaxspec.sampling.tokens import filtered
+from jaxspec import sampling as unjitted
+from jaxspec.sampling import SlotSampling, logprobs, tokens
+
+# One by one, their operations compile for longer than all tests here run.
+sample, top_logprobs = jax.jit(unjitted.sample), jax.jit(unjitted.top_logprobs)
+filtered = jax.jit(tokens.filtered)
+likeliest = jax.jit(logprobs.likeliest, static_argnums=1)
 
 
 def sampling_of(*requests: dict) -> SlotSampling:
@@ -179,7 +183,7 @@ def test_nothing_is_sorted_if_no_request_has_a_temperature():
     together = sample(logits, sampling_of(cold, hot), positions)
     assert alone.tolist() == jnp.argmax(logits, axis=-1).tolist()
     assert together[0].tolist() == alone[0].tolist() and together[1].tolist() != alone[1].tolist()
-    jaxpr = jax.make_jaxpr(sample)(logits, sampling_of(cold, cold), positions)
+    jaxpr = jax.make_jaxpr(unjitted.sample)(logits, sampling_of(cold, cold), positions)
     always = [str(step) for step in jaxpr.eqns if step.primitive.name != "cond"]
     assert len(always) == len(jaxpr.eqns) - 1
     assert "sort" in str(jaxpr) and not any("sort" in step for step in always)
