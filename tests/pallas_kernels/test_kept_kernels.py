@@ -1,10 +1,15 @@
 """Lowered kernels that are kept for the next process."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import kept
+from pallas_kernels.kept import call as calls
+from pallas_kernels.kept import kernel as kernels
+from pallas_kernels.kept import keep_lowered_kernels, kept, lowered_by_workers
+from pallas_kernels.kept.workers import Workers
 
 
 class Files(dict):
@@ -20,12 +25,12 @@ class Files(dict):
 @pytest.fixture
 def files(monkeypatch):
     """As on a GPU. What stands for a kernel is lowered for one, and never run."""
-    monkeypatch.setattr(kept, "_on_gpu", lambda: True)
-    monkeypatch.setattr(kept, "_lowered_here", {})
+    monkeypatch.setattr(calls, "_on_gpu", lambda: True)
+    monkeypatch.setattr(calls, "_functions", {})
     files = Files()
-    kept.keep_lowered_kernels(files)
+    keep_lowered_kernels(files)
     yield files
-    kept.keep_lowered_kernels(None)
+    keep_lowered_kernels(None)
 
 
 class Kernel:
@@ -33,7 +38,7 @@ class Kernel:
 
     def __init__(self):
         self.traced = 0
-        self.call = kept.kept(static_argnames=("scale", "interpret"))(self.kernel)
+        self.call = kept(static_argnames=("scale", "interpret"))(self.kernel)
 
     def kernel(self, x, y, *, scale, interpret=None):
         self.traced += 1
@@ -56,7 +61,7 @@ def lowered(kernel, scale=2.0, shape=X, layers=3) -> str:
 
 def forget(monkeypatch):
     """What a new process does not know."""
-    monkeypatch.setattr(kept, "_lowered_here", {})
+    monkeypatch.setattr(calls, "_functions", {})
     jax.clear_caches()
 
 
@@ -83,7 +88,7 @@ def test_an_edited_source_is_another_kernel(files, monkeypatch):
     kernel = Kernel()
     lowered(kernel)
     forget(monkeypatch)
-    monkeypatch.setattr(kept, "_sources", lambda: "edited")
+    monkeypatch.setattr(kernels, "surroundings", lambda: "edited")
     lowered(kernel)
     assert kernel.traced == 2 and len(files) == 2
 
@@ -102,6 +107,76 @@ def test_nothing_is_kept_without_files_or_when_interpreted(files):
     kernel = Kernel()
     kernel.call(jnp.ones(4), None, scale=2.0, interpret="yes")
     assert not files
-    kept.keep_lowered_kernels(None)
+    keep_lowered_kernels(None)
     assert kernel.call(jnp.ones(4), jnp.ones(4), scale=2.0)["sum"].tolist() == [3.0] * 4
     assert not files
+
+
+@kept(static_argnames=("scale", "interpret"))
+def scaled(x, *, scale, interpret=None):
+    """Stands for a kernel that another process can import."""
+    return {"scaled": x * scale}
+
+
+def program_of_scaled(scale: float) -> jax.stages.Traced:
+    return jax.jit(lambda x: scaled(scaled(x, scale=scale)["scaled"], scale=scale)).trace(X)
+
+
+def text_of(traced: jax.stages.Traced) -> str:
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_worker_lowers_as_this_process_does(files, monkeypatch):
+    monkeypatch.setattr(calls, "Workers", lambda: Workers(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "_written", lowered_here)
+        with lowered_by_workers():
+            by_worker = text_of(program_of_scaled(3.0))
+    forget(monkeypatch)
+    files.clear()
+    assert text_of(program_of_scaled(3.0)) == by_worker
+    assert len(files) == 1
+
+
+def lowered_here(*_):
+    raise AssertionError("this process lowered the kernel, and not the worker")
+
+
+def test_what_workers_cannot_lower_this_process_lowers(files):
+    """The worker cannot import a kernel that is a method, and says so."""
+    kernel = Kernel()
+    with lowered_by_workers():
+        traced = jax.jit(lambda x: kernel.call(x, None, scale=2.0)["sum"]).trace(X)
+        assert kernel.traced == 1
+        text = text_of(traced)
+    assert "stablehlo.multiply" in text and len(files) == 1
+
+
+def test_a_program_can_be_lowered_after_its_workers_have_ended(files):
+    with lowered_by_workers():
+        traced = program_of_scaled(5.0)
+    assert calls._keeping.workers is None
+    assert "stablehlo.multiply" in text_of(traced)
+    assert len(files) == 1
+
+
+def test_a_worker_that_is_killed_leaves_its_kernel_to_the_caller(files):
+    workers = Workers(1)
+    kernel = kernels.Kernel(__name__, "scaled", (X,), (("scale", 2.0),))
+    result = workers.lower(kernel)
+    while not workers._started:
+        time.sleep(0.001)
+    workers._started[0].kill()
+    assert result() is None
+    again = workers.lower(kernel)()
+    workers.close()
+    assert again is not None and kernels.read(again) is not None
+    assert all(process.poll() is not None for process in workers._started)
+
+
+def test_a_worker_with_other_settings_lowers_nothing(files, monkeypatch):
+    monkeypatch.setattr("pallas_kernels.kept.workers.surroundings", lambda: "other")
+    workers = Workers(1)
+    kernel = kernels.Kernel(__name__, "scaled", (X,), (("scale", 2.0),))
+    assert workers.lower(kernel)() is None
+    workers.close()

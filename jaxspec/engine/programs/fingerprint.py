@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxspec.engine.programs.patches import replaced_function
-from pallas_kernels.kept import hash_of_sources
+from pallas_kernels.kept import hash_of_sources, settings
 
 log = logging.getLogger("jaxspec")
 
@@ -29,8 +29,6 @@ SOURCES = (
 """Folders, beside the package's own, whose code ends up in programs."""
 OURS = tuple({source.partition("/")[0] for source in SOURCES})
 VERSIONED = ("builtins", "flax", "jax", "jaxlib", "numpy")
-WITHOUT_EFFECT = ("cache", "log", "dump", "explain", "profiler", "traceback", "distributed")
-"""Settings of jax with one of these words in their names do not change a program."""
 
 
 def fingerprint(step: str, models: Any, static: dict[str, Any], inputs: Any) -> str | None:
@@ -89,11 +87,6 @@ _sources()  # now, while they are imported: a source that is edited later is not
 def _surroundings() -> str:
     """Versions, device, flags and settings."""
     device = jax.local_devices()[0]
-    settings = {
-        name: value
-        for name, value in sorted(jax.config.values.items())
-        if not any(word in name for word in WITHOUT_EFFECT)
-    }
     return repr(
         (
             *(version(package) for package in ("jax", "jaxlib", "flax")),
@@ -101,6 +94,6 @@ def _surroundings() -> str:
             device.device_kind,
             len(jax.devices()),
             os.environ.get("XLA_FLAGS"),
-            settings,
+            settings(),
         )
     )

@@ -19,6 +19,7 @@ from jaxspec.engine.step.steps import admit_step, prefill_step
 from jaxspec.engine.step.upload import prompt_chunk
 from jaxspec.proposers.device import no_drafts
 from jaxspec.sampling import SlotSampling
+from pallas_kernels.kept import lowered_by_workers
 
 COMPILERS = 8
 """Number of programs that are compiled at the same time."""
@@ -62,25 +63,26 @@ def compile_side_by_side(
 ) -> int:
     """Makes programs ready to run, and returns their number.
 
-    They are traced and lowered one after the other, because that is Python, and loaded or compiled
-    a few at a time. `progress` is called with the number of programs that are ready and of those
-    that are known so far.
+    They are traced one after the other, and lowered, loaded or compiled a few at a time, their
+    kernels in other processes. `progress` is called with the number of programs that are ready and
+    of those that are known so far.
     """
     pool = ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1))
     try:
-        making = []
-        for program in programs:
-            program.prepare()
-            making.append(pool.submit(program.make))
-            if progress is not None:
-                progress(sum(one.done() for one in making), len(making))
-        # Wait here, not in `shutdown`: if an interrupt hits the join of a thread, the thread
-        # outlives the interpreter and aborts the process.
-        for ready, one in enumerate(making, 1):
-            one.result()
-            if progress is not None:
-                progress(ready, len(making))
-        return len(making)
+        with lowered_by_workers():
+            making = []
+            for program in programs:
+                program.prepare()
+                making.append(pool.submit(program.make))
+                if progress is not None:
+                    progress(sum(one.done() for one in making), len(making))
+            # Wait here, not in `shutdown`: if an interrupt hits the join of a thread, the thread
+            # outlives the interpreter and aborts the process.
+            for ready, one in enumerate(making, 1):
+                one.result()
+                if progress is not None:
+                    progress(ready, len(making))
+            return len(making)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -38,6 +38,10 @@ JITTED = {
 }
 
 
+_LOWERING = threading.Lock()
+"""Lowering is Python, so programs gain nothing from being lowered at the same time."""
+
+
 class Program:
     """One program that an engine may run: a step for inputs of certain shapes."""
 
@@ -70,7 +74,8 @@ class Program:
 
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
-        return self.traced.lower()
+        with _LOWERING:
+            return self.traced.lower()
 
     @property
     def is_ready(self) -> bool:
@@ -78,10 +83,9 @@ class Program:
         return self._programs.has(self)
 
     def prepare(self) -> None:
-        """Does the part of making the program that is Python: tracing and lowering, if it is not
-        ready and the store does not have it."""
+        """Traces the program, if it is not ready and the store does not have it."""
         if not self.is_ready and self.kept is None:
-            _ = self.lowered
+            _ = self.traced
 
     def make(self) -> jax.stages.Compiled:
         """Loads or compiles the program, unless that was done before."""

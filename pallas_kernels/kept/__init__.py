@@ -1,0 +1,18 @@
+"""Lowered kernels, kept from one process to the next.
+
+Lowering a kernel is Python and takes seconds. A kernel changes less often than the models that call
+it, so it pays to keep it apart from the programs that it is part of; and those that are missing can
+be lowered by several processes at once.
+"""
+
+from pallas_kernels.kept.call import Files, keep_lowered_kernels, kept, lowered_by_workers
+from pallas_kernels.kept.surroundings import hash_of_sources, settings
+
+__all__ = [
+    "Files",
+    "hash_of_sources",
+    "keep_lowered_kernels",
+    "kept",
+    "lowered_by_workers",
+    "settings",
+]

@@ -1,0 +1,120 @@
+"""`kept`, for functions that call a GPU kernel."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from pallas_kernels.kept.kernel import JITTED, Kernel, bound, read
+from pallas_kernels.kept.later import lowered_later
+from pallas_kernels.kept.workers import Workers
+
+
+@runtime_checkable
+class Files(Protocol):
+    """Where lowered kernels are kept, by name."""
+
+    def read(self, name: str) -> bytes | None:
+        """What was written under this name, or None."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+
+@dataclasses.dataclass
+class _Keeping:
+    files: Files | None = None
+    workers: Workers | None = None
+
+
+_keeping = _Keeping()
+
+
+def keep_lowered_kernels(files: Files | None) -> None:
+    """From now on, keeps what this process lowers in these files, and reads it from there."""
+    _keeping.files = files
+
+
+@contextmanager
+def lowered_by_workers() -> Iterator[None]:
+    """Kernels of programs that are traced inside this block are lowered in other processes, if
+    kernels are kept. A program that is lowered waits for its kernels."""
+    if _keeping.workers is not None:
+        yield
+        return
+    workers = Workers()
+    _keeping.workers = workers
+    try:
+        yield
+    finally:
+        _keeping.workers = None
+        workers.close()
+
+
+def kept(*, static_argnames: tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Like `jax.jit`, for a function that calls a GPU kernel. Arrays must be passed by position."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Jitted by itself, so that all layers of a model share one lowered kernel.
+        jitted: Any = jax.jit(function, static_argnames=static_argnames)
+
+        @functools.wraps(function)
+        def call(*arrays: Any, **static: Any) -> Any:
+            if _keeping.files is None or static.get("interpret") is not None or not _on_gpu():
+                return jitted(*arrays, **static)
+            arrays = jax.tree.map(jnp.asarray, arrays)
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+            described = tuple(sorted(static.items()))
+            kernel = Kernel(function.__module__, function.__qualname__, shapes, described)
+            return _callable(kernel, jitted, _keeping.files)(*arrays)
+
+        vars(call)["clear_cache"] = jitted.clear_cache
+        vars(call)[JITTED] = jitted
+        return call
+
+    return decorate
+
+
+def _on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+_functions: dict[Hashable, Callable[..., Any]] = {}
+
+
+def _callable(kernel: Kernel, jitted: Callable[..., Any], files: Files) -> Callable[..., Any]:
+    """The kernel as a function of the arrays, one for all layers that call it."""
+    key = kernel, jitted
+    if key not in _functions:
+        name = kernel.name
+        content = files.read(name)
+        exported = None if content is None else read(content)
+        function = _missing(kernel, name, jitted, files) if exported is None else exported.call
+        _functions[key] = jax.jit(function)
+    return _functions[key]
+
+
+def _missing(
+    kernel: Kernel, name: str, jitted: Callable[..., Any], files: Files
+) -> Callable[..., Any]:
+    """A kernel that is lowered when the program is, unless a worker has done it by then."""
+    results = jax.eval_shape(bound(jitted, kernel), *kernel.shapes)
+    elsewhere = None if _keeping.workers is None else _keeping.workers.lower(kernel)
+
+    @functools.cache
+    def lowered() -> jax.export.Exported:
+        content = None if elsewhere is None else elsewhere()
+        exported = None if content is None else read(content)
+        if content is None or exported is None:
+            content = kernel.lower(jitted)
+            exported = read(content)
+            assert exported is not None, "it was written here and now"
+        files.write(name, content)
+        return exported
+
+    return lowered_later(lowered, kernel.shapes, results)

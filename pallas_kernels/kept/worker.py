@@ -1,0 +1,32 @@
+"""The program of a process that lowers kernels. It has no GPU and needs none."""
+
+import os
+import pickle
+import sys
+from typing import BinaryIO
+
+from pallas_kernels.kept.surroundings import surroundings
+
+
+def main(expected_surroundings: str) -> None:
+    """Answers until its standard input is closed. An empty answer says that it cannot lower this
+    kernel, or would not lower it as the process that asks."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints does not print into the answers
+    same = surroundings() == expected_surroundings
+    while (request := _read(sys.stdin.buffer)) is not None:
+        answer = _answer(request) if same else b""
+        answers.write(len(answer).to_bytes(8) + answer)
+        answers.flush()
+
+
+def _read(requests: BinaryIO) -> bytes | None:
+    length = requests.read(8)
+    return requests.read(int.from_bytes(length)) if len(length) == 8 else None
+
+
+def _answer(request: bytes) -> bytes:
+    try:
+        return pickle.loads(request).lower()
+    except Exception:  # the process that asks will meet it too, and says what it was
+        return b""
