@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
 from jaxspec.engine.event_stream import EventStream, StreamEvent
-from jaxspec.engine.plan.kernels import kernel_uses, log_kernels, refuse_device
+from jaxspec.engine.plan.kernels import log_kernels, refuse_device
 from jaxspec.engine.plan.options import EngineKeywords, EngineOptions, options_of
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.output import RequestOutput, output_of
@@ -24,6 +24,7 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.schedule.refusals import never_fits
 from jaxspec.engine.setup.build import build_loop
+from jaxspec.engine.setup.kernels_used import kept_kernel_uses
 from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, choose_dtype, open_models
 from jaxspec.engine.setup.memory import peak_bytes
 from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
@@ -57,7 +58,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.options = options
         self.chat_template = chat_template
-        self.kernels = kernel_uses(loop.device.models, loop.plan)
+        self.kernels = kept_kernel_uses(loop.device.models, loop.plan, loop.device.store)
         """What runs each op of the models, and why no kernel does where none does."""
         log_kernels(self.kernels)
         self._numbers = itertools.count(1)

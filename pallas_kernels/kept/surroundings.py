@@ -1,4 +1,4 @@
-"""What decides how a kernel is lowered, beside the kernel's call: our sources, jax, its settings."""
+"""What decides how a kernel is lowered beside its call: our sources, jax and its settings."""
 
 import functools
 import hashlib

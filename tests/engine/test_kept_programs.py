@@ -15,6 +15,7 @@ from jaxspec.engine.programs import fingerprint as fingerprints
 from jaxspec.engine.programs.files import open_files
 from jaxspec.engine.programs.fingerprint import fingerprint
 from jaxspec.engine.programs.folder import cache_folder
+from jaxspec.engine.setup import kernels_used
 from jaxspec.engine.step import compiled
 from jaxspec.engine.step.io import Drafting
 from jaxspec.layers import linear
@@ -50,6 +51,8 @@ def test_a_second_process_traces_and_compiles_nothing(kept, monkeypatch):
     folder, tokens = kept
     forget_programs()
     monkeypatch.setattr(compiled, "JITTED", Untraceable())
+    monkeypatch.setattr(jax.stages.Traced, "lower", lambda traced: pytest.fail("lowered"))
+    monkeypatch.setattr(kernels_used, "kernel_uses", lambda *_: pytest.fail("rules were asked"))
     engine = golden_engine(cache_dir=str(folder))
     assert engine.warm_up([PROMPT]) >= 3
     assert engine.generate(PROMPT, budget(12)).token_ids == tokens

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.kept import call as calls
-from pallas_kernels.kept import kernel as kernels
 from pallas_kernels.kept import keep_lowered_kernels, kept, lowered_by_workers
+from pallas_kernels.kept import kernel as kernels
 from pallas_kernels.kept.workers import Workers
 
 

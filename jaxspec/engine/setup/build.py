@@ -33,11 +33,12 @@ def build_loop(
     plan = dataclasses.replace(plan, num_pages=pages + 1)
     check_room(models, plan)
     store = open_store(options.cache_dir)
-    device = Device(models, params, new_state(models, plan), store)
+    empty = partial(new_state, models, plan, store)
+    device = Device(models, params, empty(), store)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
     adaptive = AdaptiveWidth(measure_costs(device, plan)) if plan.widths else None
-    return Loop(device, partial(new_state, models, plan), plan, tokenizer, proposer, adaptive)
+    return Loop(device, empty, plan, tokenizer, proposer, adaptive)
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:

@@ -8,6 +8,8 @@ from functools import partial
 import jax
 
 from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.programs.fingerprint import fingerprint
+from jaxspec.engine.programs.store import ProgramStore
 from jaxspec.engine.setup.memory import num_bytes
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.state import EngineState, empty_state
@@ -18,10 +20,11 @@ LARGEST_POOL = 2**31 - 1
 REMEDY = "lower max_batch, max_model_len, num_pages or page_size"
 
 
-def new_state(models: Models, plan: Plan) -> EngineState:
+def new_state(models: Models, plan: Plan, store: ProgramStore | None = None) -> EngineState:
     """An empty state. A LoadError if the device has no memory for it."""
     with refused_if_too_large(plan):
-        return _empty(models, plan)
+        kept = None if store is None else _kept(store, models, plan)
+        return _empty(models, plan) if kept is None else kept()
 
 
 def check_room(models: Models, plan: Plan) -> None:
@@ -55,7 +58,31 @@ def refused_if_too_large(plan: Plan) -> Iterator[None]:
 
 
 def _empty(models: Models, plan: Plan) -> EngineState:
-    return empty_state(models, plan.num_slots, plan.num_pages, plan.max_pages, plan.positions)
+    return empty_state(models, **_sizes(plan))
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    return {
+        "num_slots": plan.num_slots,
+        "num_pages": plan.num_pages,
+        "max_pages": plan.max_pages,
+        "positions": plan.positions,
+    }
+
+
+def _kept(store: ProgramStore, models: Models, plan: Plan) -> jax.stages.Compiled | None:
+    """The program that makes the state; None if its models are not ours."""
+    sizes = _sizes(plan)
+    name = fingerprint("empty_state", models, sizes, ())
+    if name is None:
+        return None
+    kept = store.find(name)
+    if kept is not None and (loaded := store.load(name, kept)) is not None:
+        return loaded
+    traced = empty_state.trace(models, **sizes)
+    compiled = traced.lower().compile()
+    store.save(name, compiled, traced.out_info)
+    return compiled
 
 
 def _what(plan: Plan) -> str:
