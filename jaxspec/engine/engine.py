@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -327,7 +326,7 @@ class Engine:
             seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
             stream=TextStream(),
             scan=stop_scan(params.stop),
-            submitted_at=time.perf_counter(),
+            submitted_at=self.loop.now(),
             draws=params.draws,
         )
 

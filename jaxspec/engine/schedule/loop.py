@@ -1,7 +1,6 @@
 """The host loop: requests in, increments out, one transaction per step."""
 
 import collections
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -135,6 +134,10 @@ class Loop:
         into.extend(increments)
         self.ledger = ledger.taken(self.ledger, increments)
 
+    def now(self) -> float:
+        """Seconds by the clock of requests, in which nobody waits for a program."""
+        return self.device.clock.now()
+
     def wait(self) -> None:
         """Waits until the device has run everything that was launched."""
         with nullcontext() if self.turn.is_mine else self.turn.held():
@@ -211,7 +214,7 @@ class Loop:
             if not can_admit(self.ledger.book, positions):
                 break
             self.tried = (request.id,)
-            self.ledger = ledger.admitted(self.ledger, free.pop(0), positions, time.perf_counter())
+            self.ledger = ledger.admitted(self.ledger, free.pop(0), positions, self.now())
             self._admit_on_device(request.id)
         assert self.ledger.running, "requests wait although nothing runs"
 
@@ -284,7 +287,7 @@ class Loop:
         """Adds the tokens of the oldest launched step to its requests."""
         self.tried = step.requests
         result = jax.tree.map(np.asarray, step.result)
-        now, running = time.perf_counter(), self.ledger.running
+        now, running = self.now(), self.ledger.running
         progress = [
             self._progress(running[id], result, index, now)
             for index, id in enumerate(step.requests)

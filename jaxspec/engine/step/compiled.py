@@ -148,12 +148,11 @@ class Programs:
         self._being_made: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._lock = threading.Lock()
 
-    def compiled(
+    def ready(
         self, step: Step, state: Any, inputs: tuple[Any, ...], static: dict[str, Any]
-    ) -> jax.stages.Compiled:
-        """The program that runs this step for inputs of these shapes."""
-        ready = self._ready.get(program_key(step, state, inputs, static))
-        return ready or self.make(Program(self, step, state, inputs, static))
+    ) -> jax.stages.Compiled | None:
+        """The program that runs this step for inputs of these shapes, if it was made before."""
+        return self._ready.get(program_key(step, state, inputs, static))
 
     def make(self, program: Program) -> jax.stages.Compiled:
         """Loads or compiles a program, unless that was done before or another thread does it."""

@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 
 from jaxspec.acceptance import accept
 from jaxspec.engine.programs.store import ProgramStore
+from jaxspec.engine.step.clock import Clock
 from jaxspec.engine.step.compiled import Program, Programs, program_key, programs_for
 from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
@@ -31,6 +32,8 @@ class Device:
         self.params = params
         self.state = state
         self.store = store
+        self.clock = Clock()
+        """Stopped while a step waits for its program."""
         self.observers: list[StepObserver] = []
         self.integers = lru_cache(maxsize=256)(_upload)
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
@@ -43,7 +46,10 @@ class Device:
         """Runs a step, replaces the state, and returns the step's other results."""
         for observer in tuple(self.observers):
             observer.program(step, inputs, static)
-        program = self.programs.compiled(step, self.state, inputs, static)
+        program = self.programs.ready(step, self.state, inputs, static)
+        if program is None:
+            with self.clock.stopped():
+                program = self.program(step, *inputs, **static).make()
         self.state, output = program(self.params, self.state, *inputs)
         return output
 
