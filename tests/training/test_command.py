@@ -193,7 +193,8 @@ def test_two_devices_learn_what_one_learns(folder, tmp_path):
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count} "
+                "--xla_backend_optimization_level=0",
             },
             check=True,
             capture_output=True,
