@@ -61,6 +61,13 @@ class Device:
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
 
+    def free(self) -> None:
+        """Frees all of the device's memory; weights that others use as well stay theirs. Nothing
+        can run afterwards."""
+        self.discard_state()
+        self.params = {}
+        self.integers.cache_clear()
+
 
 class Tracer:
     """Stands in for a device: notes the programs that would run, each once, and runs none."""
