@@ -42,7 +42,8 @@ def raise_refusals(refusals: Sequence[str | None], of_list: bool = True) -> None
 
 def failure_of(outputs: Mapping[int, RequestOutput], count: int) -> RequestFailed | None:
     """The error of those outputs that have one, out of `count` prompts."""
-    failed = {index: one for index, one in sorted(outputs.items()) if one.error is not None}
+    outputs = dict(sorted(outputs.items()))
+    failed = {index: one for index, one in outputs.items() if one.error is not None}
     if not failed:
         return None
     index, first = next(iter(failed.items()))
