@@ -16,7 +16,7 @@ from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
     from jaxspec import Engine
-    from jaxspec.engine.setup.load_models import Opened
+    from jaxspec.engine.setup.opened import Opened
     from jaxspec.measure.load import Schedule, Work
 
 PUBLISHED_BLOCK_SIZE = 16
@@ -248,11 +248,10 @@ def _open(arguments: argparse.Namespace) -> "Opened":
     return open_models(
         arguments.model,
         arguments.draft_model,
-        "auto",
-        dtype,
-        arguments.block_size,
-        arguments.revision,
-        arguments.draft_revision,
+        dtype=dtype,
+        block_size=arguments.block_size,
+        revision=arguments.revision,
+        draft_revision=arguments.draft_revision,
     )
 
 

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import cli
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.setup.load_models import open_models
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Admission, Drafting, PromptChunk, Verified
 from jaxspec.engine.step.state import empty_state
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> Generation:
     parser.add_argument("--tolerance", type=float, default=0.0, help="nats; 0 is lossless")
     parser.add_argument("--features", help="file for the features, .npz")
     options = parser.parse_args(argv)
-    opened = open_models(options.model, options.draft_model, "dflash", jnp.float32, None, None)
+    opened = open_models(options.model, options.draft_model, dtype="float32")
     tokenizer = opened.tokenizer
     assert tokenizer is not None, "a checkpoint comes with its tokenizer"
     prompt = tokenizer.encode(options.prompt, add_special_tokens=True)

@@ -19,6 +19,14 @@ def demo_pair() -> tuple[Path, Path]:
     return pair
 
 
+def is_demo_target(target: str | Path) -> bool:
+    """Whether this is the folder of the pair's target."""
+    try:
+        return (Path(__file__).parent / "target").samefile(target)
+    except (OSError, ValueError):  # no such folder, or a text that cannot name one
+        return False
+
+
 def demo_dtype() -> str:
     """The pair's default dtype: float32 on a CPU, which gives the tokens of plain decoding."""
     import jax

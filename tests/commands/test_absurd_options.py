@@ -6,7 +6,6 @@ import logging
 import shutil
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxspec import Engine, EngineOptions, cli, convert, generate, profile
@@ -18,7 +17,8 @@ from jaxspec.demo import demo_pair
 from jaxspec.engine.plan.planning import plan_engine
 from jaxspec.engine.plan.sizes import log
 from jaxspec.engine.setup import room
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.setup.load_models import open_models
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.stats.acceptance import PooledStats, counts_of
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import LoadError, UsageError
@@ -29,7 +29,7 @@ WITHOUT_DRAFTER = ["--model", str(TARGET)]
 
 @pytest.fixture(scope="module")
 def pair() -> Opened:
-    return open_models(TARGET, DRAFTER, "auto", jnp.float32, None, None)
+    return open_models(TARGET, DRAFTER, dtype="float32")
 
 
 def said(capsys) -> str:

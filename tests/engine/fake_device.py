@@ -142,6 +142,13 @@ def record(kind: type, **fields):
     return value
 
 
+class Everything(set):
+    """There are no programs to prepare."""
+
+    def __contains__(self, _) -> bool:
+        return True
+
+
 class FakeDevice(Device):
     """Runs the steps on a FakeState. `faults` are met in order, one by each of the next runs:
 
@@ -154,6 +161,7 @@ class FakeDevice(Device):
 
     def __init__(self, models: Models, plan: Plan):
         super().__init__(models, {}, FakeState(plan))
+        self.prepared = Everything()
         self.drawn = plan.drawn_drafts
         self.faults: list[str | None] = []
         self.curse = "before"
@@ -191,6 +199,9 @@ class FakeDevice(Device):
 
     def discard_state(self) -> None:
         object.__setattr__(self.state, "deleted", True)
+
+    def free(self) -> None:
+        self.discard_state()
 
     def _is_cursed(self, step: str, inputs: tuple) -> bool:
         if step in ("admit_step", "replace_step"):

@@ -11,7 +11,8 @@ import numpy as np
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.setup.load_models import open_models
+from jaxspec.engine.setup.opened import Opened
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
@@ -41,7 +42,7 @@ def trajectories(which: str = "a") -> list[dict]:
 @functools.cache
 def opened(which: str = "a") -> Opened:
     target, draft = GOLDENS / "a" / "target", GOLDENS / which / "draft"
-    return open_models(target, draft, "auto", jnp.float32, None, None)
+    return open_models(target, draft, dtype="float32")
 
 
 def noisy_drafter(which: str = "a", scale: float = 1.0) -> dict:

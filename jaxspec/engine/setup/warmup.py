@@ -58,6 +58,19 @@ def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
     return dataclasses.replace(plan, shapes=Shapes((batch,), (prefill,)))
 
 
+def make_first_programs(
+    device: Device, plan: Plan, prompts: Sequence[Sequence[int]], draws: bool
+) -> bool:
+    """Makes what the first steps of these prompts need. False if that was done before."""
+    first = for_first_prompts(plan, prompts)
+    sizes = first.shapes, draws
+    if sizes in device.prepared:
+        return False
+    compile_side_by_side(every_program(device, first, draws, only_needed=True))
+    device.prepared.add(sizes)
+    return True
+
+
 def compile_side_by_side(
     programs: Iterable[Program], progress: Callable[[int, int], None] | None = None
 ) -> int:

@@ -1,5 +1,6 @@
 """The steps as compiled programs, and the state that they update."""
 
+import logging
 from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,6 +17,8 @@ from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Drafts, Params
+
+log = logging.getLogger("jaxspec")
 
 
 class Device:
@@ -35,6 +38,9 @@ class Device:
         self.clock = Clock()
         """Stopped while a step waits for its program."""
         self.observers: list[StepObserver] = []
+        self.prepared: set[Hashable] = set()
+        """Sizes of first steps whose programs were made ready."""
+        self._has_told = False
         self.integers = lru_cache(maxsize=256)(_upload)
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
 
@@ -48,10 +54,20 @@ class Device:
             observer.program(step, inputs, static)
         program = self.programs.ready(step, self.state, inputs, static)
         if program is None:
-            with self.clock.stopped():
-                program = self.program(step, *inputs, **static).make()
+            program = self._wait_for(self.program(step, *inputs, **static))
         self.state, output = program(self.params, self.state, *inputs)
         return output
+
+    def _wait_for(self, program: Program) -> jax.stages.Compiled:
+        """Makes a program that is not ready. The log says once that requests wait for that."""
+        if not self._has_told:
+            self._has_told = True
+            log.info(
+                "requests wait while programs are loaded or compiled, each when it is first "
+                "needed; Engine.warm_up() makes them ready beforehand"
+            )
+        with self.clock.stopped():
+            return program.make()
 
     def program(self, step: Step, *inputs: Any, **static: Any) -> Program:
         """The program that `run` would run for inputs of these shapes."""
@@ -66,6 +82,13 @@ class Device:
         """Frees the state's arrays; programs can still be traced for their shapes."""
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
+
+    def free(self) -> None:
+        """Frees all of the device's memory; weights that others use as well stay theirs. Nothing
+        can run afterwards."""
+        self.discard_state()
+        self.params = {}
+        self.integers.cache_clear()
 
 
 class Tracer:
