@@ -66,7 +66,10 @@ def make_first_programs(
     sizes = first.shapes, draws
     if sizes in device.prepared:
         return False
-    compile_side_by_side(every_program(device, first, draws, only_needed=True))
+    programs = [*every_program(device, first, draws, only_needed=True)]
+    if not all(program.is_ready for program in programs):
+        device.tell_of_waiting()
+        compile_side_by_side(programs)
     device.prepared.add(sizes)
     return True
 

@@ -59,15 +59,19 @@ class Device:
         return output
 
     def _wait_for(self, program: Program) -> jax.stages.Compiled:
-        """Makes a program that is not ready. The log says once that requests wait for that."""
+        """Makes a program that is not ready."""
+        self.tell_of_waiting()
+        with self.clock.stopped():
+            return program.make()
+
+    def tell_of_waiting(self) -> None:
+        """Says in the log, once, that requests wait for programs."""
         if not self._has_told:
             self._has_told = True
             log.info(
-                "requests wait while programs are loaded or compiled, each when it is first "
-                "needed; Engine.warm_up() makes them ready beforehand"
+                "requests wait while programs are loaded or compiled, when they are first needed; "
+                "Engine.warm_up() makes them ready beforehand"
             )
-        with self.clock.stopped():
-            return program.make()
 
     def program(self, step: Step, *inputs: Any, **static: Any) -> Program:
         """The program that `run` would run for inputs of these shapes."""
