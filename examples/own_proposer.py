@@ -1,6 +1,7 @@
 """A proposer of your own: who drafts is one class, and the text stays the target's.
 
-    python examples/own_proposer.py --prompt "import os"
+    python examples/own_proposer.py
+    python examples/own_proposer.py --model Qwen/Qwen3-0.6B --prompt "1, 2, 3, 1, 2, 3,"
 
 `PairsOnDevice` remembers which token came last after each token, and proposes the chain that
 follows from that. It runs inside the compiled step. The program decodes with its drafts and

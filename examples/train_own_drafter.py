@@ -38,11 +38,20 @@ PROMPT_CHARACTERS = 200
 
 def divided(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files to learn from, and the files that are held out: every eighth."""
-    files = sorted(
-        file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts
-    )
+    every = sorted(file for file in folder.rglob("*") if file.is_file() and file.stat().st_size)
+    files = [file for file in every if "__pycache__" not in file.parts]
     held_out = files[::8]
     return [file for file in files if file not in held_out], held_out
+
+
+def linked(files: list[Path], folder: Path, place: Path) -> Path:
+    """A folder `place` with links to these files of a folder."""
+    for file in files:
+        link = place / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(file.resolve())
+    return place
 
 
 def prompts_of(files: list[Path]) -> list[str]:
@@ -54,9 +63,9 @@ def prompts_of(files: list[Path]) -> list[str]:
 
 def before_training(opened: Opened) -> Opened:
     """The same models, with random parameters for the drafter."""
-    drafter = opened.models.proposers[0]
-    assert isinstance(drafter, DFlashProposer)
-    params = random_params(drafter.module, jax.random.key(0))
+    proposer = opened.models.proposers[0]
+    assert isinstance(proposer, DFlashProposer)
+    params = random_params(proposer.drafter, jax.random.key(0))
     return replace(opened, params=opened.params | {"drafter": params})
 
 
@@ -75,10 +84,16 @@ def tokens_per_forward(outputs: list[RequestOutput]) -> float:
 def main(argv: list[str] | None = None) -> int:
     options, of_train = parser().parse_known_args(argv)
     learned, held_out = divided(options.text)
-    flags = ["--target", options.target, "--out", str(options.out), "--steps", str(options.steps)]
-    flags += [*TINY.split(), *of_train]
-    print(f"jaxspec train {shlex.join(flags)} --data ({len(learned)} files)", flush=True)
-    if code := train.main([*flags, "--data", *map(str, learned)]):
+    if not learned:
+        print(
+            f"error: {options.text} has {len(held_out)} files; expected at least 2", file=sys.stderr
+        )
+        return 2
+    data = linked(learned, options.text, options.out / "text")
+    flags = ["--target", options.target, "--data", str(data), "--out", str(options.out)]
+    flags += ["--steps", str(options.steps), *TINY.split(), *of_train]
+    print(f"jaxspec train {shlex.join(flags)}", flush=True)
+    if code := train.main(flags):
         return code
 
     opened = open_models(options.target, options.out / "zlab", "dflash", jnp.float32, None, None)

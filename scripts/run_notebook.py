@@ -53,8 +53,9 @@ def hash_of(notebook: dict[str, Any]) -> str:
 def _outputs(source: str, names: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
     """What one cell prints, then its drawings, then the value of its last expression."""
     tree, last = ast.parse(source), None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
+    if tree.body and isinstance(end := tree.body[-1], ast.Expr):
+        tree.body.pop()
+        last = ast.Expression(end.value)
     file, printed, value = f"cell {count}", io.StringIO(), None
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, file, "exec"), names)
