@@ -9,7 +9,7 @@ from example_module import ROOT, example
 train_own_drafter = example("train_own_drafter")
 
 TARGET = ROOT / "tests" / "data" / "goldens" / "a" / "target"
-SMALLEST = "--block-size 4 --layers 1 --features 2 --length 32 --shortest-prompt 4 --anchors 4"
+SMALLEST = "--block-size 4 --layers 1 --features 1 --length 32 --shortest-prompt 4 --anchors 4"
 
 
 @pytest.fixture
