@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> Generation:
     parser.add_argument("--tolerance", type=float, default=0.0, help="nats; 0 is lossless")
     parser.add_argument("--features", help="file for the features, .npz")
     options = parser.parse_args(argv)
-    opened = open_models(options.model, options.draft_model, "dflash", jnp.float32, None, None)
+    opened = open_models(options.model, options.draft_model, dtype="float32")
     tokenizer = opened.tokenizer
     assert tokenizer is not None, "a checkpoint comes with its tokenizer"
     prompt = tokenizer.encode(options.prompt, add_special_tokens=True)

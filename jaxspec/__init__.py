@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
     from jaxspec.engine.event_stream import StreamEvent
     from jaxspec.engine.plan.options import EngineOptions
+    from jaxspec.engine.requests.failures import RequestFailed
     from jaxspec.engine.requests.output import RequestOutput
     from jaxspec.engine.requests.sampling_params import SamplingParams
+    from jaxspec.engine.setup.load_models import Opened, open_models
     from jaxspec.engine.stats.acceptance import PooledStats, RequestStats
     from jaxspec.engine.stats.engine_stats import EngineStats
     from jaxspec.errors import JaxspecError, LoadError, UsageError
@@ -22,6 +24,9 @@ _HOME = {
     "EngineOptions": "jaxspec.engine.plan.options",
     "demo_pair": "jaxspec.demo",
     "SamplingParams": "jaxspec.engine.requests.sampling_params",
+    "RequestFailed": "jaxspec.engine.requests.failures",
+    "Opened": "jaxspec.engine.setup.load_models",
+    "open_models": "jaxspec.engine.setup.load_models",
     "RequestOutput": "jaxspec.engine.requests.output",
     "RequestStats": "jaxspec.engine.stats.acceptance",
     "PooledStats": "jaxspec.engine.stats.acceptance",
@@ -37,7 +42,9 @@ __all__ = [
     "EngineStats",
     "JaxspecError",
     "LoadError",
+    "Opened",
     "PooledStats",
+    "RequestFailed",
     "RequestOutput",
     "RequestStats",
     "SamplingParams",
@@ -45,6 +52,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "demo_pair",
+    "open_models",
 ]
 
 

@@ -248,11 +248,10 @@ def _open(arguments: argparse.Namespace) -> "Opened":
     return open_models(
         arguments.model,
         arguments.draft_model,
-        "auto",
-        dtype,
-        arguments.block_size,
-        arguments.revision,
-        arguments.draft_revision,
+        dtype=dtype,
+        block_size=arguments.block_size,
+        revision=arguments.revision,
+        draft_revision=arguments.draft_revision,
     )
 
 

@@ -1,5 +1,7 @@
 """Errors that a user can fix. A message is one line: found, expected, and what to do."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 SHORT, LONGEST = 60, 300
@@ -39,3 +41,15 @@ def shown(value: Any) -> str:
     except Exception:  # an integer of more digits than Python prints, or an object of the user's
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
+
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def hint_for(name: str, known: Sequence[str], elsewhere: Mapping[str, str] = NOTHING) -> str:
+    """What may have been meant by an unknown name: the name here of what other programs call so,
+    the name that is spelled most like it, or some of all names."""
+    import difflib
+
+    close = [elsewhere[name]] if name in elsewhere else difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"expected some of {', '.join(known)}"

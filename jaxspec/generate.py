@@ -19,7 +19,6 @@ from jaxspec.trace.options import Profiling
 if TYPE_CHECKING:
     from jaxspec import Engine, RequestOutput
     from jaxspec.console.prompts import Prompt, Render
-    from jaxspec.text.tokenizer import Tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,7 +119,8 @@ def _generate(arguments: argparse.Namespace) -> None:
     from jaxspec.console.prompts import encoded
 
     engine = _engine(arguments, options)
-    ids = encoded(prompts, _chat(arguments, engine), _tokenizer(engine).encode)
+    encode = engine.tokenizer.encode if engine.tokenizer else _refuse_text
+    ids = encoded(prompts, _chat(arguments, engine), encode)
     outputs = _outputs(arguments, engine, ids, params, profiling)
     if arguments.json:
         _write_json(arguments, engine, prompts, outputs)
@@ -193,9 +193,11 @@ def _engine(arguments: argparse.Namespace, options: EngineOptions) -> "Engine":
     )
 
 
-def _tokenizer(engine: "Engine") -> "Tokenizer":
-    assert engine.tokenizer is not None, "an engine from folders has a tokenizer"
-    return engine.tokenizer
+def _refuse_text(text: str, *, add_special_tokens: bool) -> list[int]:
+    raise UsageError(
+        "a prompt is text and the model's folder has no tokenizer.json; give --prompt-ids, or put "
+        "the tokenizer's files beside the weights"
+    )
 
 
 def _chat(arguments: argparse.Namespace, engine: "Engine") -> "Render | None":
@@ -241,7 +243,7 @@ def _stream_text(
     outputs: dict[int, RequestOutput] = {}
     waiting = {index: "" for index in range(len(prompts))}
     turn = 0
-    for event in engine.stream(prompts, params):
+    for event in engine.stream(prompts, params, errors="return"):
         waiting[event.index] += event.text
         if event.output is not None:
             outputs[event.index] = event.output
@@ -304,7 +306,7 @@ def _check(
     from jaxspec.console.check import differences_from_plain, in_words
 
     differences = differences_from_plain(engine, prompts, params, outputs)
-    decode = _tokenizer(engine).decode
+    decode = engine.tokenizer.decode if engine.tokenizer else str
     cli.say(*(in_words(difference, decode) for difference in differences))
     if differences:
         raise LoadError(f"{len(differences)} of {len(prompts)} outputs differ from plain decoding")

@@ -30,7 +30,7 @@ from jaxspec.demo import demo_pair
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened, choose_dtype, open_models
+from jaxspec.engine.setup.load_models import Opened, open_models
 from jaxspec.errors import LoadError
 from jaxspec.measure.engines import compile_all, engine_for
 from jaxspec.measure.load import Load, Run, Work, run_load
@@ -45,9 +45,7 @@ def main() -> None:
     jax.config.update(
         "jax_default_matmul_precision", "highest" if options.dtype == "float32" else None
     )
-    opened = open_models(
-        options.target, options.draft, "auto", choose_dtype(options.dtype), None, None
-    )
+    opened = open_models(options.target, options.draft, dtype=options.dtype)
     assert opened.tokenizer is not None, "models from a folder come with a tokenizer"
     works = works_of(options, opened.tokenizer)
     engines = [engine_of(options, opened, method) for method in ("none", options.method)]

@@ -31,7 +31,7 @@ def differences_from_plain(
 ) -> list[Difference]:
     """Decodes without drafts, with the same parameters, and returns the differences. The usual
     reason for one is a tie in bfloat16."""
-    plain = engine.plain().generate(prompts, dataclasses.replace(params, logprobs=2))
+    plain = engine.plain().generate(prompts, params, logprobs=2, errors="return")
     return first_differences(outputs, plain)
 
 

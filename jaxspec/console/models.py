@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jaxspec.demo import demo_dtype, demo_pair
-from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, named_target
+from jaxspec.engine.setup.load_models import auto_dtype, named_target
 
 
 def chosen_models(
@@ -23,4 +23,4 @@ def chosen_models(
     if model is None:
         model = named_target(draft_model, draft_revision)
         say(f"no --model: the target {model}, which the drafter names, from the hub if need be")
-    return model, draft_model, dtype or DEFAULT_DTYPE
+    return model, draft_model, dtype or auto_dtype(model)

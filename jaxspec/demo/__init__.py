@@ -19,6 +19,12 @@ def demo_pair() -> tuple[Path, Path]:
     return pair
 
 
+def is_demo_target(target: str | Path) -> bool:
+    """Whether this is the folder of the pair's target."""
+    folder = Path(__file__).parent / "target"
+    return Path(target).exists() and folder.exists() and folder.samefile(target)
+
+
 def demo_dtype() -> str:
     """The pair's default dtype: float32 on a CPU, which gives the tokens of plain decoding."""
     import jax

@@ -2,29 +2,26 @@
 
 import dataclasses
 import itertools
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Unpack, overload
+from types import TracebackType
+from typing import Any, Unpack
 
 import jax
 from jax.typing import DTypeLike
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
-from jaxspec.engine.event_stream import EventStream, StreamEvent
 from jaxspec.engine.plan.kernels import kernel_uses, log_kernels, refuse_device
 from jaxspec.engine.plan.options import EngineKeywords, EngineOptions, options_of
 from jaxspec.engine.plan.plan import Plan
-from jaxspec.engine.requests.output import RequestOutput, output_of
-from jaxspec.engine.requests.prompts import Prompt, as_list, params_per_prompt, token_ids
-from jaxspec.engine.requests.request import Increment, Request
+from jaxspec.engine.requests.prompts import Prompt, as_list
+from jaxspec.engine.requests.sampling_keywords import SamplingKeywords, params_for_each
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.loop import Loop
-from jaxspec.engine.schedule.refusals import never_fits
 from jaxspec.engine.setup.build import build_loop
-from jaxspec.engine.setup.load_models import DEFAULT_DTYPE, choose_dtype, open_models
+from jaxspec.engine.setup.describe import engine_in_words
+from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.memory import peak_bytes
 from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
 from jaxspec.engine.stats.engine_stats import EngineStats
@@ -32,15 +29,18 @@ from jaxspec.engine.step.compiled import Program
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step, StepObserver
+from jaxspec.engine.text_generation import TextGeneration
 from jaxspec.errors import UsageError
 from jaxspec.proposers.device import Params
 from jaxspec.text.chat import ChatTemplate
-from jaxspec.text.stream import TextStream, stop_scan
 from jaxspec.text.tokenizer import Tokenizer
 
 
-class Engine:
-    """A target model, optionally a drafter, and the requests that they continue."""
+class Engine(TextGeneration):
+    """A target model, optionally a drafter, and the requests that they continue.
+
+    In a `with` block, or when `close` is called, its memory on the device is freed.
+    """
 
     def __init__(
         self,
@@ -53,7 +53,6 @@ class Engine:
         """Use `from_pretrained`, or `from_models` if models and parameters are in memory."""
         self.loop = loop
         self.models = models or loop.device.models
-        """The models as the caller passed them; the engine may add proposers without weights."""
         self.tokenizer = tokenizer
         self.options = options
         self.chat_template = chat_template
@@ -69,7 +68,7 @@ class Engine:
         draft: str | Path | None = None,
         options: EngineOptions | None = None,
         *,
-        dtype: DTypeLike = DEFAULT_DTYPE,
+        dtype: DTypeLike = "auto",
         block_size: int | None = None,
         revision: str | None = None,
         draft_revision: str | None = None,
@@ -77,15 +76,21 @@ class Engine:
     ) -> "Engine":
         """An engine for models named by folder or hub id.
 
-        `block_size` overrides the drafter's own; `revision` is the target's branch, tag or commit,
-        and `draft_revision` the drafter's.
+        `dtype` is "bfloat16", "float32", or "auto": float32 for the demo pair on a CPU, bfloat16
+        otherwise, as for commands. `block_size` overrides the drafter's own; `revision` is the
+        target's branch, tag or commit, and `draft_revision` the drafter's.
         All other keywords are fields of `EngineOptions` and override those of `options`.
         """
         checked = options_of(options, changes)
-        floats = choose_dtype(dtype)
         refuse_device(checked.kernels)
         opened = open_models(
-            target, draft, checked.method, floats, block_size, revision, draft_revision
+            target,
+            draft,
+            method=checked.method,
+            dtype=dtype,
+            block_size=block_size,
+            revision=revision,
+            draft_revision=draft_revision,
         )
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
         return cls(loop, opened.tokenizer, checked, opened.chat_template, opened.models)
@@ -97,15 +102,19 @@ class Engine:
         params: Params,
         tokenizer: Tokenizer | None = None,
         options: EngineOptions | None = None,
+        *,
+        chat_template: ChatTemplate | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
-        """From modules and their parameters. Without a tokenizer, prompts must be token ids."""
+        """From modules and their parameters, for example those of `open_models`. Without a
+        tokenizer, prompts must be token ids."""
         checked = options_of(options, changes)
         loop = build_loop(models, params, tokenizer, checked)
-        return cls(loop, tokenizer, checked, models=models)
+        return cls(loop, tokenizer, checked, chat_template, models)
 
     def plain(self) -> "Engine":
         """An engine over the same parameters that decodes without drafting."""
+        self.loop.refuse_if_closed()
         options = dataclasses.replace(
             self.options,
             method="none",
@@ -141,71 +150,28 @@ class Engine:
     def total_pages(self) -> int:
         return self.loop.ledger.book.total
 
-    # A text or a list of ids is an Iterable too; the first overload that fits is taken.
-    @overload
-    def generate(  # pyright: ignore[reportOverlappingOverload]
-        self, prompts: Prompt, params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> RequestOutput: ...
+    def close(self) -> None:
+        """Ends all requests and frees the memory of the state and the weights on the device.
 
-    @overload
-    def generate(
+        Weights that you hold yourself, or that another engine uses, stay. Every later call is
+        refused, except `close` and `stats`.
+        """
+        self.loop.close()
+
+    def __enter__(self) -> "Engine":
+        self.loop.refuse_if_closed()
+        return self
+
+    def __exit__(
         self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]: ...
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
-    def generate(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> RequestOutput | list[RequestOutput]:
-        """Continues one prompt or many. Returns one output for a single prompt, else a list."""
-        several, is_one = as_list(prompts)
-        outputs = {e.index: e.output for e in self.stream(several, params) if e.output is not None}
-        if is_one:
-            return outputs[0]
-        return [outputs[index] for index in range(len(outputs))]
-
-    def stream(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> "EventStream":
-        """Iterates over new tokens and text, step by step. Closing the iterator aborts the rest."""
-        several, _ = as_list(prompts)
-        each = params_per_prompt(params, len(several))
-        requests = [self._request(*pair) for pair in zip(several, each, strict=True)]
-        stream = EventStream(self.loop, self._event, [request.id for request in requests])
-        try:
-            self._queue(requests)
-            return stream
-        except BaseException:
-            stream.close()
-            raise
-
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
-        """Queues one prompt for `step` to work on, and returns its id."""
-        request = self._request(prompt, params or SamplingParams())
-        try:
-            self._queue([request])
-            return request.id
-        except BaseException:
-            self.abort([request.id])
-            raise
-
-    def step(self, ids: Iterable[int]) -> list[StreamEvent]:
-        """Runs one step of all requests. Returns the events of `ids`, with the id as the index."""
-        increments: deque[Increment] = deque()
-        try:
-            self.loop.step_and_take(set(ids), increments)
-            return [self._event(increment.request, increment) for increment in increments]
-        except BaseException:  # the caller gets them from its next call
-            self.loop.give_back(increments)
-            raise
-
-    def abort(self, ids: Iterable[int]) -> None:
-        """Ends these submitted requests now; `step` returns no more events for them."""
-        self.loop.abandon(ids)
+    def __repr__(self) -> str:
+        return engine_in_words(self.loop)
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's load, memory and statistics."""
@@ -226,6 +192,7 @@ class Engine:
         prompts: Prompt | Iterable[Prompt] | None = None,
         params: SamplingParams | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **keywords: Unpack[SamplingKeywords],
     ) -> int:
         """Loads or compiles programs before they are needed, and returns how many.
 
@@ -233,7 +200,8 @@ class Engine:
         need for requests with such `params`. `progress` is called with how many are ready, and of
         how many so far.
         """
-        params = params or SamplingParams()
+        self.loop.refuse_if_closed()
+        [params] = params_for_each(1, params, None, keywords)
         plan = self.plan
         if prompts is not None:
             plan = for_first_prompts(plan, self._that_fit(as_list(prompts)[0], params))
@@ -245,10 +213,12 @@ class Engine:
     ) -> Iterator[Program]:
         """Every program that the engine can run. With `draws`, requests sample or return
         log probabilities. With `only_needed`, no request opts out of drafting."""
+        self.loop.refuse_if_closed()
         return every_program(self.loop.device, plan or self.plan, draws, only_needed)
 
     def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
         """Traces the program of one step for inputs of these shapes, without running it."""
+        self.loop.refuse_if_closed()
         return self.loop.device.program(step, *inputs, **static).traced
 
     @contextmanager
@@ -291,44 +261,16 @@ class Engine:
     def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance) -> None:
         """Changes the rates at which an engine with synthetic acceptance accepts drafts. They are
         data of its programs: nothing is compiled again."""
+        self.loop.refuse_if_closed()
         if not self.loop.device.models.synthetic:
             raise UsageError("the engine was made without synthetic_acceptance; make it with some")
         self.loop.device.params = self.params | {"synthetic": acceptance.on_device}
 
     def _that_fit(self, prompts: list[Prompt], params: SamplingParams) -> list[tuple[int, ...]]:
         """Token ids of the prompts that fit into the engine; raises a UsageError if none does."""
-        requests = [self._request_of(0, prompt, params) for prompt in prompts]
-        refusals = [self._refusal(request) for request in requests]
+        read = self._read(prompts)
+        requests = [self._request(0, one, params) for one in read]
+        refusals = [one.refusal or self._refusal(r) for one, r in zip(read, requests)]
         if refusals and all(refusals):
             raise UsageError(str(refusals[0]))
         return [r.prompt for r, refusal in zip(requests, refusals) if refusal is None]
-
-    def _event(self, index: int, increment: Increment) -> StreamEvent:
-        output = None
-        if increment.ended is not None:
-            synthetic = self.loop.device.models.synthetic
-            output = output_of(increment.ended, self.plan.block_size - 1, synthetic)
-        return StreamEvent(index, increment.token_ids, increment.text, output)
-
-    def _queue(self, requests: Sequence[Request]) -> None:
-        self.loop.submit(requests, [self._refusal(request) for request in requests])
-
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        return self._request_of(next(self._numbers), prompt, params)
-
-    def _request_of(self, number: int, prompt: Prompt, params: SamplingParams) -> Request:
-        eos = () if params.ignore_eos else self.models.target.eos_token_ids
-        return Request(
-            id=number,
-            prompt=token_ids(prompt, self.tokenizer, self.models.target.vocab_size),
-            params=params,
-            stop_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
-            stream=TextStream(),
-            scan=stop_scan(params.stop),
-            submitted_at=time.perf_counter(),
-            draws=params.draws,
-        )
-
-    def _refusal(self, request: Request) -> str | None:
-        return never_fits(request, self.plan, self.loop.ledger.book, self.options.max_model_len)

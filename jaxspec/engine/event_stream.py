@@ -4,6 +4,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from jaxspec.engine.requests.failures import failure_of
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.request import Increment
 from jaxspec.engine.schedule.loop import Loop
@@ -28,8 +29,15 @@ class EventStream:
     """
 
     def __init__(
-        self, loop: Loop, event: Callable[[int, Increment], StreamEvent], requests: Sequence[int]
+        self,
+        loop: Loop,
+        event: Callable[[int, Increment], StreamEvent],
+        requests: Sequence[int],
+        raises: bool,
     ):
+        """With `raises`, requests that failed raise a RequestFailed after the last event."""
+        self._raises = raises
+        self._failed: dict[int, RequestOutput] = {}
         self._loop = loop
         self._event = event
         self._indices = {id: index for index, id in enumerate(requests)}
@@ -50,14 +58,20 @@ class EventStream:
     def _next_event(self) -> StreamEvent:
         while not self._increments:
             if not (self._running and self._loop.take_or_step(self._running, self._increments)):
-                raise StopIteration
+                raise self._end()
         increment = self._increments.popleft()
         if increment.ended is not None:
             self._running.discard(increment.request)
-        return self._event(self._indices[increment.request], increment)
+        event = self._event(self._indices[increment.request], increment)
+        if self._raises and event.output is not None and event.output.error is not None:
+            self._failed[event.index] = event.output
+        return event
+
+    def _end(self) -> Exception:
+        return failure_of(self._failed, len(self._indices)) or StopIteration()
 
     def close(self) -> None:
         """Ends the requests that still run; there are no more events."""
-        self._running = set()
+        self._running, self._failed = set(), {}
         self._increments.clear()
         self._loop.abandon(self._indices)

@@ -6,8 +6,9 @@ process with limits on its time and memory. It gets the same variables as from t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jaxspec.errors import JaxspecError, LoadError, UsageError, shown
@@ -23,9 +24,9 @@ ADVICE = "give a plain prompt with --no-chat-template"
 class ChatTemplate:
     """The chat template of a model folder, known to be valid jinja."""
 
-    source: str
+    source: str = field(repr=False)
     """Renders a chat without tools."""
-    tools_source: str
+    tools_source: str = field(repr=False)
     """Renders a chat with tools; most models have one template for both."""
     special_tokens: Mapping[str, str]
     """Text of the special tokens by role, which a template may use as variables."""
@@ -61,20 +62,28 @@ def render_chat(
     enable_thinking: bool | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] = MappingProxyType({}),
     seconds: float = RENDER_SECONDS,
 ) -> str:
-    """The prompt text. If `enable_thinking` is None, the template's default applies."""
+    """The prompt text. If `enable_thinking` is None, the template's default applies. More
+    `variables` may be given, which override those that the other arguments stand for."""
     _check_messages(messages)
-    variables = dict(template.special_tokens) | {
-        "messages": _plain(messages, "the messages"),
-        "tools": _plain(tools, "the tools"),
+    if "messages" in variables:
+        raise UsageError("the template's variables hold `messages`; give them as messages only")
+    arguments: dict[str, Any] = {
+        "tools": tools,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
     }
     if enable_thinking is not None:
-        variables["enable_thinking"] = enable_thinking
-    source = template.source if tools is None else template.tools_source
-    return _text(TEMPLATES.ask(source, variables, seconds), template.folder, seconds)
+        arguments["enable_thinking"] = enable_thinking
+    arguments |= variables
+    source = template.source if arguments["tools"] is None else template.tools_source
+    everything = dict(template.special_tokens) | {
+        name: _plain(value, f"the {name}") for name, value in arguments.items()
+    }
+    everything["messages"] = _plain(messages, "the messages")
+    return _text(TEMPLATES.ask(source, everything, seconds), template.folder, seconds)
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

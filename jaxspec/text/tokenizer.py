@@ -1,7 +1,7 @@
 """The byte-level tokenizer of a model folder."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
 class Tokenizer:
     """Text to token ids and back, exactly as the folder's tokenizer.json defines."""
 
-    backend: tokenizers.Tokenizer
+    backend: tokenizers.Tokenizer = field(repr=False)
     """The library's tokenizer, with truncation and padding off."""
     special_tokens: Mapping[str, int]
     """Ids of the special tokens by role, such as `eos_token`."""
-    special_ids: frozenset[int]
+    special_ids: frozenset[int] = field(repr=False)
     """Ids that decoding with `skip_special_tokens` leaves out."""
 
     @property

@@ -12,6 +12,7 @@ Run with `module.apply({"params": params}, ..., method=block_hidden)`.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxspec.layers.decoder import Attention, BlockMask, Decoder
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.rope import Rotation, rotation
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
 from pallas_kernels.qkv_write.reference import rotate
 
@@ -84,6 +86,28 @@ def causal_hidden(
         after.append(x)
     features = [after[i] for i in target.capture] or [x[..., :0]]
     return target.norm(x), jnp.concatenate(features, axis=-1)
+
+
+def target_logits(
+    target: Qwen3, params: Params, tokens: Int[Array, "batch length"]
+) -> Float[Array, "batch length vocab"]:
+    """The target's logits after every token of whole sequences: a pure function of `params`."""
+    logits: Any = target.apply({"params": params}, tokens, method=_causal_logits)
+    return logits
+
+
+def target_features(
+    target: Qwen3, params: Params, tokens: Int[Array, "batch length"]
+) -> tuple[Float[Array, "batch length hidden"], Float[Array, "batch length features"]]:
+    """Final hidden states and captured features: a pure function of `params`."""
+    hidden_and_features: Any = target.apply({"params": params}, tokens, method=causal_hidden)
+    return hidden_and_features
+
+
+def _causal_logits(
+    target: Qwen3, tokens: Int[Array, "batch length"]
+) -> Float[Array, "batch length vocab"]:
+    return target.logits(causal_hidden(target, tokens)[0])
 
 
 def block_hidden(

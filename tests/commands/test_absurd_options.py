@@ -6,7 +6,6 @@ import logging
 import shutil
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxspec import Engine, EngineOptions, cli, convert, generate, profile
@@ -29,7 +28,7 @@ WITHOUT_DRAFTER = ["--model", str(TARGET)]
 
 @pytest.fixture(scope="module")
 def pair() -> Opened:
-    return open_models(TARGET, DRAFTER, "auto", jnp.float32, None, None)
+    return open_models(TARGET, DRAFTER, dtype="float32")
 
 
 def said(capsys) -> str:

@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import jax.numpy as jnp
 import pytest
 
 from jaxspec import generate
@@ -39,5 +38,5 @@ def test_another_vocabulary_is_refused_in_one_line(drafter, capsys):
 
 
 def test_the_same_tokenizer_is_taken(drafter):
-    opened = open_models(TARGET, drafter, "auto", jnp.float32, None, None)
+    opened = open_models(TARGET, drafter, dtype="float32")
     assert len(opened.models.proposers) == 1

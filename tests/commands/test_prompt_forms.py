@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxspec.console.prompts import PromptSources, read_prompts
-from jaxspec.engine.requests.prompts import as_list, params_per_prompt, token_ids
+from jaxspec.engine.requests.prompts import as_list, token_ids
+from jaxspec.engine.requests.sampling_keywords import params_for_each
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.measure.datasets import read_file
@@ -145,9 +146,9 @@ PARAMS = SamplingParams()
 )
 def test_params_are_one_record_or_a_list_of_them(params, said):
     with pytest.raises(UsageError) as caught:
-        params_per_prompt(params, 2)
+        params_for_each(2, params, None, {})
     assert said in one_line(str(caught.value))
-    assert params_per_prompt((PARAMS, PARAMS), 2) == [PARAMS, PARAMS]
+    assert params_for_each(2, (PARAMS, PARAMS), None, {}) == [PARAMS, PARAMS]
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,9 @@ class FakeDevice(Device):
     def discard_state(self) -> None:
         object.__setattr__(self.state, "deleted", True)
 
+    def free(self) -> None:
+        self.discard_state()
+
     def _is_cursed(self, step: str, inputs: tuple) -> bool:
         if step in ("admit_step", "replace_step"):
             return False

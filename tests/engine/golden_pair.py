@@ -41,7 +41,7 @@ def trajectories(which: str = "a") -> list[dict]:
 @functools.cache
 def opened(which: str = "a") -> Opened:
     target, draft = GOLDENS / "a" / "target", GOLDENS / which / "draft"
-    return open_models(target, draft, "auto", jnp.float32, None, None)
+    return open_models(target, draft, dtype="float32")
 
 
 def noisy_drafter(which: str = "a", scale: float = 1.0) -> dict:

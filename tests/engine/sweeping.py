@@ -20,6 +20,7 @@ from fake_device import Guesser
 
 import jaxspec.engine
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.requests.failures import Errors, RequestFailed
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.observer import StepObserver
@@ -87,12 +88,13 @@ class StepLimit(StepObserver):
 class Reader:
     """Streams some requests."""
 
-    def __init__(self, engine: Engine, asks: tuple[Ask, ...]):
+    def __init__(self, engine: Engine, asks: tuple[Ask, ...], errors: Errors = "raise"):
         self.replies = [Reply() for _ in asks]
         self.events = None
         with self._noting():
             params = [ask.params for ask in asks]
-            self.events = engine.stream([list(ask.prompt) for ask in asks], params)
+            prompts = [list(ask.prompt) for ask in asks]
+            self.events = engine.stream(prompts, params, errors=errors)
 
     def take(self, count: int) -> None:
         """Between the return of an event and the `extend`, no signal can come: one that did would
@@ -111,6 +113,12 @@ class Reader:
     def _noting(self) -> Iterator[None]:
         try:
             yield
+        except RequestFailed as error:
+            failed = [i for i, one in enumerate(self.replies) if one.output and one.output.error]
+            if list(error.outputs) != failed or any(one.output is None for one in self.replies):
+                raise Wrong(
+                    f"{error} was raised although the replies are {self.replies}"
+                ) from error
         except (KeyboardInterrupt, MemoryError) as error:
             for reply in self.replies:
                 reply.raised = reply.raised or type(error).__name__
@@ -159,7 +167,7 @@ def run(engine: Engine, asks: Asks, unheard: list[Submitter]) -> dict[str, Reply
     bystander.take(2)
     submitted, aborted = Submitter(engine, asks.submitted), Submitter(engine, asks.aborted)
     submitted.step(2)
-    left = Reader(engine, asks.left)
+    left = Reader(engine, asks.left, errors="return")
     left.take(2)
     aborted.abort()
     del left
@@ -182,7 +190,8 @@ def run(engine: Engine, asks: Asks, unheard: list[Submitter]) -> dict[str, Reply
 def _generate(engine: Engine, asks: tuple[Ask, ...]) -> dict[str, Reply]:
     replies = {f"generated {i}": Reply() for i in range(len(asks))}
     try:
-        outputs = engine.generate([list(a.prompt) for a in asks], [a.params for a in asks])
+        params = [ask.params for ask in asks]
+        outputs = engine.generate([list(ask.prompt) for ask in asks], params, errors="return")
         for reply, output in zip(replies.values(), outputs, strict=True):
             reply.tokens, reply.output = list(output.token_ids), output
     except (KeyboardInterrupt, MemoryError) as error:

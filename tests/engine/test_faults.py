@@ -76,7 +76,7 @@ def test_the_request_at_fault_fails_alone_and_says_why(donated):
         return run(step, *inputs, **static)
 
     device.run = failing
-    outputs = engine.generate([c["prompt"] for c in cases], budget(24))
+    outputs = engine.generate([c["prompt"] for c in cases], budget(24), errors="return")
     for i, (output, case) in enumerate(zip(outputs, cases)):
         if i == at_fault:
             assert output.finish_reason == "error"
@@ -131,7 +131,7 @@ def test_ctrl_c_while_results_are_read():
 def test_a_failure_that_never_ends_ends_everybody():
     engine = fake_engine()
     engine.loop.device.faults = ["donated"] * 100
-    outputs = engine.generate([[1, 2], [3, 4]], budget(9))
+    outputs = engine.generate([[1, 2], [3, 4]], budget(9), errors="return")
     assert {output.finish_reason for output in outputs} == {"error"}
     assert engine.free_pages == engine.total_pages
     engine.loop.device.faults = []
@@ -159,7 +159,8 @@ def test_a_shape_that_always_fails_does_not_stop_the_others_for_ever():
 
 def test_what_never_fits_is_refused_alone():
     engine = fake_engine(num_pages=9, max_model_len=48)
-    outputs = engine.generate([[1] * 40, [1, 2, 3], [1] * 30], [budget(9), budget(5), budget(10)])
+    budgets = [budget(9), budget(5), budget(10)]
+    outputs = engine.generate([[1] * 40, [1, 2, 3], [1] * 30], budgets, errors="return")
     assert [o.finish_reason for o in outputs] == ["error", "length", "error"]
     assert "prompt of 40 and max_tokens 9 make 49 tokens, the context holds 48" in outputs[0].error
     assert "needs 11 pages of 4 positions, the pool has 8" in outputs[2].error

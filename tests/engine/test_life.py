@@ -30,7 +30,7 @@ class Consumer:
         self.cursed = [CURSED in prompt for prompt in prompts]
         self.tokens = [[] for _ in prompts]
         params = [SamplingParams(max_tokens=b, ignore_eos=ignore_eos) for b in budgets]
-        self.events = engine.stream(prompts, params)
+        self.events = engine.stream(prompts, params, errors="return")
 
     def take_one(self) -> bool:
         """Checks the next event; False where the stream has ended."""

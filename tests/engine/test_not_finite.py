@@ -40,7 +40,7 @@ def test_a_request_with_bad_logits_ends_and_the_others_go_on(driver, temperature
     engine, cases = engine_with(np.nan, driver=driver), trajectories()[1:4]
     params = budget(20, temperature=temperature, seed=4)
     prompts = [cases[0]["prompt"], [5, 6, BAD, 7], cases[1]["prompt"]]
-    outputs = engine.generate(prompts, [budget(20), params, budget(20)])
+    outputs = engine.generate(prompts, [budget(20), params, budget(20)], errors="return")
     assert outputs[1].finish_reason == "error" and outputs[1].token_ids == ()
     assert outputs[1].error.startswith("the logits for position 4 are not finite")
     assert "\n" not in outputs[1].error
@@ -58,7 +58,7 @@ def test_the_tokens_before_bad_logits_are_kept(driver, method):
     said = case["greedy"]
     at = next(i for i in range(5, 40) if said[i] not in (*case["prompt"], *said[:i]))
     engine = engine_with(np.nan, bad=said[at], driver=driver, method=method)
-    output = engine.generate(case["prompt"], budget(60))
+    output = engine.generate(case["prompt"], budget(60), errors="return")
     assert list(output.token_ids) == said[: at + 1]
     position = len(case["prompt"]) + at + 1
     assert output.error.startswith(f"the logits for position {position} are not finite")
@@ -79,7 +79,7 @@ def test_a_drafter_of_nan_changes_no_token(temperature):
 def test_any_method_keeps_the_tokens_before(driver, method):
     engine, prompt = fake_engine(driver, method), [OVERFLOWS, 8, 2, 8]
     others = [[3, 4, 5], [6, 6]]
-    outputs = engine.generate([prompt, *others], budget(20))
+    outputs = engine.generate([prompt, *others], budget(20), errors="return")
     expected = continuation(prompt, 20, True)
     assert 0 < len(expected) < 20 and list(outputs[0].token_ids) == expected
     assert outputs[0].error.startswith("the logits for position 12 are not finite")

@@ -141,7 +141,7 @@ def test_a_proposer_that_always_raises_for_one_request_ends_it_alone(call):
         return real(request, *args)
 
     setattr(proposer, call, failing)
-    outputs = engine.generate(PROMPTS, budget(12))
+    outputs = engine.generate(PROMPTS, budget(12), errors="return")
     assert outputs[1].error == "ValueError: not this one"
     assert tokens_of([outputs[0], outputs[2]]) == [EXPECTED[0], EXPECTED[2]]
     setattr(proposer, call, real)
@@ -271,7 +271,7 @@ def test_an_observer_that_always_raises_ends_every_request_with_its_reason(call)
 
     setattr(observer, call, failing)
     with engine.observe(observer):
-        outputs = engine.generate(PROMPTS * 3, budget(4))
+        outputs = engine.generate(PROMPTS * 3, budget(4), errors="return")
     for output, expected in zip(outputs, EXPECTED * 3):
         told = list(output.token_ids)
         assert told == expected[: len(told)]
@@ -284,9 +284,10 @@ def test_an_observer_that_always_raises_ends_every_request_with_its_reason(call)
     "use",
     [
         lambda engine: engine.generate([1], budget(1)),
-        lambda engine: engine.submit([1]),
+        lambda engine: engine.submit([1], budget(1)),
         lambda engine: engine.step([]),
-        lambda engine: next(engine.stream([1])),
+        lambda engine: next(engine.stream([1], budget(1))),
+        lambda engine: engine.close(),
     ],
 )
 def test_an_observer_that_uses_the_engine_is_refused_in_a_line(use):
@@ -322,7 +323,7 @@ def test_if_every_step_fails_every_request_ends_with_the_reason(kind):
         engine.loop.trusted = False
     else:
         engine.loop.device.faults = ["donated"] * 10**6
-    outputs = engine.generate(PROMPTS * 4, budget(12))
+    outputs = engine.generate(PROMPTS * 4, budget(12), errors="return")
     assert {output.finish_reason for output in outputs} == {"error"}
     assert all(output.error.startswith("Fault: ") for output in outputs)
     assert len(engine.loop.device.ran) < 200

@@ -29,7 +29,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def opened():
-    return open_models(PAIR / "target", PAIR / "draft", "dflash", jnp.float32, None, None)
+    return open_models(PAIR / "target", PAIR / "draft", dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,12 @@ FLOORS = (
     ("layers",),
     ("cache", "text", "demo"),
     ("files",),
-    ("errors",),
+    ("errors", "short_repr"),
 )
 # The rooms of the engine, and the modules beside them, in the same way.
 ENGINE_FLOORS = (
     ("engine",),
+    ("text_generation",),
     ("event_stream", "setup"),
     ("schedule",),
     ("plan",),

@@ -1,13 +1,13 @@
 """The options of an engine."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, get_args
 
 from jaxspec.engine.plan.conflicts import refuse_conflicts
-from jaxspec.errors import UsageError
+from jaxspec.errors import UsageError, hint_for
 from jaxspec.proposers.options import DraftSampling, Match, SpeculationOptions
+from jaxspec.short_repr import changes as repr_of_changes
 
 Driver = Literal["auto", "lockstep", "overlapped"]
 DRIVERS = get_args(Driver)
@@ -15,8 +15,15 @@ Kernels = Literal["auto", "mosaic", "xla"]
 Acceptance = int | float | tuple[int | float, ...]
 """A mean acceptance length, or the share of steps that accept each position."""
 
+NAMES_ELSEWHERE = {
+    "max_num_seqs": "max_batch",
+    "gpu_memory_utilization": "memory_fraction",
+    "max_seq_len": "max_model_len",
+}
+"""What other programs call some of the options."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class EngineOptions(SpeculationOptions):
     """Options that are fixed when an engine is made."""
 
@@ -67,6 +74,9 @@ class EngineOptions(SpeculationOptions):
     """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
     the share of steps that accept each position, instead of comparing drafts. The text is then not
     the target's."""
+
+    def __repr__(self) -> str:
+        return repr_of_changes(self)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +135,6 @@ def options_of(options: EngineOptions | None, changes: Mapping[str, Any]) -> Eng
     """These options, or the defaults, with these fields changed."""
     known = [field.name for field in dataclasses.fields(EngineOptions)]
     if unknown := sorted(set(changes) - set(known)):
-        close = difflib.get_close_matches(unknown[0], known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"expected some of {', '.join(known)}"
+        hint = hint_for(unknown[0], known, NAMES_ELSEWHERE)
         raise UsageError(f"unknown option {unknown[0]!r}; {hint}")
     return dataclasses.replace(options or EngineOptions(), **changes)

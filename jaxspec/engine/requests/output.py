@@ -5,9 +5,10 @@ import itertools
 
 from jaxspec.engine.requests.request import Request, TokenLogprobs
 from jaxspec.engine.stats.acceptance import RequestStats, counts_of
+from jaxspec.short_repr import cut
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RequestOutput:
     """One prompt's continuation."""
 
@@ -24,12 +25,25 @@ class RequestOutput:
     logprobs: tuple[TokenLogprobs, ...] | None
     """Per token, log probabilities by token id; None if the request did not ask for them."""
     stats: RequestStats
+    prompt: str | None = None
+    """Text of the prompt as the model read it, which of a chat is the rendered template; None if
+    the prompt was given as token ids."""
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"RequestOutput({len(self.token_ids)} tokens, error={self.error!r})"
+        return (
+            f"RequestOutput(text={cut(self.text)}, {len(self.token_ids)} tokens, "
+            f"finish_reason={self.finish_reason!r}, "
+            f"mean_acceptance_length={self.stats.mean_acceptance_length:.3g})"
+        )
 
 
 def output_of(request: Request, num_drafts: int, synthetic: bool = False) -> RequestOutput:
     """The output of a finished request; blocks have room for `num_drafts` drafts."""
     assert request.finish_reason is not None, f"request {request.id} has not finished"
     return RequestOutput(
+        prompt=request.text_prompt,
         prompt_token_ids=request.prompt,
         token_ids=request.token_ids,
         text=request.text,

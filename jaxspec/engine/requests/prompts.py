@@ -1,5 +1,6 @@
-"""Converts the forms in which callers may pass prompts and parameters to a single form."""
+"""Converts the forms in which callers may pass prompts to a single form."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypedDict
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxspec.engine.requests.sampling_params import SamplingParams, is_integer
+from jaxspec.engine.requests.sampling_params import is_integer
 from jaxspec.errors import UsageError, shown
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -31,13 +32,41 @@ Bytes = bytes | bytearray | memoryview
 Unordered = set | frozenset
 
 
-def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
-    """A prompt as token ids; raises a UsageError if it is no valid prompt."""
+@dataclasses.dataclass(frozen=True)
+class ReadPrompt:
+    """A prompt as token ids, or why it is no valid prompt."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+    """The text that the ids are of, if the prompt was given as text or as a chat."""
+    refusal: str | None = None
+    """Why it cannot be continued; there are no ids then."""
+
+
+def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> ReadPrompt:
+    """The prompt, or what is wrong with it."""
+    text = prompt if isinstance(prompt, str) else None
+    try:
+        plain = _from_mapping(prompt) if isinstance(prompt, Mapping) else prompt
+        text = plain if isinstance(plain, str) else None
+        return ReadPrompt(token_ids(plain, tokenizer, vocab_size), text)
+    except UsageError as error:
+        return ReadPrompt((), text, str(error))
+
+
+def token_ids(
+    prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, add_special_tokens: bool = True
+) -> tuple[int, ...]:
+    """A prompt as token ids; raises a UsageError if it is no valid prompt. A rendered chat has its
+    special tokens already, so none must be added to it."""
     plain = _from_mapping(prompt) if isinstance(prompt, Mapping) else prompt
     if isinstance(plain, str):
         if tokenizer is None:
-            raise UsageError("the prompt is text but the engine has no tokenizer; give ids")
-        plain = tokenizer.encode(plain, add_special_tokens=True)
+            raise UsageError(
+                "the prompt is text but the engine has no tokenizer; give token ids, or put the "
+                "model's tokenizer.json beside its weights"
+            )
+        plain = tokenizer.encode(plain, add_special_tokens=add_special_tokens)
     ids = _from_array(plain)
     if isinstance(ids, Bytes) or not isinstance(ids, Sequence):
         raise UsageError(f"a prompt is of type {type(ids).__name__}; expected text or token ids")
@@ -69,27 +98,6 @@ def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
     if listed and isinstance(listed[0], Integral):
         return [listed], True
     return listed, False
-
-
-def params_per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    """One record of parameters per prompt, from one for all prompts or one for each."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if isinstance(params, str | Bytes) or not isinstance(params, Sequence):
-        raise UsageError(
-            f"sampling params are of type {type(params).__name__}; expected SamplingParams, one or "
-            "a list of them"
-        )
-    if wrong := [one for one in params if not isinstance(one, SamplingParams)]:
-        raise UsageError(
-            f"sampling params hold {shown(wrong[0])}; expected SamplingParams, one or a list of "
-            "them"
-        )
-    if len(params) != count:
-        raise UsageError(f"{len(params)} sampling params for {count} prompts; give one or {count}")
-    return list(params)
 
 
 def _from_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:

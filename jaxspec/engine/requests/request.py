@@ -36,6 +36,8 @@ class Request:
     scan: StopScan
     """Holds back text that may be the beginning of a stop string."""
     submitted_at: float
+    text_prompt: str | None = None
+    """The text of the prompt, if it was given as text."""
     draws: bool = False
     """Whether the request needs more than the likeliest token: it samples, or returns log
     probabilities."""

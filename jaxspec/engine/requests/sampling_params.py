@@ -6,12 +6,13 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from jaxspec.errors import UsageError, shown
+from jaxspec.short_repr import changes
 
 LARGEST_FLOAT = 3.4e38
 """About the largest number of the 32-bit floats that sampling computes with."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SamplingParams:
     """How to continue one prompt."""
 
@@ -38,6 +39,9 @@ class SamplingParams:
     speculate: bool = True
     """Whether drafts may be made for this request. Its tokens are drawn from the same distribution
     either way."""
+
+    def __repr__(self) -> str:
+        return changes(self)
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):

@@ -150,6 +150,12 @@ def dropped(ledger: Ledger, ids: Collection[int]) -> Ledger:
     return _without_cleared(rest)
 
 
+def emptied(ledger: Ledger) -> Ledger:
+    """Without any request. Statistics of those that have ended are kept."""
+    live = {request.id for request in (*ledger.waiting, *ledger.running.values())}
+    return replace(dropped(ledger, live), launched=(), increments=())
+
+
 # Increments
 
 

@@ -58,6 +58,8 @@ class Loop:
         """Whether the device's state, and what the drafters know, is what the ledger says."""
         self.tried: tuple[int, ...] = ()
         """Requests of the program that is being launched or read."""
+        self.closed = False
+        """Whether the device's memory was given back, so that nothing can run any more."""
 
     @property
     def current(self) -> Ledger:
@@ -74,6 +76,7 @@ class Loop:
     @in_turn
     def submit(self, requests: Sequence[Request], refusals: Sequence[str | None]) -> None:
         """Adds requests, all or none of them. Those with a reason for refusal end at once."""
+        self.refuse_if_closed()
         pairs = list(zip(requests, refusals, strict=True))
         waiting = ledger.submitted(self.ledger, [r for r, reason in pairs if reason is None])
         self.ledger = ledger.refused(waiting, [(r, reason) for r, reason in pairs if reason])
@@ -81,6 +84,7 @@ class Loop:
     @in_turn
     def step(self) -> None:
         """Runs one step of all requests."""
+        self.refuse_if_closed()
         self._drop_abandoned()
         self._step_or_fail()
 
@@ -88,6 +92,7 @@ class Loop:
     def take_or_step(self, of: set[int], into: deque[Increment]) -> bool:
         """Moves the increments of these requests to `into`. If there are none, runs a step. Returns
         whether there are some, or may be later."""
+        self.refuse_if_closed()
         self._drop_abandoned()
         self._take(of, into)
         if not into and not self.ledger.is_idle:
@@ -98,6 +103,7 @@ class Loop:
     @in_turn
     def step_and_take(self, of: set[int], into: deque[Increment]) -> None:
         """Runs one step, and moves the increments of these requests to `into`."""
+        self.refuse_if_closed()
         self._drop_abandoned()
         if not self.ledger.is_idle:
             self._step_or_fail()
@@ -113,6 +119,18 @@ class Loop:
         """Ends requests now. Their last increments say so."""
         self.ledger = ledger.ended(self.ledger, set(ids), "abort")
         self.drafters.release_all_but(self.ledger.running)
+
+    @in_turn
+    def close(self) -> None:
+        """Drops all requests and frees the device's memory. An interrupted call can be repeated."""
+        self.closed = True
+        self.ledger = ledger.emptied(self.ledger)
+        self.drafters.release_all_but(())
+        self.device.free()
+
+    def refuse_if_closed(self) -> None:
+        if self.closed:
+            raise UsageError("the engine is closed; make a new one with Engine.from_pretrained")
 
     def abandon(self, ids: Iterable[int]) -> None:
         """Drops requests now, or inside a callback of the loop, when the step has ended."""
@@ -145,6 +163,7 @@ class Loop:
     def lend_device(self) -> Iterator[Device]:
         """The device of an idle loop. Whoever borrows it has to return it without requests."""
         with self.turn.held():
+            self.refuse_if_closed()
             self._drop_abandoned()
             if not self.ledger.is_idle:
                 raise UsageError("the engine has requests; borrow its device when they have ended")

@@ -2,15 +2,24 @@
 
 import dataclasses
 import filecmp
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
+from jaxspec.demo import demo_dtype, is_demo_target
 from jaxspec.engine.plan.planning import choose_method
+from jaxspec.engine.setup.describe import models_in_words
+from jaxspec.engine.setup.memory import num_bytes
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError, shown
 from jaxspec.models.config import DFlashConfig, Qwen3Config
@@ -21,32 +30,75 @@ from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.text.chat import ChatTemplate, open_chat_template
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
+from jaxspec.training.forward import target_features, target_logits
+
+log = logging.getLogger("jaxspec")
 
 DEFAULT_DTYPE = "bfloat16"
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
+Logits = Callable[[Params, Int[Array, "batch length"]], Float[Array, "batch length vocab"]]
+Features = Callable[
+    [Params, Int[Array, "batch length"]],
+    tuple[Float[Array, "batch length hidden"], Float[Array, "batch length features"]],
+]
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Opened:
     """Models with their parameters on the device, the tokenizer and the chat template."""
 
     models: Models
+    """The modules, which hold no arrays."""
     params: Params
+    """Parameters by name: "target" and, if there is a drafter, "drafter"."""
     tokenizer: Tokenizer | None
+    """None if the target's folder has no tokenizer."""
     chat_template: ChatTemplate | None
+    """None if the target's folder has none."""
+
+    @property
+    def target(self) -> Qwen3:
+        """The target's module."""
+        assert isinstance(self.models.target, Qwen3), "a checkpoint holds a Qwen3 target"
+        return self.models.target
+
+    @property
+    def drafter(self) -> DFlash | None:
+        """The drafter's module."""
+        drafters = [one for one in self.models.proposers if isinstance(one, DFlashProposer)]
+        return drafters[0].drafter if drafters else None
+
+    @property
+    def logits(self) -> Logits:
+        """A pure function from the target's parameters and whole sequences of tokens, as
+        [batch length], to the logits after each token."""
+        return partial(target_logits, self.target)
+
+    @property
+    def features(self) -> Features:
+        """Like `logits`, but to the final hidden states and the features that a drafter reads."""
+        return partial(target_features, self.target)
+
+    def __repr__(self) -> str:
+        models = models_in_words(self.models, self.params)
+        return f"Opened({models}, {jnp.dtype(self.models.target.dtype).name})"
 
 
 def open_models(
     target: str | Path,
-    draft: str | Path | None,
-    method: str,
-    dtype: DTypeLike,
-    block_size: int | None,
-    revision: str | None,
+    draft: str | Path | None = None,
+    *,
+    dtype: DTypeLike = "auto",
+    method: str = "auto",
+    block_size: int | None = None,
+    revision: str | None = None,
     draft_revision: str | None = None,
 ) -> Opened:
-    """Finds, checks, then loads the target and, if one is given, the drafter."""
+    """Finds, checks, then loads the target and, if one is given, the drafter. The arguments are
+    those of `Engine.from_pretrained`."""
     choose_method(method, draft is not None)
+    floats = choose_dtype(dtype, target)
     if draft is None:
         _refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
     folder = local_folder(target, revision)
@@ -56,15 +108,31 @@ def open_models(
         draft = local_folder(draft, draft_revision)
         opened_draft = open_drafter(draft, block_size)
         check_pair(opened_target.config, opened_draft.config)
-    tokenizer = open_tokenizer(folder)
-    if draft is not None:
+    tokenizer = _tokenizer(folder)
+    if draft is not None and tokenizer is not None:
         _check_tokenizers(tokenizer, folder, Path(draft))
-    template = _chat_template(folder)
-    models = models_of(opened_target, opened_draft, dtype)
-    params = {"target": opened_target.load(dtype)}
+    template = None if tokenizer is None else _chat_template(folder)
+    models = models_of(opened_target, opened_draft, floats)
+    params = {"target": _loaded(opened_target, folder, floats)}
     if opened_draft is not None:
-        params["drafter"] = opened_draft.load(dtype)
+        params["drafter"] = _loaded(opened_draft, draft, floats)
     return Opened(models, params, tokenizer, template)
+
+
+def _loaded(checkpoint: Checkpoint[Any], folder: str | Path | None, dtype: DTypeLike) -> Params:
+    begin = time.perf_counter()
+    params = checkpoint.load(dtype)
+    gigabytes, seconds = num_bytes(params) / 1e9, time.perf_counter() - begin
+    log.info("read %s: %.3g GB as %s in %.1f s", folder, gigabytes, jnp.dtype(dtype), seconds)
+    return params
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """None if the folder has no vocabulary: prompts must be token ids then."""
+    if (folder / VOCABULARY_FILE).exists():
+        return open_tokenizer(folder)
+    log.info("no %s in %s: prompts must be token ids", VOCABULARY_FILE, folder)
+    return None
 
 
 def _refuse_options_of_a_drafter(**options: int | str | None) -> None:
@@ -108,8 +176,15 @@ def models_of(
     return Models(Qwen3(target.config, draft.config.target_layer_ids, dtype), (drafter,))
 
 
-def choose_dtype(dtype: DTypeLike) -> DTypeLike:
-    dtype = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+def auto_dtype(target: str | Path) -> str:
+    """The dtype for "auto": float32 for the demo pair on a CPU, bfloat16 otherwise."""
+    return demo_dtype() if is_demo_target(target) else DEFAULT_DTYPE
+
+
+def choose_dtype(dtype: DTypeLike, target: str | Path = "") -> DTypeLike:
+    """The dtype that this name, or this type, stands for."""
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    name = auto_dtype(target) if name == "auto" else name
+    if name not in DTYPES:
+        raise UsageError(f"dtype is {name!r}; expected one of auto, {', '.join(DTYPES)}")
+    return DTYPES[name]

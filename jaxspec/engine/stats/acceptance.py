@@ -11,8 +11,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
+from jaxspec.short_repr import figures
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class AcceptanceCounts:
     """Verify steps, of one request or of many together; every rate is a ratio of these."""
 
@@ -24,6 +26,16 @@ class AcceptanceCounts:
     """Verify steps that checked a draft at this place and accepted every draft before it."""
     accepted_per_position: tuple[int, ...] = ()
     """Verify steps that accepted the draft at this place, and thus every draft before it."""
+
+    def __repr__(self) -> str:
+        return figures(self, **self._main_figures())
+
+    def _main_figures(self) -> dict[str, int | float]:
+        """What a person wants to see first."""
+        return {
+            "num_spec_steps": self.num_spec_steps,
+            "mean_acceptance_length": self.mean_acceptance_length,
+        }
 
     @property
     def num_draft_tokens(self) -> int:
@@ -63,7 +75,7 @@ class AcceptanceCounts:
         return tuple(a - b for a, b in itertools.pairwise(at_least))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class RequestStats(AcceptanceCounts):
     """Statistics of one request."""
 
@@ -85,6 +97,10 @@ class RequestStats(AcceptanceCounts):
     synthetic: bool = False
     """Whether acceptance was drawn at random: text and lengths are then not the models'."""
 
+    def _main_figures(self) -> dict[str, int | float]:
+        tokens = {"prompt_tokens": self.prompt_tokens, "generation_tokens": self.generation_tokens}
+        return tokens | super()._main_figures() | {"ttft_s": self.ttft_s, "decode_s": self.decode_s}
+
     @property
     def tpot_s(self) -> float:
         """Seconds per output token after the first; 0 if there is only one."""
@@ -96,7 +112,7 @@ class RequestStats(AcceptanceCounts):
         return _ratio(self.generation_tokens - 1, self.num_spec_steps)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class PooledStats(AcceptanceCounts):
     """Sums over requests. A rate of these sums weights each request by its number of steps, so that
     long replies dominate it. A mean over requests does not, so both kinds are reported."""
@@ -110,6 +126,14 @@ class PooledStats(AcceptanceCounts):
     """Requests that had a verify step."""
     synthetic: bool = False
     """Whether the acceptance of some request was drawn at random."""
+
+    def _main_figures(self) -> dict[str, int | float]:
+        sums = {
+            "num_requests": self.num_requests,
+            "prompt_tokens": self.prompt_tokens,
+            "generation_tokens": self.generation_tokens,
+        }
+        return sums | super()._main_figures()
 
     @property
     def mean_acceptance_length_per_request(self) -> float:

@@ -5,9 +5,10 @@ import dataclasses
 from jaxspec.engine.stats.acceptance import PooledStats
 from jaxspec.engine.stats.latencies import Latencies
 from jaxspec.models.kernels import KernelUse
+from jaxspec.short_repr import figures
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class EngineStats:
     """The load of an engine at one moment, and the requests that it has finished so far."""
 
@@ -24,3 +25,15 @@ class EngineStats:
     """Latencies of the finished requests."""
     kernels: tuple[KernelUse, ...] = ()
     """What runs each op of the models, and why no kernel does where none does."""
+
+    def __repr__(self) -> str:
+        return figures(
+            self,
+            waiting=self.waiting,
+            running=self.running,
+            pages_in_use=self.pages_in_use,
+            pages_total=self.pages_total,
+            finished=self.finished,
+            ttft_s=self.latencies.ttft_s,
+            itl_s=self.latencies.itl_s,
+        )

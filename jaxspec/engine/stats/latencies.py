@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxspec.engine.stats.acceptance import RequestStats
+from jaxspec.short_repr import figures
 
 BOUNDS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
@@ -14,7 +15,7 @@ BOUNDS = (
 """Bounds in seconds, from the step of a small model to a long reply that had to wait."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Histogram:
     """A histogram of durations."""
 
@@ -23,6 +24,19 @@ class Histogram:
     bounds."""
     seconds: float = 0.0
     """Sum of the durations."""
+
+    @property
+    def count(self) -> int:
+        """Number of durations."""
+        return sum(self.counts)
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the durations; 0 if there are none."""
+        return self.seconds / max(self.count, 1)
+
+    def __repr__(self) -> str:
+        return figures(self, count=self.count, mean_s=self.mean_s)
 
 
 @dataclasses.dataclass(frozen=True)

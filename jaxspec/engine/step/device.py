@@ -1,5 +1,6 @@
 """The steps as compiled programs, and the state that they update."""
 
+import logging
 from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,6 +16,8 @@ from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Drafts, Params
+
+log = logging.getLogger("jaxspec")
 
 
 class Device:
@@ -32,6 +35,10 @@ class Device:
         self.state = state
         self.store = store
         self.observers: list[StepObserver] = []
+        self._tried: set[Step] = set()
+        """Steps that have run. Only the first run of each is looked at, so that a run costs as
+        little as before; none is once a line in the log has said that a request waits."""
+        self._told = False
         self.integers = lru_cache(maxsize=256)(_upload)
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
 
@@ -43,9 +50,21 @@ class Device:
         """Runs a step, replaces the state, and returns the step's other results."""
         for observer in tuple(self.observers):
             observer.program(step, inputs, static)
+        if step not in self._tried:
+            self._tell_if_it_waits(step, inputs, static)
         program = self.programs.compiled(step, self.state, inputs, static)
         self.state, output = program(self.params, self.state, *inputs)
         return output
+
+    def _tell_if_it_waits(self, step: Step, inputs: Any, static: dict[str, Any]) -> None:
+        """Logs a line, once, if the first requests wait for a program."""
+        self._tried.add(step)
+        if not self._told and not self.program(step, *inputs, **static).is_ready:
+            self._told = True
+            log.info(
+                "requests wait while programs are loaded or compiled, each when it is first "
+                "needed; Engine.warm_up() makes them ready beforehand"
+            )
 
     def program(self, step: Step, *inputs: Any, **static: Any) -> Program:
         """The program that `run` would run for inputs of these shapes."""
@@ -60,6 +79,13 @@ class Device:
         """Frees the state's arrays; programs can still be traced for their shapes."""
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
+
+    def free(self) -> None:
+        """Frees all of the device's memory; weights that others use as well stay theirs. Nothing
+        can run afterwards."""
+        self.discard_state()
+        self.params = {}
+        self.integers.cache_clear()
 
 
 class Tracer:

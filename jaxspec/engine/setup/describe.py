@@ -1,0 +1,50 @@
+"""Models and engines in one line, for a person who looks at them."""
+
+from typing import Any
+
+import jax
+
+from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.step.io import Models
+from jaxspec.proposers.device import Params
+from jaxspec.proposers.dflash import DFlashProposer
+
+
+def engine_in_words(loop: Loop) -> str:
+    """The models, the method, the sizes, the dtype and the device of an engine."""
+    plan, device = loop.plan, loop.device
+    if loop.closed:
+        return "Engine(closed)"
+    drafts = f"{plan.method} with up to {plan.block_size - 1} drafts"
+    parts = [
+        models_in_words(device.models, device.params),
+        "no drafts" if plan.method == "none" else drafts,
+        f"max_batch={plan.num_slots}",
+        f"max_model_len={plan.max_model_len}",
+        f"num_pages={plan.num_pages - 1}",
+        jax.numpy.dtype(device.models.target.dtype).name,
+        _device_of(device.params),
+    ]
+    return f"Engine({', '.join(parts)})"
+
+
+def models_in_words(models: Models, params: Params) -> str:
+    """Kinds of the models and their numbers of parameters: Qwen3 8.2B + DFlash 1.0B."""
+    drafters = [one.drafter for one in models.proposers if isinstance(one, DFlashProposer)]
+    named = [("target", models.target), *(("drafter", one) for one in drafters)]
+    return " + ".join(f"{type(one).__name__} {_count(params.get(name))}" for name, one in named)
+
+
+def _count(params: Any) -> str:
+    """The number of parameters, as models are named by it: 8.2B, 7.1M."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= unit:
+            return f"{count / unit:.1f}{letter}"
+    return str(count)
+
+
+def _device_of(params: Params) -> str:
+    leaf = next(iter(jax.tree.leaves(params)), None)
+    device = next(iter(leaf.devices())) if isinstance(leaf, jax.Array) else jax.local_devices()[0]
+    return device.device_kind
