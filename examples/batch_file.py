@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
-import jax
 from tqdm import tqdm
 
 import jaxspec
@@ -169,10 +168,10 @@ def main(argv: list[str] | None = None) -> int:
     pair = (options.model, options.draft_model) if options.model else jaxspec.demo_pair()
     try:
         finished_ids(options.answers)  # a wrong file is refused before the models are read
-        engine = Engine.from_pretrained(
+        with Engine.from_pretrained(
             *pair, dtype=options.dtype, max_batch=options.at_once, max_model_len=options.max_length
-        )
-        failed = run(engine, options.prompts, options.answers, options.at_once)
+        ) as engine:
+            failed = run(engine, options.prompts, options.answers, options.at_once)
     except KeyboardInterrupt:
         print(f"stopped; run the same command to go on with {options.answers}", file=sys.stderr)
         return 130
@@ -190,8 +189,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("answers", type=Path, help="file to write, or to go on with")
     parser.add_argument("--model", help="folder or hub id (default: the demo pair)")
     parser.add_argument("--draft-model", help="folder or hub id of the drafter")
-    on_cpu = jax.default_backend() == "cpu"
-    parser.add_argument("--dtype", default="float32" if on_cpu else "bfloat16")
+    parser.add_argument("--dtype", default="auto", help="bfloat16, float32 or auto")
     parser.add_argument("--at-once", type=int, default=8, help="requests that run at once")
     parser.add_argument("--max-length", type=int, default=1024, help="most tokens of a request")
     return parser

@@ -73,9 +73,8 @@ def main(argv: list[str] | None = None) -> int:
         max_batch=1,
         max_model_len=512,
     )
-    params = jaxspec.SamplingParams(max_tokens=options.max_tokens)
-    drafted = engine.generate(options.prompt, params)
-    plain = engine.plain().generate(options.prompt, params)
+    drafted = engine.generate(options.prompt, max_tokens=options.max_tokens)
+    plain = engine.plain().generate(options.prompt, max_tokens=options.max_tokens)
     stats, equal = drafted.stats, drafted.token_ids == plain.token_ids
 
     print(options.prompt + drafted.text)

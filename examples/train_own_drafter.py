@@ -20,13 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 import jaxspec
-from jaxspec import Engine, RequestOutput, SamplingParams, train
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec import Engine, Opened, RequestOutput, train
 from jaxspec.models.parameters import random_params
-from jaxspec.proposers.dflash import DFlashProposer
 
 TINY = (
     "--block-size 8 --layers 2 --features 3 --from-target "  # the drafter
@@ -63,9 +60,8 @@ def prompts_of(files: list[Path]) -> list[str]:
 
 def before_training(opened: Opened) -> Opened:
     """The same models, with random parameters for the drafter."""
-    proposer = opened.models.proposers[0]
-    assert isinstance(proposer, DFlashProposer)
-    params = random_params(proposer.drafter, jax.random.key(0))
+    assert opened.drafter is not None
+    params = random_params(opened.drafter, jax.random.key(0))
     return replace(opened, params=opened.params | {"drafter": params})
 
 
@@ -73,7 +69,7 @@ def continued(opened: Opened, prompts: list[str], max_tokens: int) -> list[Reque
     engine = Engine.from_models(
         opened.models, opened.params, opened.tokenizer, max_batch=4, max_model_len=256
     )
-    return engine.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    return engine.generate(prompts, max_tokens=max_tokens, ignore_eos=True)
 
 
 def tokens_per_forward(outputs: list[RequestOutput]) -> float:
@@ -96,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     if code := train.main(flags):
         return code
 
-    opened = open_models(options.target, options.out / "zlab", "dflash", jnp.float32, None, None)
+    opened = jaxspec.open_models(options.target, options.out / "zlab", dtype="float32")
     prompts = prompts_of(held_out[:8])
     before = continued(before_training(opened), prompts, options.max_tokens)
     after = continued(opened, prompts, options.max_tokens)
