@@ -67,7 +67,7 @@ def before_training(opened: Opened) -> Opened:
 
 def continued(opened: Opened, prompts: list[str], max_tokens: int) -> list[RequestOutput]:
     engine = Engine.from_models(
-        opened.models, opened.params, opened.tokenizer, max_batch=4, max_model_len=256
+        opened.models, opened.params, opened.tokenizer, max_batch=1, max_model_len=256
     )
     return engine.generate(prompts, max_tokens=max_tokens, ignore_eos=True)
 

@@ -6,10 +6,15 @@ import re
 import pytest
 from example_module import ROOT, example
 
+from jaxspec import train
+
 train_own_drafter = example("train_own_drafter")
 
 TARGET = ROOT / "tests" / "data" / "goldens" / "a" / "target"
-SMALLEST = "--block-size 4 --layers 1 --features 1 --length 32 --shortest-prompt 4 --anchors 4"
+SMALLEST = (
+    "--block-size 4 --layers 1 --features 1 --from-target --length 32 --anchors 4 --batch-size 2 "
+    "--compute float32 --log-every 1"
+)
 
 
 @pytest.fixture
@@ -25,18 +30,27 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_from_text_to_a_figure(folder, tmp_path, capsys):
+def test_from_text_to_a_figure(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_own_drafter, "TINY", SMALLEST)
     out = tmp_path / "out"
     options = ["--target", str(TARGET), "--text", str(folder), "--out", str(out)]
-    small = [*SMALLEST.split(), "--batch-size", "2", "--log-every", "1"]
-    assert train_own_drafter.main([*options, "--steps", "2", "--max-tokens", "8", *small]) == 0
+    passed_on = ["--seed", "1"]
+    assert train_own_drafter.main([*options, "--steps", "2", "--max-tokens", "8", *passed_on]) == 0
     said = capsys.readouterr().out
     figures = re.findall(r"drafter (?:before|after) training +(\d\.\d\d)$", said, re.M)
     assert len(figures) == 2 and all(1 <= float(figure) <= 4 for figure in figures)
     assert said.endswith("the text is equal: yes\n")
     assert (out / "zlab" / "model.safetensors").is_file()
-    assert json.loads((out / "train_config.json").read_text())["steps"] == 2
+    config = json.loads((out / "train_config.json").read_text())
+    assert (config["steps"], config["seed"], config["layers"]) == (2, 1, 1)
     assert len(list((out / "text").iterdir())) == 7, "two of nine files are held out"
+
+
+def test_its_flags_are_those_of_the_command():
+    """Also the ones that the run above leaves out because they take long."""
+    given = ["--target", "a", "--data", "b", "--out", "c", *train_own_drafter.TINY.split()]
+    flags = train._parser().parse_args(given)
+    assert flags.on_policy and flags.from_target and flags.compute == "float32"
 
 
 def test_what_is_held_out_is_not_learned_from(folder):
