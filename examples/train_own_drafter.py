@@ -13,9 +13,9 @@ you stop it, the same command goes on.
 """
 
 import argparse
-import email
 import shlex
 import sys
+import unittest
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +26,9 @@ from jaxspec import Engine, Opened, RequestOutput, train
 from jaxspec.models.parameters import random_params
 
 TINY = (
-    "--block-size 8 --layers 2 --features 3 --from-target "  # the drafter
+    "--block-size 4 --layers 2 --features 3 --from-target "  # the drafter
     "--length 96 --on-policy --shortest-prompt 16 "  # it learns from the target's own text
-    "--anchors 24 --batch-size 8 --learning-rate 2e-3 --compute float32 --log-every 20"
+    "--anchors 24 --batch-size 8 --method muon --learning-rate 5e-3 --compute float32"
 )
 PROMPT_CHARACTERS = 200
 
@@ -111,11 +111,11 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         epilog="All other flags are those of jaxspec train.",
     )
-    target, sources = str(jaxspec.demo_pair()[0]), Path(email.__file__).parent
+    target, sources = str(jaxspec.demo_pair()[0]), Path(unittest.__file__).parent
     parser.add_argument("--target", default=target, help="folder or hub id (default: demo target)")
     parser.add_argument("--text", type=Path, default=sources, help="folder of text files")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=200, help="steps of training")
+    parser.add_argument("--steps", type=int, default=300, help="steps of training")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens to continue by")
     return parser
 
