@@ -21,7 +21,8 @@ import numpy as np
 
 import jaxspec
 from jaxspec import cli
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.setup.load_models import open_models
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Admission, Drafting, PromptChunk, Verified
 from jaxspec.engine.step.state import empty_state

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from jaxspec.engine.requests.failures import RequestFailed
     from jaxspec.engine.requests.output import RequestOutput
     from jaxspec.engine.requests.sampling_params import SamplingParams
-    from jaxspec.engine.setup.load_models import Opened, open_models
+    from jaxspec.engine.setup.load_models import open_models
+    from jaxspec.engine.setup.opened import Opened
     from jaxspec.engine.stats.acceptance import PooledStats, RequestStats
     from jaxspec.engine.stats.engine_stats import EngineStats
     from jaxspec.errors import JaxspecError, LoadError, UsageError
@@ -25,7 +26,7 @@ _HOME = {
     "demo_pair": "jaxspec.demo",
     "SamplingParams": "jaxspec.engine.requests.sampling_params",
     "RequestFailed": "jaxspec.engine.requests.failures",
-    "Opened": "jaxspec.engine.setup.load_models",
+    "Opened": "jaxspec.engine.setup.opened",
     "open_models": "jaxspec.engine.setup.load_models",
     "RequestOutput": "jaxspec.engine.requests.output",
     "RequestStats": "jaxspec.engine.stats.acceptance",

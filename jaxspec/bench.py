@@ -16,7 +16,7 @@ from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
     from jaxspec import Engine
-    from jaxspec.engine.setup.load_models import Opened
+    from jaxspec.engine.setup.opened import Opened
     from jaxspec.measure.load import Schedule, Work
 
 PUBLISHED_BLOCK_SIZE = 16

@@ -31,7 +31,7 @@ from jaxspec.engine.adapt.acceptance_rates import expected_tokens
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.planning import NARROWER_WIDTHS
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.observer import Step, StepObserver

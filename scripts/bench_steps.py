@@ -25,7 +25,7 @@ from jaxspec.acceptance.synthetic import from_rates
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import PromptChunk
 from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, verify_step

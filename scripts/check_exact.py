@@ -40,7 +40,7 @@ from jaxspec import cli
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.compiled import Program
 from jaxspec.measure.compile_clock import CompileClock

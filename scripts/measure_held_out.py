@@ -30,7 +30,8 @@ from jaxspec.demo import demo_pair
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.setup.load_models import open_models
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import LoadError
 from jaxspec.measure.engines import compile_all, engine_for
 from jaxspec.measure.load import Load, Run, Work, run_load

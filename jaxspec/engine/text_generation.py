@@ -1,35 +1,24 @@
 """The methods of an engine that take prompts or chats and return text."""
 
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Unpack, overload
 
+from jaxspec.engine.calls import Calls
 from jaxspec.engine.event_stream import EventStream, StreamEvent
-from jaxspec.engine.plan.options import EngineOptions
-from jaxspec.engine.requests.chats import ChatOptions, Messages, as_chats, need_template, read_chat
-from jaxspec.engine.requests.failures import Errors, check_errors, failure_of, raise_refusals
-from jaxspec.engine.requests.output import RequestOutput, output_of
-from jaxspec.engine.requests.prompts import Prompt, ReadPrompt, as_list, read_prompt
-from jaxspec.engine.requests.request import Increment, Request
-from jaxspec.engine.requests.sampling_keywords import (
-    SamplingKeywords,
-    SomeParams,
-    params_for_each,
-)
+from jaxspec.engine.requests.chats import ChatOptions, Messages, as_chats
+from jaxspec.engine.requests.failures import Errors, raise_refusals
+from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.prompts import Prompt, as_list
+from jaxspec.engine.requests.request import Increment
+from jaxspec.engine.requests.sampling_keywords import SamplingKeywords, SomeParams, params_for_each
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.schedule.loop import Loop
-from jaxspec.engine.schedule.refusals import never_fits
-from jaxspec.engine.step.io import Models
-from jaxspec.text.chat import ChatTemplate
-from jaxspec.text.stream import TextStream, stop_scan
-from jaxspec.text.tokenizer import Tokenizer
 
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
-class TextGeneration:
+class TextGeneration(Calls):
     """What an engine does for its callers.
 
     In all methods, sampling parameters may be given as a `SamplingParams`, under the name `params`
@@ -41,14 +30,6 @@ class TextGeneration:
     `errors="return"`, both have outputs whose `finish_reason` is "error" and whose `error` says
     why.
     """
-
-    loop: Loop
-    models: Models
-    """The models as the caller passed them; the engine may add proposers without weights."""
-    tokenizer: Tokenizer | None
-    options: EngineOptions
-    chat_template: ChatTemplate | None
-    _numbers: Iterator[int]
 
     # A text or a list of ids is an Iterable too; the first overload that fits is taken.
     @overload
@@ -216,84 +197,3 @@ class TextGeneration:
     def abort(self, ids: int | Iterable[int]) -> None:
         """Ends submitted requests, one or several, now; `step` returns no more events for them."""
         self.loop.abandon([ids] if isinstance(ids, int) else ids)
-
-    def _outputs(
-        self,
-        prompts: Sequence[ReadPrompt],
-        params: Sequence[SamplingParams],
-        errors: Errors,
-        of_list: bool,
-    ) -> list[RequestOutput]:
-        stream = self._stream(prompts, params, errors, of_list, raises=False)
-        outputs = {e.index: e.output for e in stream if e.output is not None}
-        if errors == "raise" and (failure := failure_of(outputs, len(prompts))):
-            raise failure
-        return [outputs[index] for index in range(len(outputs))]
-
-    def _stream(
-        self,
-        prompts: Sequence[ReadPrompt],
-        params: Sequence[SamplingParams],
-        errors: Errors,
-        of_list: bool,
-        raises: bool,
-    ) -> EventStream:
-        check_errors(errors)
-        requests, refusals = self._requests(prompts, params)
-        if errors == "raise":
-            raise_refusals(refusals, of_list)
-        ids = [request.id for request in requests]
-        stream = EventStream(self.loop, self._event, ids, raises)
-        try:
-            self.loop.submit(requests, refusals)
-            return stream
-        except BaseException:
-            stream.close()
-            raise
-
-    def _event(self, index: int, increment: Increment) -> StreamEvent:
-        output = None
-        if increment.ended is not None:
-            synthetic = self.loop.device.models.synthetic
-            output = output_of(increment.ended, self.loop.plan.block_size - 1, synthetic)
-        return StreamEvent(index, increment.token_ids, increment.text, output)
-
-    def _read(self, prompts: Sequence[Prompt]) -> list[ReadPrompt]:
-        vocab_size = self.models.target.vocab_size
-        return [read_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts]
-
-    def _read_chats(self, chats: Sequence[Messages], options: ChatOptions) -> list[ReadPrompt]:
-        template = need_template(self.chat_template, self.tokenizer)
-        vocab_size = self.models.target.vocab_size
-        return [read_chat(one, template, self.tokenizer, vocab_size, options) for one in chats]
-
-    def _requests(
-        self, prompts: Sequence[ReadPrompt], params: Sequence[SamplingParams]
-    ) -> tuple[list[Request], list[str | None]]:
-        """The requests, and for each of them why it can never run, or None."""
-        self.loop.refuse_if_closed()
-        pairs = zip(prompts, params, strict=True)
-        requests = [self._request(next(self._numbers), *pair) for pair in pairs]
-        reasons = [one.refusal or self._refusal(r) for one, r in zip(prompts, requests)]
-        return requests, reasons
-
-    def _request(self, number: int, prompt: ReadPrompt, params: SamplingParams) -> Request:
-        eos = () if params.ignore_eos else self.models.target.eos_token_ids
-        return Request(
-            id=number,
-            prompt=prompt.ids,
-            text_prompt=prompt.text,
-            params=params,
-            stop_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
-            stream=TextStream(),
-            scan=stop_scan(params.stop),
-            submitted_at=time.perf_counter(),
-            draws=params.draws,
-        )
-
-    def _refusal(self, request: Request) -> str | None:
-        if request.params.stop and self.tokenizer is None:
-            return "stop needs text but the engine has no tokenizer; use stop_token_ids"
-        limit = self.options.max_model_len
-        return never_fits(request, self.loop.plan, self.loop.ledger.book, limit)

@@ -11,7 +11,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import shapes_for
 from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
-from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError

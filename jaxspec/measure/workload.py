@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxspec.console.prompts import chat_of, encoded
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import UsageError
 from jaxspec.measure.datasets import BUILT_IN, Sample, built_in, random_ids, read_file
 from jaxspec.measure.load import Work

@@ -17,7 +17,8 @@ from jaxspec.demo import demo_pair
 from jaxspec.engine.plan.planning import plan_engine
 from jaxspec.engine.plan.sizes import log
 from jaxspec.engine.setup import room
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.setup.load_models import open_models
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.stats.acceptance import PooledStats, counts_of
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import LoadError, UsageError

@@ -11,7 +11,8 @@ import numpy as np
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup.load_models import Opened, open_models
+from jaxspec.engine.setup.load_models import open_models
+from jaxspec.engine.setup.opened import Opened
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 

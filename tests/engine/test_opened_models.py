@@ -92,6 +92,7 @@ def test_a_damaged_tokenizer_is_still_an_error(without_tokenizer, tmp_path):
 def test_the_automatic_dtype_is_what_commands_choose():
     demo, _ = jaxspec.demo_pair()
     assert auto_dtype(demo) == auto_dtype(str(demo)) == "float32"
+    assert auto_dtype("a" * 5000) == auto_dtype("\0") == "bfloat16"
     assert auto_dtype(TARGET) == auto_dtype("Qwen/Qwen3-8B") == "bfloat16"
     assert choose_dtype("auto", demo) == jnp.float32
     assert open_models(TARGET).target.dtype == jnp.bfloat16

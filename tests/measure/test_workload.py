@@ -5,7 +5,7 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.engine.setup.load_models import Opened
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.measure.datasets import Sample

@@ -1,10 +1,13 @@
 """docs/guide.md: its Python runs from top to bottom; its memory table is what shapes add up to."""
 
+import logging
 import math
 import pathlib
 import re
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxspec.models import presets
@@ -21,6 +24,8 @@ STAND_INS = {
     "z-lab/Qwen3-8B-DFlash-b16": str(GOLDENS / "draft"),
 }
 
+PRINTED = "Engine(Qwen3 7.3M + DFlash 4.3M, dflash with up to 15 drafts, max_batch=2, "
+
 
 @pytest.fixture(scope="module")
 def guide() -> dict:
@@ -36,15 +41,30 @@ def guide() -> dict:
 
 @pytest.mark.slow
 def test_requests_get_what_the_guide_says(guide):
-    assert guide["output"].finish_reason == "error"
-    assert "make 5003 tokens, the context holds 256;" in guide["output"].error
-    assert len(guide["best"]) >= 2 and guide["answer"]
+    assert "make 5003 tokens, the context holds 256;" in guide["refusal"]
+    assert "the context holds 256" in guide["failed"][1]
+    assert len(guide["best"]) >= 2 and guide["answer"].text and not guide["ids"]
+    assert repr(guide["engine"]).startswith(PRINTED) and PRINTED in TEXT
+    assert repr(guide["other"]) == "Engine(closed)"
 
 
 @pytest.mark.slow
-def test_the_captured_layers_are_in_the_features(guide):
-    hidden = guide["checkpoint"].config.decoder.hidden_size
-    assert guide["features"].shape == (1, guide["width"], 2 * hidden)
+def test_whole_sequences_and_steps_give_the_same_logits(guide):
+    config = guide["module"].config
+    assert guide["logits"].shape == (1, guide["width"], config.vocab_size)
+    np.testing.assert_allclose(guide["logits"], guide["step_logits"], atol=1e-3)
+    assert guide["features"].shape[-1] == len(guide["module"].capture) * config.decoder.hidden_size
+    assert jax.tree.structure(guide["gradients"]) == jax.tree.structure(guide["params"])
+
+
+@pytest.fixture(autouse=True)
+def the_log_as_it_was():
+    """The guide switches the log on."""
+    log, root = logging.getLogger("jaxspec"), logging.getLogger()
+    level, handlers = log.level, list(root.handlers)
+    yield
+    log.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def gigabytes(model) -> float:

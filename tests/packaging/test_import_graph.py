@@ -31,6 +31,7 @@ FLOORS = (
 ENGINE_FLOORS = (
     ("engine",),
     ("text_generation",),
+    ("calls",),
     ("event_stream", "setup"),
     ("schedule",),
     ("plan",),

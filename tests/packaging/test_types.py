@@ -10,28 +10,52 @@ from typing import get_type_hints
 
 import pytest
 
-from jaxspec import EngineOptions, UsageError
+from jaxspec import EngineOptions, SamplingParams, UsageError
 from jaxspec.engine.plan.options import EngineKeywords, options_of
+from jaxspec.engine.requests.sampling_keywords import SamplingKeywords
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-[SNIPPET] = re.findall(r"^```python\n(.*?)\n```$", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+def python_of(page: str, end: str = "") -> str:
+    """All Python blocks of a page, or those before `end`, one after the other."""
+    text = (ROOT / page).read_text()
+    text = text[: text.index(end)] if end else text
+    return "\n".join(re.findall(r"^```python\n(.*?)\n```$", text, re.M | re.S))
+
 
 CALLS = """
 from typing import assert_type
 
-from jaxspec import Engine, EngineOptions, RequestOutput
+from jaxspec import Engine, EngineOptions, RequestOutput, SamplingParams
 
 engine = Engine.from_pretrained("a", "b", EngineOptions(exact=True), dtype="float32", max_batch=2)
 assert_type(engine.generate("a"), RequestOutput)
 assert_type(engine.generate([1, 2]), RequestOutput)
 assert_type(engine.generate(["a", "b"]), list[RequestOutput])
 assert_type(engine.generate([[1, 2], "b"]), list[RequestOutput])
+assert_type(engine.generate("a", max_tokens=3, stop="x"), RequestOutput)
+assert_type(engine.generate(["a"], SamplingParams(), temperature=0.5), list[RequestOutput])
+asked = [{"role": "user", "content": "Why?"}]
+assert_type(engine.chat(asked, max_tokens=3, enable_thinking=False), RequestOutput)
+assert_type(engine.chat([asked, asked], sampling_params=SamplingParams()), list[RequestOutput])
+assert_type([event.text for event in engine.stream_chat(asked, max_tokens=3)], list[str])
+assert_type(engine.submit("a", max_tokens=3), int)
+with Engine.from_pretrained("a") as closing:
+    assert_type(closing, Engine)
+"""
+PURE = """
+assert_type(opened, jaxspec.Opened)
+assert_type(opened.logits(params, tokens), jax.Array)
 """
 MISTAKES = {
     'print(engine.generate(["a"]).text)': '"text" for class "list[RequestOutput]"',
     'Engine.from_pretrained("a", max_seqs=2)': 'No parameter named "max_seqs"',
     'Engine.from_pretrained("a", max_batch="2")': 'to parameter "max_batch" of type "int"',
     'Engine.from_pretrained("a", driver="fast")': 'to parameter "driver" of type "Driver"',
+    'engine.submit("a", max_new_tokens=3)': 'No parameter named "max_new_tokens"',
+    'engine.stream("a", stop=3)': 'to parameter "stop" of type',
+    'engine.submit("a", errors="return")': 'No parameter named "errors"',
 }
 
 
@@ -50,8 +74,19 @@ def strictly_checked(code: str, folder: pathlib.Path) -> list[str]:
     return [f"{one['rule']}: {one['message']}" for one in found["generalDiagnostics"]]
 
 
-def test_the_readme_s_snippet(tmp_path):
-    assert strictly_checked(SNIPPET, tmp_path) == []
+@pytest.mark.parametrize(
+    ("page", "end"), [("README.md", ""), ("docs/guide.md", "## Models as pure functions")]
+)
+def test_the_python_of_the_pages(page, end, tmp_path):
+    assert "Engine.from_pretrained" in python_of(page, end)
+    assert strictly_checked(python_of(page, end), tmp_path) == []
+
+
+def test_pure_functions_are_typed_as_far_as_jax_is(tmp_path):
+    """JAX itself leaves the types of some arguments open, of `jnp.array` among others."""
+    program = python_of("docs/guide.md") + "\nfrom typing import assert_type\n" + PURE
+    found = strictly_checked(program, tmp_path)
+    assert [error for error in found if not error.startswith("reportUnknown")] == []
 
 
 def test_calls_are_typed_and_mistakes_seen(tmp_path):
@@ -61,9 +96,12 @@ def test_calls_are_typed_and_mistakes_seen(tmp_path):
     assert all(wanted in message for wanted, message in zip(MISTAKES.values(), errors)), errors
 
 
-def test_keywords_are_the_options():
-    assert get_type_hints(EngineKeywords) == get_type_hints(EngineOptions)
-    assert len(get_type_hints(EngineKeywords)) == len(dataclasses.fields(EngineOptions))
+@pytest.mark.parametrize(
+    ("keywords", "record"), [(EngineKeywords, EngineOptions), (SamplingKeywords, SamplingParams)]
+)
+def test_keywords_are_the_fields_of_the_record(keywords, record):
+    assert get_type_hints(keywords) == get_type_hints(record)
+    assert len(get_type_hints(keywords)) == len(dataclasses.fields(record))
 
 
 def test_keywords_change_the_options():
@@ -75,7 +113,12 @@ def test_keywords_change_the_options():
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("max_batches", "did you mean 'max_batch'?"), ("fast", "expected some of draft_sampling, ")],
+    [
+        ("max_batches", "did you mean 'max_batch'?"),
+        ("max_num_seqs", "did you mean 'max_batch'?"),
+        ("gpu_memory_utilization", "did you mean 'memory_fraction'?"),
+        ("fast", "expected some of draft_sampling, "),
+    ],
 )
 def test_an_unknown_option_is_one_line(name, hint):
     with pytest.raises(UsageError, match=f"unknown option '{name}'; ") as refusal:

@@ -1,25 +1,21 @@
 """Opens the models that a user names, and finds mistakes in them before weights are read."""
 
-import dataclasses
 import filecmp
 import logging
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
 
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
 from jaxspec.demo import demo_dtype, is_demo_target
 from jaxspec.engine.plan.planning import choose_method
-from jaxspec.engine.setup.describe import models_in_words
 from jaxspec.engine.setup.memory import num_bytes
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError, shown
 from jaxspec.models.config import DFlashConfig, Qwen3Config
@@ -30,59 +26,11 @@ from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.text.chat import ChatTemplate, open_chat_template
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
-from jaxspec.training.forward import target_features, target_logits
 
 log = logging.getLogger("jaxspec")
 
 DEFAULT_DTYPE = "bfloat16"
 DTYPES = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
-
-Logits = Callable[[Params, Int[Array, "batch length"]], Float[Array, "batch length vocab"]]
-Features = Callable[
-    [Params, Int[Array, "batch length"]],
-    tuple[Float[Array, "batch length hidden"], Float[Array, "batch length features"]],
-]
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Opened:
-    """Models with their parameters on the device, the tokenizer and the chat template."""
-
-    models: Models
-    """The modules, which hold no arrays."""
-    params: Params
-    """Parameters by name: "target" and, if there is a drafter, "drafter"."""
-    tokenizer: Tokenizer | None
-    """None if the target's folder has no tokenizer."""
-    chat_template: ChatTemplate | None
-    """None if the target's folder has none."""
-
-    @property
-    def target(self) -> Qwen3:
-        """The target's module."""
-        assert isinstance(self.models.target, Qwen3), "a checkpoint holds a Qwen3 target"
-        return self.models.target
-
-    @property
-    def drafter(self) -> DFlash | None:
-        """The drafter's module."""
-        drafters = [one for one in self.models.proposers if isinstance(one, DFlashProposer)]
-        return drafters[0].drafter if drafters else None
-
-    @property
-    def logits(self) -> Logits:
-        """A pure function from the target's parameters and whole sequences of tokens, as
-        [batch length], to the logits after each token."""
-        return partial(target_logits, self.target)
-
-    @property
-    def features(self) -> Features:
-        """Like `logits`, but to the final hidden states and the features that a drafter reads."""
-        return partial(target_features, self.target)
-
-    def __repr__(self) -> str:
-        models = models_in_words(self.models, self.params)
-        return f"Opened({models}, {jnp.dtype(self.models.target.dtype).name})"
 
 
 def open_models(

@@ -1,0 +1,112 @@
+"""What the methods of an engine that take prompts have in common."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from jaxspec.engine.event_stream import EventStream, StreamEvent
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.requests.chats import ChatOptions, Messages, need_template, read_chat
+from jaxspec.engine.requests.failures import Errors, check_errors, failure_of, raise_refusals
+from jaxspec.engine.requests.output import RequestOutput, output_of
+from jaxspec.engine.requests.prompts import Prompt, ReadPrompt, read_prompt
+from jaxspec.engine.requests.request import Increment, Request
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.schedule.refusals import never_fits
+from jaxspec.engine.step.io import Models
+from jaxspec.text.chat import ChatTemplate
+from jaxspec.text.stream import TextStream, stop_scan
+from jaxspec.text.tokenizer import Tokenizer
+
+
+class Calls:
+    """From prompts to queued requests, and from increments to events and outputs."""
+
+    loop: Loop
+    models: Models
+    """The models as the caller passed them; the engine may add proposers without weights."""
+    tokenizer: Tokenizer | None
+    options: EngineOptions
+    chat_template: ChatTemplate | None
+    _numbers: Iterator[int]
+
+    def _outputs(
+        self,
+        prompts: Sequence[ReadPrompt],
+        params: Sequence[SamplingParams],
+        errors: Errors,
+        of_list: bool,
+    ) -> list[RequestOutput]:
+        stream = self._stream(prompts, params, errors, of_list, raises=False)
+        outputs = {e.index: e.output for e in stream if e.output is not None}
+        if errors == "raise" and (failure := failure_of(outputs, len(prompts))):
+            raise failure
+        return [outputs[index] for index in range(len(outputs))]
+
+    def _stream(
+        self,
+        prompts: Sequence[ReadPrompt],
+        params: Sequence[SamplingParams],
+        errors: Errors,
+        of_list: bool,
+        raises: bool,
+    ) -> EventStream:
+        check_errors(errors)
+        requests, refusals = self._requests(prompts, params)
+        if errors == "raise":
+            raise_refusals(refusals, of_list)
+        ids = [request.id for request in requests]
+        stream = EventStream(self.loop, self._event, ids, raises)
+        try:
+            self.loop.submit(requests, refusals)
+            return stream
+        except BaseException:
+            stream.close()
+            raise
+
+    def _event(self, index: int, increment: Increment) -> StreamEvent:
+        output = None
+        if increment.ended is not None:
+            synthetic = self.loop.device.models.synthetic
+            output = output_of(increment.ended, self.loop.plan.block_size - 1, synthetic)
+        return StreamEvent(index, increment.token_ids, increment.text, output)
+
+    def _read(self, prompts: Sequence[Prompt]) -> list[ReadPrompt]:
+        vocab_size = self.models.target.vocab_size
+        return [read_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts]
+
+    def _read_chats(self, chats: Sequence[Messages], options: ChatOptions) -> list[ReadPrompt]:
+        template = need_template(self.chat_template, self.tokenizer)
+        vocab_size = self.models.target.vocab_size
+        return [read_chat(one, template, self.tokenizer, vocab_size, options) for one in chats]
+
+    def _requests(
+        self, prompts: Sequence[ReadPrompt], params: Sequence[SamplingParams]
+    ) -> tuple[list[Request], list[str | None]]:
+        """The requests, and for each of them why it can never run, or None."""
+        self.loop.refuse_if_closed()
+        pairs = zip(prompts, params, strict=True)
+        requests = [self._request(next(self._numbers), *pair) for pair in pairs]
+        reasons = [one.refusal or self._refusal(r) for one, r in zip(prompts, requests)]
+        return requests, reasons
+
+    def _request(self, number: int, prompt: ReadPrompt, params: SamplingParams) -> Request:
+        eos = () if params.ignore_eos else self.models.target.eos_token_ids
+        return Request(
+            id=number,
+            prompt=prompt.ids,
+            text_prompt=prompt.text,
+            params=params,
+            stop_ids=frozenset((*eos, *params.stop_token_ids)),
+            seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
+            stream=TextStream(),
+            scan=stop_scan(params.stop),
+            submitted_at=time.perf_counter(),
+            draws=params.draws,
+        )
+
+    def _refusal(self, request: Request) -> str | None:
+        if request.params.stop and self.tokenizer is None:
+            return "stop needs text but the engine has no tokenizer; use stop_token_ids"
+        limit = self.options.max_model_len
+        return never_fits(request, self.loop.plan, self.loop.ledger.book, limit)

@@ -1,0 +1,65 @@
+"""Models that were opened: modules, parameters, tokenizer, and the target as pure functions."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.engine.setup.describe import models_in_words
+from jaxspec.engine.step.io import Models
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.device import Params
+from jaxspec.proposers.dflash import DFlashProposer
+from jaxspec.text.chat import ChatTemplate
+from jaxspec.text.tokenizer import Tokenizer
+from jaxspec.training.forward import target_features, target_logits
+
+Logits = Callable[[Params, Int[Array, "batch length"]], Float[Array, "batch length vocab"]]
+Features = Callable[
+    [Params, Int[Array, "batch length"]],
+    tuple[Float[Array, "batch length hidden"], Float[Array, "batch length features"]],
+]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Opened:
+    """Models with their parameters on the device, the tokenizer and the chat template."""
+
+    models: Models
+    """The modules, which hold no arrays."""
+    params: Params
+    """Parameters by name: "target" and, if there is a drafter, "drafter"."""
+    tokenizer: Tokenizer | None
+    """None if the target's folder has no tokenizer."""
+    chat_template: ChatTemplate | None
+    """None if the target's folder has none."""
+
+    @property
+    def target(self) -> Qwen3:
+        """The target's module."""
+        assert isinstance(self.models.target, Qwen3), "a checkpoint holds a Qwen3 target"
+        return self.models.target
+
+    @property
+    def drafter(self) -> DFlash | None:
+        """The drafter's module."""
+        drafters = [one for one in self.models.proposers if isinstance(one, DFlashProposer)]
+        return drafters[0].drafter if drafters else None
+
+    @property
+    def logits(self) -> Logits:
+        """A pure function from the target's parameters and whole sequences of tokens, as
+        [batch length], to the logits after each token."""
+        return partial(target_logits, self.target)
+
+    @property
+    def features(self) -> Features:
+        """Like `logits`, but to the final hidden states and the features that a drafter reads."""
+        return partial(target_features, self.target)
+
+    def __repr__(self) -> str:
+        models = models_in_words(self.models, self.params)
+        return f"Opened({models}, {jnp.dtype(self.models.target.dtype).name})"
