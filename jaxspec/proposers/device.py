@@ -2,7 +2,7 @@
 
 A device proposer is a frozen, hashable record: it is a static argument of the step, so everything
 that changes is in its state. The engine keeps that state beside the target's cache, passes it in
-and replaces it by the returned one. `docs/methods.md` shows a whole proposer in 40 lines.
+and replaces it by the returned one. `examples/own_proposer.py` is a whole one.
 """
 
 import dataclasses

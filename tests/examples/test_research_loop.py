@@ -1,4 +1,4 @@
-"""The loop in scripts/research_loop.py: lossless at zero tolerance, and its features are right."""
+"""The loop in examples/research_loop.py: lossless at zero tolerance, and its features are right."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ TOKENS = 32
 @pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location(
-        "research_loop", ROOT / "scripts" / "research_loop.py"
+        "research_loop", ROOT / "examples" / "research_loop.py"
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,7 @@
 """jaxspec as a library in your own loop: your own proposer and acceptance rule; features returned.
 
-    python scripts/research_loop.py --model DIR --draft-model DIR --prompt "def quicksort(" \
+    python examples/research_loop.py
+    python examples/research_loop.py --model DIR --draft-model DIR --prompt "def quicksort(" \
         --tolerance 0.5 --features features.npz
 
 The engine's host loop is not used. The steps are pure functions (models, params, state,
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxspec
 from jaxspec import cli
 from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.opened import Opened
@@ -125,9 +127,10 @@ def read_prompt(device: Device, prompt: list[int]) -> int:
 
 def main(argv: list[str] | None = None) -> Generation:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--draft-model", required=True)
-    parser.add_argument("--prompt", default="def quicksort(")
+    target, drafter = map(str, jaxspec.demo_pair())
+    parser.add_argument("--model", default=target, help="folder or hub id (default: demo pair)")
+    parser.add_argument("--draft-model", default=drafter, help="folder or hub id of its drafter")
+    parser.add_argument("--prompt", default="import os\n")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--tolerance", type=float, default=0.0, help="nats; 0 is lossless")
     parser.add_argument("--features", help="file for the features, .npz")
