@@ -66,12 +66,17 @@ def make_first_programs(
     sizes = first.shapes, draws
     if sizes in device.prepared:
         return False
-    programs = [*every_program(device, first, draws, only_needed=True)]
-    if not all(program.is_ready for program in programs):
-        device.tell_of_waiting()
-        compile_side_by_side(programs)
+    compile_side_by_side(_waited_for(device, every_program(device, first, draws, only_needed=True)))
     device.prepared.add(sizes)
     return True
+
+
+def _waited_for(device: Device, programs: Iterable[Program]) -> Iterator[Program]:
+    """The same programs; the log says so if one of them is not ready."""
+    for program in programs:
+        if not program.is_ready:
+            device.tell_of_waiting()
+        yield program
 
 
 def compile_side_by_side(
