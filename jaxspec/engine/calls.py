@@ -57,7 +57,7 @@ class Calls:
         if errors == "raise":
             raise_refusals(refusals, of_list)
         if self._made_first_programs(requests, refusals):
-            now = self.loop.now()
+            now = self.loop.device.clock.now()
             requests = [dataclasses.replace(one, submitted_at=now) for one in requests]
         ids = [request.id for request in requests]
         stream = EventStream(self.loop, self._event, ids, raises)
@@ -118,7 +118,7 @@ class Calls:
             seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
             stream=TextStream(),
             scan=stop_scan(params.stop),
-            submitted_at=self.loop.now(),
+            submitted_at=self.loop.device.clock.now(),
             draws=params.draws,
         )
 

@@ -6,8 +6,8 @@ import pytest
 from golden_pair import budget, golden_engine, trajectories
 
 from jaxspec.engine.step import compiled
-from jaxspec.engine.step.clock import Clock
 from jaxspec.engine.step.compiled import Programs
+from jaxspec.engine.step.device import Clock
 
 
 def test_the_clock_stands_still_while_it_is_stopped(monkeypatch):

@@ -152,10 +152,6 @@ class Loop:
         into.extend(increments)
         self.ledger = ledger.taken(self.ledger, increments)
 
-    def now(self) -> float:
-        """Seconds by the clock of requests, in which nobody waits for a program."""
-        return self.device.clock.now()
-
     def wait(self) -> None:
         """Waits until the device has run everything that was launched."""
         with nullcontext() if self.turn.is_mine else self.turn.held():
@@ -233,7 +229,9 @@ class Loop:
             if not can_admit(self.ledger.book, positions):
                 break
             self.tried = (request.id,)
-            self.ledger = ledger.admitted(self.ledger, free.pop(0), positions, self.now())
+            self.ledger = ledger.admitted(
+                self.ledger, free.pop(0), positions, self.device.clock.now()
+            )
             self._admit_on_device(request.id)
         assert self.ledger.running, "requests wait although nothing runs"
 
@@ -306,7 +304,7 @@ class Loop:
         """Adds the tokens of the oldest launched step to its requests."""
         self.tried = step.requests
         result = jax.tree.map(np.asarray, step.result)
-        now, running = self.now(), self.ledger.running
+        now, running = self.device.clock.now(), self.ledger.running
         progress = [
             self._progress(running[id], result, index, now)
             for index, id in enumerate(step.requests)

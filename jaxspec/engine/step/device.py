@@ -1,7 +1,10 @@
-"""The steps as compiled programs, and the state that they update."""
+"""The steps as compiled programs, the state that they update, and the time that requests see."""
 
 import logging
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -11,7 +14,6 @@ from jaxtyping import Array, Int
 
 from jaxspec.acceptance import accept
 from jaxspec.engine.programs.store import ProgramStore
-from jaxspec.engine.step.clock import Clock
 from jaxspec.engine.step.compiled import Program, Programs, program_key, programs_for
 from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
@@ -19,6 +21,36 @@ from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Drafts, Params
 
 log = logging.getLogger("jaxspec")
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    done: float = 0.0
+    """Seconds of all waiting that is over."""
+    since: float | None = None
+    """When the present waiting began."""
+
+
+class Clock:
+    """Seconds, to subtract from each other, that stand still while a step waits for its program. One
+    thread may stop it; any thread may read it."""
+
+    def __init__(self) -> None:
+        self._waiting = _Waiting()
+
+    def now(self) -> float:
+        waiting = self._waiting  # read once: it is replaced as a whole
+        return (time.perf_counter() if waiting.since is None else waiting.since) - waiting.done
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time that passes inside this block does not count."""
+        before, since = self._waiting, time.perf_counter()
+        try:
+            self._waiting = _Waiting(before.done, since)
+            yield
+        finally:
+            self._waiting = _Waiting(before.done + time.perf_counter() - since)
 
 
 class Device:
@@ -36,7 +68,6 @@ class Device:
         self.state = state
         self.store = store
         self.clock = Clock()
-        """Stopped while a step waits for its program."""
         self.observers: list[StepObserver] = []
         self.prepared: set[Hashable] = set()
         """Sizes of first steps whose programs were made ready."""
