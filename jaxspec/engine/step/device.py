@@ -32,8 +32,10 @@ class _Waiting:
 
 
 class Clock:
-    """Seconds, to subtract from each other, that stand still while a step waits for its program. One
-    thread may stop it; any thread may read it."""
+    """Seconds, to subtract from each other. They stand still while a step waits for its program.
+
+    One thread may stop the clock; any thread may read it.
+    """
 
     def __init__(self) -> None:
         self._waiting = _Waiting()
