@@ -8,7 +8,7 @@ busy at once, and the host never holds more than a piece per thread.
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -25,24 +25,34 @@ from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError, is_out_of_memory
 from jaxspec.models.parameters import Params
 
+BytesRead = Callable[[int], None]
+"""Is told how many more bytes were read."""
+
 READERS = 8
 PIECE_BYTES = 64 * 2**20
 
 
 def stream_parameters(
-    sources: dict[str, Source], stored: dict[str, StoredTensor], dtype: DTypeLike
+    sources: dict[str, Source],
+    stored: dict[str, StoredTensor],
+    dtype: DTypeLike,
+    progress: BytesRead | None = None,
 ) -> Params:
-    """All parameters on the default device, as a nested tree."""
+    """All parameters on the default device, as a nested tree. `progress` is called in this
+    thread."""
     # Assembling takes twice the memory of a parameter, so the largest go first, while most is free.
     largest_first = sorted(sources, key=lambda path: -_num_bytes(sources[path], stored))
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint")
     try:
         arrays = readers.map(lambda path: _parameter(sources[path], stored, dtype), largest_first)
-        flat = dict(zip(largest_first, arrays))
+        flat = {}
+        for path, flat[path] in zip(largest_first, arrays):
+            if progress is not None:
+                progress(_num_bytes(sources[path], stored))
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise too_large(sum(_num_bytes(source, stored) for source in sources.values())) from error
+        raise too_large(bytes_of(sources, stored)) from error
     finally:
         readers.shutdown(cancel_futures=True)
     return unflatten_dict(flat, sep="/")
@@ -51,6 +61,11 @@ def stream_parameters(
 def read_tensor(tensor: StoredTensor) -> Shaped[np.ndarray, "..."]:
     """A whole tensor in host memory; meant for small ones."""
     return _read(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+
+
+def bytes_of(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> int:
+    """Bytes of all stored tensors that the parameters are made from."""
+    return sum(_num_bytes(source, stored) for source in sources.values())
 
 
 def too_large(num_bytes: int) -> LoadError:

@@ -73,19 +73,21 @@ class Engine:
         block_size: int | None = None,
         revision: str | None = None,
         draft_revision: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
         """An engine for models named by folder or hub id.
 
         `block_size` overrides the drafter's own; `revision` is the target's branch, tag or commit,
-        and `draft_revision` the drafter's.
+        and `draft_revision` the drafter's. `progress` is called with how many bytes of weights were
+        read, and of how many.
         All other keywords are fields of `EngineOptions` and override those of `options`.
         """
         checked = options_of(options, changes)
         floats = choose_dtype(dtype)
         refuse_device(checked.kernels)
         opened = open_models(
-            target, draft, checked.method, floats, block_size, revision, draft_revision
+            target, draft, checked.method, floats, block_size, revision, draft_revision, progress
         )
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
         return cls(loop, opened.tokenizer, checked, opened.chat_template, opened.models)

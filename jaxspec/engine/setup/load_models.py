@@ -2,6 +2,7 @@
 
 import dataclasses
 import filecmp
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
-from jaxspec.engine.plan.planning import choose_method
+from jaxspec.checkpoint.stream import BytesRead
+from jaxspec.engine.plan.methods import choose_method, refuse_options_of_a_drafter
 from jaxspec.engine.step.io import Models
-from jaxspec.errors import UsageError, shown
+from jaxspec.errors import UsageError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
@@ -44,11 +46,13 @@ def open_models(
     block_size: int | None,
     revision: str | None,
     draft_revision: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Opened:
-    """Finds, checks, then loads the target and, if one is given, the drafter."""
+    """Finds, checks, then loads the target and, if one is given, the drafter. `progress` is called
+    with how many bytes of weights were read, and of how many."""
     choose_method(method, draft is not None)
     if draft is None:
-        _refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
+        refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
     folder = local_folder(target, revision)
     opened_target = open_target(folder)
     opened_draft = None
@@ -61,19 +65,23 @@ def open_models(
         _check_tokenizers(tokenizer, folder, Path(draft))
     template = _chat_template(folder)
     models = models_of(opened_target, opened_draft, dtype)
-    params = {"target": opened_target.load(dtype)}
+    total = opened_target.num_bytes + (opened_draft.num_bytes if opened_draft is not None else 0)
+    report = None if progress is None else _in_total(progress, total)
+    params = {"target": opened_target.load(dtype, report)}
     if opened_draft is not None:
-        params["drafter"] = opened_draft.load(dtype)
+        params["drafter"] = opened_draft.load(dtype, report)
     return Opened(models, params, tokenizer, template)
 
 
-def _refuse_options_of_a_drafter(**options: int | str | None) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is {shown(value)} but no drafter is given; name one with draft= or "
-                f"--draft-model, or leave {name} out"
-            )
+def _in_total(progress: Callable[[int, int], None], total: int) -> BytesRead:
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return report
 
 
 def _check_tokenizers(tokenizer: Tokenizer, folder: Path, draft: Path) -> None:
