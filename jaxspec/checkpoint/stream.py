@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,12 +83,7 @@ def _num_bytes(source: Source, stored: dict[str, StoredTensor]) -> int:
 def _parameter(
     source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike
 ) -> Shaped[Array, "..."]:
-    pieces = []
-    for name in source.tensors:
-        for piece in _pieces(stored[name]):
-            pieces.append(jax.device_put(piece))
-            # The host holds its copy until the piece has arrived.
-            pieces[-1].block_until_ready()
+    pieces: list[Any] = [piece for name in source.tensors for piece in _on_device(stored[name])]
     assembled = _assemble(pieces, source.transposed, jnp.dtype(dtype)).block_until_ready()
     if not is_finite(assembled):
         raise _not_finite(source, stored, dtype)
@@ -114,8 +110,31 @@ def not_finite_error(what: str, count: int, total: int, dtype: DTypeLike) -> Loa
     )
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+def _on_device(tensor: StoredTensor) -> Iterator[Shaped[np.ndarray | Array, "piece ..."]]:
+    """The pieces of a tensor, on the device. A CPU has them already."""
+    if jax.default_backend() == "cpu":
+        yield from _pieces(tensor)
+        return
+    for piece in _pieces(tensor):
+        # The host holds its copy until the piece has arrived.
+        yield jax.device_put(piece).block_until_ready()
+
+
 def _assemble(
+    pieces: list[Shaped[np.ndarray | Array, "..."]], transposed: bool, dtype: jnp.dtype
+) -> Shaped[Array, "..."]:
+    if not isinstance(pieces[0], np.ndarray):
+        return _assemble_on_device(pieces, transposed, dtype)
+    # Without a program for each shape, whose compiling would take longer than reading the weights
+    # of a small model.
+    joined = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    with np.errstate(over="ignore"):  # what becomes infinite is found by the caller
+        cast = (joined.T if transposed else joined).astype(dtype, order="C", copy=False)
+    return jax.device_put(cast)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _assemble_on_device(
     pieces: list[Shaped[Array, "..."]], transposed: bool, dtype: jnp.dtype
 ) -> Shaped[Array, "..."]:
     joined = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]

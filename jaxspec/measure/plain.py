@@ -12,7 +12,7 @@ from jaxspec.engine.step.io import Models
 from jaxspec.measure.program_timer import ProgramTimer
 from jaxspec.models.qwen3 import Qwen3
 
-MOST_TOKENS, MOST_SECONDS, FEWEST_TOKENS = 64, 5.0, 8
+MOST_TOKENS, MOST_SECONDS, FEWEST_TOKENS = 32, 5.0, 8
 """Plain decoding is measured for so many tokens per prompt, or until so many seconds have passed
 and so many tokens have come."""
 
