@@ -12,6 +12,7 @@ from jaxspec.console.files import check_writable, write_text
 from jaxspec.console.flags import add_flags, filled
 from jaxspec.console.models import NamedModels, check_models
 from jaxspec.console.parser import Parser
+from jaxspec.console.texts import is_terminal
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.errors import LoadError, UsageError
@@ -20,11 +21,11 @@ from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
     from jaxspec import Engine, RequestOutput
+    from jaxspec.console.clocks import DecodeClock
     from jaxspec.console.progress import Stopwatch
     from jaxspec.console.prompts import Prompt, Render
     from jaxspec.console.report import RunTimes
     from jaxspec.console.texts import Texts
-    from jaxspec.measure.plain import DecodeClock
     from jaxspec.text.tokenizer import Tokenizer
 
 
@@ -195,9 +196,7 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     return read_prompts(PromptSources(texts, arguments.prompt_file, ids), sys.stdin)
 
 
-def _engine(
-    arguments: argparse.Namespace, named: NamedModels, options: EngineOptions
-) -> "Engine":
+def _engine(arguments: argparse.Namespace, named: NamedModels, options: EngineOptions) -> "Engine":
     from jaxspec.console.opening import opened_engine, say_what_runs
 
     chosen = say_what_runs(named, cli.say, arguments.quiet)
@@ -229,12 +228,11 @@ def _outputs(
     since_start: "Stopwatch",
 ) -> "list[RequestOutput]":
     """Compiles, generates, and prints first the text and then the statistics."""
+    from jaxspec.console.clocks import DecodeClock, ProgramTimer
     from jaxspec.console.opening import warmed_up
     from jaxspec.console.progress import Stopwatch
     from jaxspec.console.report import RunTimes, summary
     from jaxspec.measure.environment import command_line
-    from jaxspec.measure.plain import DecodeClock
-    from jaxspec.measure.program_timer import ProgramTimer
     from jaxspec.trace.profiling import profiled
 
     warmed_up(engine, ids, params, cli.say, arguments.quiet)
@@ -248,7 +246,8 @@ def _outputs(
     if not arguments.quiet:
         times = RunTimes(seconds, start_s, timer.programs, timer.seconds, clock.tokens_per_s)
         times = _compared(arguments, engine, ids, params, outputs, times)
-        cli.say("", *summary(outputs, times), *_kernels(engine))
+        blank = [""] if is_terminal(sys.stdout) else []  # below the text
+        cli.say(*blank, *summary(outputs, times), *_kernels(engine))
     return outputs
 
 
@@ -317,9 +316,7 @@ def _stream_text(
     return [outputs[index] for index in sorted(outputs)]
 
 
-def _texts(
-    arguments: argparse.Namespace, engine: "Engine", prompts: list[list[int]]
-) -> "Texts":
+def _texts(arguments: argparse.Namespace, engine: "Engine", prompts: list[list[int]]) -> "Texts":
     """Writes the texts. With a chat template, what the user wrote is shown, not the whole chat."""
     from jaxspec.console.texts import Texts
 

@@ -54,7 +54,7 @@ def warmed_up(
 ) -> None:
     """Makes ready what the first steps of these prompts need, with a bar and a line."""
     watch = Stopwatch()
-    with bar("loading or compiling programs", shown=not quiet) as report:
+    with bar("loading or compiling programs", shown=not quiet, grows=True) as report:
         count = engine.warm_up(prompts, params, report)
     if not quiet:
         say(f"programs: {count} ready in {seconds_in_words(watch.seconds)}")

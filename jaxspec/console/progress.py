@@ -12,15 +12,18 @@ from tqdm import tqdm
 Report = Callable[[int, int], None]
 """Is told how much is done, and of how much."""
 
-TICK_SECONDS = 0.2
+TICK_SECONDS, LEAST_SECONDS = 0.2, 0.05
 FORMAT = "{desc} {percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} [{elapsed}]"
+FORMAT_OF_GROWING = "{desc}: {n_fmt} of {total_fmt} ready [{elapsed}]"
 FORMAT_OF_BEGINNING = "{desc} [{elapsed}]"
 
 
 class Bar:
     """A bar that also moves while nothing is reported, so that nobody takes it for dead."""
 
-    def __init__(self, name: str, unit: str = "", shown: bool = True):
+    def __init__(self, name: str, unit: str = "", shown: bool = True, grows: bool = False):
+        """`grows`: more to do is found on the way, so that a share of it would go back."""
+        self._format = FORMAT_OF_GROWING if grows else FORMAT
         self._bar: Any = tqdm(
             desc=name,
             unit=unit,
@@ -30,6 +33,7 @@ class Bar:
             leave=False,
             file=sys.stderr,
         )
+        self._drawn = 0.0
         self._ended = threading.Event()
         self._clock = threading.Thread(target=self._tick, daemon=True)
         if not self._bar.disable:
@@ -37,9 +41,10 @@ class Bar:
 
     def report(self, done: int, total: int) -> None:
         if not self._bar.disable:
-            self._bar.bar_format = FORMAT
+            self._bar.bar_format = self._format
             self._bar.total, self._bar.n = total, done
-            self._bar.refresh()
+            if time.perf_counter() - self._drawn > LEAST_SECONDS or done == total:
+                self._draw()
 
     def close(self) -> None:
         self._ended.set()
@@ -49,13 +54,17 @@ class Bar:
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
-            self._bar.refresh()
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.perf_counter()
+        self._bar.refresh()
 
 
 @contextmanager
-def bar(name: str, unit: str = "", shown: bool = True) -> Iterator[Report]:
+def bar(name: str, unit: str = "", shown: bool = True, grows: bool = False) -> Iterator[Report]:
     """A bar in the terminal, and what it is told; without a terminal nothing is shown."""
-    opened = Bar(name, unit, shown)
+    opened = Bar(name, unit, shown, grows)
     try:
         yield opened.report
     finally:

@@ -53,7 +53,9 @@ def summary(outputs: Sequence[RequestOutput], times: RunTimes) -> list[str]:
     """The statistics of a run, as lines to print."""
     pooled = pool(output.stats for output in outputs)
     compared = _compared(times)
-    rate = "" if compared else f", {pooled.generation_tokens / max(times.seconds, 1e-9):.0f} tokens/s"
+    rate = (
+        "" if compared else f", {pooled.generation_tokens / max(times.seconds, 1e-9):.0f} tokens/s"
+    )
     of = f" for {len(outputs)} prompts" if len(outputs) > 1 else ""
     return [
         f"{pooled.generation_tokens} tokens{of} in {times.seconds:.2f} s{rate}",

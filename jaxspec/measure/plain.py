@@ -4,46 +4,16 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from jaxspec.console.clocks import DecodeClock, ProgramTimer
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.event_stream import StreamEvent
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.io import Models
-from jaxspec.measure.program_timer import ProgramTimer
 from jaxspec.models.qwen3 import Qwen3
 
 MOST_TOKENS, MOST_SECONDS, FEWEST_TOKENS = 32, 5.0, 8
 """Plain decoding is measured for so many tokens per prompt, or until so many seconds have passed
 and so many tokens have come."""
-
-
-class DecodeClock:
-    """The rate at which tokens come after the first one of each prompt, which ends its reading."""
-
-    def __init__(self, waited: Callable[[], float] = lambda: 0.0):
-        """`waited` returns seconds that do not count, such as those of compiling."""
-        self.tokens = 0
-        """Tokens after the first of each prompt."""
-        self.seconds = 0.0
-        """Seconds from the first token of any prompt to the newest token."""
-        self._waited = waited
-        self._first: float | None = None
-        self._started: set[int] = set()
-
-    def saw(self, event: StreamEvent) -> None:
-        now = time.perf_counter() - self._waited()
-        if self._first is None:
-            self._first = now
-        if event.token_ids:
-            is_first = event.index not in self._started
-            self._started.add(event.index)
-            self.tokens += len(event.token_ids) - is_first
-            self.seconds = now - self._first
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """None if no prompt got a second token."""
-        return self.tokens / self.seconds if self.tokens and self.seconds > 0 else None
 
 
 def plain_engine(engine: Engine, longest_prompt: int, tokens: int) -> Engine:
