@@ -259,7 +259,8 @@ def _compared(
     outputs: "list[RequestOutput]",
     times: "RunTimes",
 ) -> "RunTimes":
-    """The times with those of plain decoding, if it is asked for and there is something to compare."""
+    """The times with those of plain decoding, if they are wanted and there is something to
+    compare."""
     from jaxspec.console.progress import bar
     from jaxspec.measure.plain import plain_decoding
 

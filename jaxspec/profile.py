@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxspec import cli
+from jaxspec.console.parser import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -13,11 +14,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxspec profile",
         description="Reads a trace that generate or bench recorded with --profile-dir, and prints "
         "time by scope and by kernel, without a viewer and without an accelerator.",
-        allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="DIR", help="Folder that --profile-dir named")
     parser.add_argument(

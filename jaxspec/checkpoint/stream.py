@@ -69,6 +69,20 @@ def bytes_of(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> int
     return sum(_num_bytes(source, stored) for source in sources.values())
 
 
+def in_total(progress: Callable[[int, int], None] | None, total: int) -> BytesRead | None:
+    """Adds up what is read, for a `progress` that is called with the sum, and of how much."""
+    if progress is None:
+        return None
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return report
+
+
 def too_large(num_bytes: int) -> LoadError:
     return LoadError(
         f"{num_bytes / 1e9:.1f} GB of stored weights do not fit the device's free memory; load a "

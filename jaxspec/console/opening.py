@@ -18,11 +18,10 @@ Say = Callable[[str], None]
 def say_what_runs(named: NamedModels, say: Say, quiet: bool = False) -> NamedModels:
     """Chooses the models and says so, with the device. If quiet, only models that the user did not
     name are said."""
-    device, advice = device_in_words(), advice_about_gpu()
     chosen = chosen_models(named)
     if not quiet or named.model is None:
-        say(f"running on {device}: {in_words(named, chosen)}")
-    if advice is not None:
+        say(f"running on {device_in_words()}: {in_words(named, chosen)}")
+    if (advice := advice_about_gpu()) is not None:
         say(advice)
     return chosen
 

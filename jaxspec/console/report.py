@@ -113,6 +113,6 @@ def speculation_line(pooled: PooledStats) -> list[str]:
     drawn = "SYNTHETIC (drawn, not measured): " if pooled.synthetic else ""
     return [
         f"{drawn}{pooled.num_accepted_draft_tokens} of {pooled.num_draft_tokens} drafts accepted; "
-        f"mean acceptance length {pooled.mean_acceptance_length:.2f}; share accepted at place 1, 2, "
-        f"..: {', '.join(per_place)}"
+        f"mean acceptance length {pooled.mean_acceptance_length:.2f}; share accepted at place "
+        f"1, 2, ..: {', '.join(per_place)}"
     ]

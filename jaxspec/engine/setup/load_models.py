@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
-from jaxspec.checkpoint.stream import BytesRead
+from jaxspec.checkpoint.stream import in_total
 from jaxspec.engine.plan.methods import choose_method, refuse_options_of_a_drafter
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
@@ -66,22 +66,11 @@ def open_models(
     template = _chat_template(folder)
     models = models_of(opened_target, opened_draft, dtype)
     total = opened_target.num_bytes + (opened_draft.num_bytes if opened_draft is not None else 0)
-    report = None if progress is None else _in_total(progress, total)
+    report = in_total(progress, total)
     params = {"target": opened_target.load(dtype, report)}
     if opened_draft is not None:
         params["drafter"] = opened_draft.load(dtype, report)
     return Opened(models, params, tokenizer, template)
-
-
-def _in_total(progress: Callable[[int, int], None], total: int) -> BytesRead:
-    done = 0
-
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
-
-    return report
 
 
 def _check_tokenizers(tokenizer: Tokenizer, folder: Path, draft: Path) -> None:
