@@ -63,7 +63,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model-shape",
         choices=NAMES,
-        help="Instead of --model: a published shape with random weights",
+        help="Instead of --model: a published shape with random weights (default: none)",
     )
 
 
@@ -89,12 +89,14 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         "--synthetic-acceptance-length",
         metavar="TOKENS",
         help="Draw how many drafts are accepted, with this mean acceptance length, instead of "
-        "comparing drafts; or several lengths to compare, with names: GSM8K=6.54,MATH-500=7.87",
+        "comparing drafts; or several lengths to compare, with names: GSM8K=6.54,MATH-500=7.87 "
+        "(default: compare drafts)",
     )
     group.add_argument(
         "--synthetic-acceptance-rates",
         metavar="R1,R2,...",
-        help="Give, instead of a length, the share of steps that accept each position of a block",
+        help="Give, instead of a length, the share of steps that accept each position of a block "
+        "(default: compare drafts)",
     )
 
 
@@ -110,9 +112,13 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", metavar="FILE", help="Write all figures, with the machine and the versions"
+        "--json",
+        metavar="FILE",
+        help="Write all figures, with the machine and versions (default: none)",
     )
-    group.add_argument("--plot", metavar="PNG", help="Draw the figures; needs the extra `plot`")
+    group.add_argument(
+        "--plot", metavar="PNG", help="Draw the figures; needs the extra `plot` (default: none)"
+    )
     group.add_argument(
         "--breakdown", action="store_true", help="Also time drafting, verifying and accepting alone"
     )
@@ -123,7 +129,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         help="Memory bandwidth for the lower bound of a step's time (default: measured by a copy)",
     )
     group.add_argument(
-        "--anchors", metavar="FILE", help="Step times of other systems, to compare with"
+        "--anchors",
+        metavar="FILE",
+        help="Step times of other systems, to compare with (default: none)",
     )
     cli.add_debug(group)
 

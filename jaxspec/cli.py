@@ -93,12 +93,16 @@ def say(*lines: str) -> None:
 def add_models(group: Any) -> None:
     """The flags of a command that opens a target and perhaps a drafter."""
     group.add_argument("--model", help="Folder or hub id of the target (default: the demo pair)")
-    group.add_argument("--draft-model", metavar="MODEL", help="Folder or hub id of the drafter")
-    group.add_argument("--revision", help="Branch, tag or commit of the target's hub id")
+    group.add_argument(
+        "--draft-model", metavar="MODEL", help="Folder or hub id of the drafter (default: none)"
+    )
+    group.add_argument(
+        "--revision", help="Branch, tag or commit of the target's hub id (default: the newest)"
+    )
     group.add_argument(
         "--draft-revision",
         metavar="REVISION",
-        help="Branch, tag or commit of the drafter's hub id",
+        help="Branch, tag or commit of the drafter's hub id (default: the newest)",
     )
     group.add_argument(
         "--dtype",

@@ -24,7 +24,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "destination", metavar="DST", type=Path, help="Folder to make; must be empty"
     )
-    parser.add_argument("--revision", help="Branch, tag or commit of a hub id")
+    parser.add_argument(
+        "--revision", help="Branch, tag or commit of a hub id (default: the newest)"
+    )
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),

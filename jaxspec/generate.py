@@ -61,16 +61,22 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="Text, - for stdin; may be repeated",
+        help="Text, - for stdin; may be repeated (default: none)",
     )
     group.add_argument(
-        "--prompt-file", metavar="FILE", help="Lines of text or JSON lines; - for stdin"
+        "--prompt-file",
+        metavar="FILE",
+        help="Prompts as lines of text or JSON lines; - for stdin (default: none)",
     )
     group.add_argument(
-        "--prompt-ids", action="append", default=[], metavar="IDS", help="Token ids: 1,2,3"
+        "--prompt-ids",
+        action="append",
+        default=[],
+        metavar="IDS",
+        help="Token ids: 1,2,3; may be repeated (default: none)",
     )
     group.add_argument("--no-chat-template", action="store_true", help="Use prompts as they are")
-    group.add_argument("--system-prompt", metavar="TEXT", help="System message of the chat")
+    group.add_argument("--system-prompt", metavar="TEXT", help="System message (default: none)")
     group.add_argument(
         "--enable-thinking",
         action=argparse.BooleanOptionalAction,
@@ -93,7 +99,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "seed", help="Seed of every prompt (default: %(default)s)")
     add_flags(group, SamplingParams, "stop", action="append", default=None, metavar="TEXT")
     add_flags(group, SamplingParams, "ignore_eos")
-    top = "Write the log probabilities of the N most likely tokens for every token to --json"
+    top = "Write log probabilities of the N most likely tokens per token to --json (default: none)"
     add_flags(group, SamplingParams, "logprobs", help=top)
 
 
@@ -106,7 +112,9 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", metavar="FILE", help="One object per prompt; - for stdout")
+    group.add_argument(
+        "--json", metavar="FILE", help="One object per prompt; - for stdout (default: none)"
+    )
     group.add_argument(
         "--quiet",
         "-q",

@@ -23,12 +23,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timing",
         metavar="DIR",
-        help="A recording of the same run without --profile-readable, to compare total times with",
+        help="A recording of the same run without --profile-readable, to compare total times with "
+        "(default: none)",
     )
     parser.add_argument(
         "--top", type=int, default=15, metavar="N", help="Kernels to list (default: %(default)s)"
     )
-    parser.add_argument("--json", metavar="FILE", help="Write the same tables, with all kernels")
+    parser.add_argument(
+        "--json", metavar="FILE", help="Write the tables, with all kernels (default: none)"
+    )
     parser.add_argument(
         "--plot", metavar="PNG", help="Picture to draw (default: DIR/profile.png); - for none"
     )

@@ -75,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_files(group: argparse._ArgumentGroup) -> None:
     hub_id_too = "Folder or hub id of a Qwen3 model"
     add_flags(group, TrainingInputs, "target", type=str, metavar="MODEL", help=hub_id_too)
-    group.add_argument("--revision", help="Branch, tag or commit of the target's hub id")
+    group.add_argument(
+        "--revision", help="Branch, tag or commit of the target's hub id (default: the newest)"
+    )
     add_flags(group, TrainingInputs, "data")
     group.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="Folder to write, or to resume from"
@@ -99,7 +101,7 @@ def _add_recipe(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_optimization(group: argparse._ArgumentGroup) -> None:
-    instead = "Optimizer steps, instead of --epochs"
+    instead = "Optimizer steps, instead of --epochs (default: as many as its passes need)"
     add_flags(group, Optimization, "steps", default=None, help=instead)
     group.add_argument(
         "--epochs",

@@ -12,6 +12,7 @@ from tqdm import tqdm
 Report = Callable[[int, int], None]
 """Is told how much is done, and of how much."""
 
+THREAD = "progress bar"
 TICK_SECONDS, LEAST_SECONDS = 0.2, 0.05
 FORMAT = "{desc} {percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} [{elapsed}]"
 FORMAT_OF_GROWING = "{desc}: {n_fmt} of {total_fmt} ready [{elapsed}]"
@@ -35,7 +36,7 @@ class Bar:
         )
         self._drawn = 0.0
         self._ended = threading.Event()
-        self._clock = threading.Thread(target=self._tick, daemon=True)
+        self._clock = threading.Thread(target=self._tick, name=THREAD, daemon=True)
         if not self._bar.disable:
             self._clock.start()
 
