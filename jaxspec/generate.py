@@ -255,7 +255,7 @@ def _outputs(
         times = RunTimes(seconds, start_s, timer.programs, timer.seconds, clock.tokens_per_s)
         times = _compared(arguments, engine, ids, params, outputs, times)
         blank = [""] if is_terminal(sys.stdout) else []  # below the text
-        cli.say(*blank, *summary(outputs, times), *_kernels(engine))
+        cli.say(*blank, *summary(outputs, times), *_kernels(arguments, engine))
     return outputs
 
 
@@ -283,13 +283,15 @@ def _compared(
     )
 
 
-def _kernels(engine: "Engine") -> list[str]:
-    """What runs the models' ops. On a CPU, for which there are no kernels, that says nothing."""
+def _kernels(arguments: argparse.Namespace, engine: "Engine") -> list[str]:
+    """What runs the models' ops. A CPU has no kernels, so that there it is said only if the user
+    chose."""
     import jax
 
     from jaxspec.models.kernels import kernels_line
 
-    return [] if jax.default_backend() == "cpu" else [kernels_line(engine.kernels)]
+    says_something = jax.default_backend() != "cpu" or arguments.kernels != "auto"
+    return [kernels_line(engine.kernels)] if says_something else []
 
 
 def _stream_text(

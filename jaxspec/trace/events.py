@@ -35,10 +35,10 @@ def read_planes(folder: Path) -> list[Any]:
     """The planes of the newest recording in a folder that a `--profile-dir` run wrote."""
     files = sorted(folder.glob("**/*.xplane.pb"))
     if not files:
-        what = "no trace in" if folder.is_dir() else "no folder"
+        which = "" if folder.is_dir() else ", which is no folder"
         raise LoadError(
-            f"{what} {folder}; expected a folder that generate or bench wrote with --profile-dir: "
-            "run one of them with --profile-dir and a new folder first"
+            f"no trace in {folder}{which}; expected a folder that generate or bench wrote with "
+            "--profile-dir: run one of them with --profile-dir and a new folder first"
         )
     from jax.profiler import ProfileData
 

@@ -57,7 +57,7 @@ BAD = [
     (["train", *TRAIN, "--data", "nowhere.txt"], "no file or folder nowhere.txt"),
     (["train", *TRAIN, "--weighting", "dpase"], "did you mean dpace?"),
     (["profile", "docs"], "no trace in docs"),
-    (["profile", "nowhere"], "no folder nowhere"),
+    (["profile", "nowhere"], "no trace in nowhere, which is no folder"),
     (["profile", "docs", "--top", "-1"], "--top is -1"),
 ]
 ANSWERS = """
