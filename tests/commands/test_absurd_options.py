@@ -197,9 +197,11 @@ def test_a_target_that_the_drafter_names_is_said(tmp_path):
 
 
 def test_only_places_that_were_drafted_are_printed():
+    few = PooledStats(**counts_of([1, 2], [2, 2], most_drafts=15))
+    assert speculation_line(few)[0].endswith("place 1 to 2: 0.50, 0.00")
     pooled = PooledStats(**counts_of([1, 3, 2], [7, 7, 2], most_drafts=15))
     [line] = speculation_line(pooled)
-    assert line.endswith("share accepted at place 1, 2, ..: 0.67, 0.33, 0 to place 7")
+    assert line.endswith("share accepted at place 1 to 5: 0.67, 0.33, 0.00, 0.00, 0.00")
 
 
 def test_a_folder_without_a_trace(tmp_path, capsys):

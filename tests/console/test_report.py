@@ -28,7 +28,7 @@ def test_tokens_passes_and_time():
     assert lines[1] == "4 passes of the target model, 3.00 tokens per pass (plain decoding: 1.00)"
     assert lines[-1] == "not counted: 3.2 s to start"
     assert "9 of 12 drafts accepted; mean acceptance length 4.00" in lines[2]
-    assert lines[2].endswith("place 1, 2, ..: 1.00, 1.00, 1.00, 0")
+    assert lines[2].endswith("place 1 to 4: 1.00, 1.00, 1.00, 0.00")
 
 
 def test_several_prompts_are_counted_together():
