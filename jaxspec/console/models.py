@@ -37,18 +37,17 @@ class NamedModels:
 def check_models(named: NamedModels, methods: tuple[str, ...]) -> None:
     """Refuses names of models, options and methods that do not fit together. Does not import jax,
     so that such an error comes at once."""
-    has_drafter = named.is_demo or named.draft_model is not None
-    for method in methods:
-        choose_method(method, has_drafter)
-    if not has_drafter:
-        refuse_options_of_a_drafter(
-            block_size=named.block_size, draft_revision=named.draft_revision
-        )
     model, draft = demo_pair() if named.is_demo else (named.model, named.draft_model)
     if model is not None:
         folder_or_hub_id(model, named.revision)
     if draft is not None:
         folder_or_hub_id(draft, named.draft_revision)
+    for method in methods:
+        choose_method(method, has_drafter=draft is not None)
+    if draft is None:
+        refuse_options_of_a_drafter(
+            block_size=named.block_size, draft_revision=named.draft_revision
+        )
 
 
 def chosen_models(named: NamedModels) -> NamedModels:

@@ -46,6 +46,7 @@ BAD = [
     (["bench", "--methods", "none,none"], "different names"),
     (["bench", "--model-shape", "qwen3-9b"], "did you mean qwen3-8b?"),
     (["bench", "--dataset", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+    (["bench", "--dataset-format", "csv"], "invalid choice: 'csv'"),
     (["bench", "--page-size", "0"], "page_size is 0"),
     (["bench", "--model", "./nowhere", "--methods", "none"], "no such folder: ./nowhere"),
     (["bench", "--passes", "0"], "--passes is 0"),
