@@ -5,9 +5,11 @@ import sys
 from collections.abc import Sequence
 
 from jaxspec import __version__, cli
+from jaxspec.console.parser import did_you_mean
 
 COMMANDS = {
     "generate": "continue prompts, with or without a drafter",
+    "chat": "talk with a model in the terminal",
     "train": "train a DFlash drafter for a Qwen3 target",
     "bench": "compare the speed and acceptance of methods",
     "profile": "show how the time of a recorded run was spent",
@@ -23,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "--version":
         return cli.run(lambda: print(__version__))
     if command not in COMMANDS:
-        error = f"error: no command {command!r}, expected one of: {', '.join(COMMANDS)}"
+        known = f"expected one of: {', '.join(COMMANDS)}{did_you_mean(command, COMMANDS)}"
+        error = f"error: no command {command!r}, {known}"
         print(f"{USAGE}\n{error}", file=sys.stderr)
         return 2
     return importlib.import_module(f"jaxspec.{command}").main(arguments)

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 from jaxspec import cli
 from jaxspec.console.files import check_writable, write_json
 from jaxspec.console.flags import add_flags, filled, flag_of, integers, named_numbers, numbers
+from jaxspec.console.models import NamedModels, check_models
+from jaxspec.console.parser import Parser
+from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import Acceptance, EngineOptions
 from jaxspec.errors import UsageError
 from jaxspec.measure.options import Passes, Requests
+from jaxspec.models.shapes import NAMES
+from jaxspec.proposers.methods import METHODS
 from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
@@ -31,12 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxspec bench",
         usage="%(prog)s [--model MODEL | --model-shape NAME] [--methods ONE,TWO] [options]",
         description="Sends the same requests through every method, taking turns pass by pass, and "
         "compares speed and acceptance. Tokens are counted as the engine emits them.",
-        allow_abbrev=False,
     )
     _add_models(parser.add_argument_group("models"))
     _add_methods(parser.add_argument_group("methods"))
@@ -58,8 +62,8 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     cli.add_models(group)
     group.add_argument(
         "--model-shape",
-        metavar="NAME",
-        help="Instead of --model: the shape of qwen3-8b, qwen3-4b ... with random weights",
+        choices=NAMES,
+        help="Instead of --model: a published shape with random weights (default: none)",
     )
 
 
@@ -67,12 +71,14 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--methods",
         default="none,dflash",
-        help="Methods to compare: none, dflash, ngram, dflash+ngram (default: %(default)s)",
+        metavar="ONE,TWO",
+        help=f"Methods to compare, of {', '.join(METHODS)} (default: %(default)s)",
     )
     add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver", "kernels")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk")
     room = "Positions of a request that there is room for (default: those of the longest request)"
     add_flags(group, EngineOptions, "max_model_len", default=None, help=room)
+    cli.add_kept_programs(group)
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
@@ -83,12 +89,14 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         "--synthetic-acceptance-length",
         metavar="TOKENS",
         help="Draw how many drafts are accepted, with this mean acceptance length, instead of "
-        "comparing drafts; or several lengths to compare, with names: GSM8K=6.54,MATH-500=7.87",
+        "comparing drafts; or several lengths to compare, with names: GSM8K=6.54,MATH-500=7.87 "
+        "(default: compare drafts)",
     )
     group.add_argument(
         "--synthetic-acceptance-rates",
         metavar="R1,R2,...",
-        help="Give, instead of a length, the share of steps that accept each position of a block",
+        help="Give, instead of a length, the share of steps that accept each position of a block "
+        "(default: compare drafts)",
     )
 
 
@@ -104,9 +112,13 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", metavar="FILE", help="Write all figures, with the machine and the versions"
+        "--json",
+        metavar="FILE",
+        help="Write all figures, with the machine and versions (default: none)",
     )
-    group.add_argument("--plot", metavar="PNG", help="Draw the figures; needs the extra `plot`")
+    group.add_argument(
+        "--plot", metavar="PNG", help="Draw the figures; needs the extra `plot` (default: none)"
+    )
     group.add_argument(
         "--breakdown", action="store_true", help="Also time drafting, verifying and accepting alone"
     )
@@ -117,7 +129,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         help="Memory bandwidth for the lower bound of a step's time (default: measured by a copy)",
     )
     group.add_argument(
-        "--anchors", metavar="FILE", help="Step times of other systems, to compare with"
+        "--anchors",
+        metavar="FILE",
+        help="Step times of other systems, to compare with (default: none)",
     )
     cli.add_debug(group)
 
@@ -128,21 +142,28 @@ def _bench(arguments: argparse.Namespace) -> None:
     _check(arguments, methods, concurrencies)
     acceptances = _acceptances(arguments)
     profiling = _prepared_outputs(arguments)
+    options = _engine_options(arguments)
+    EngineOptions(**options)  # refuses wrong ones
+    if not arguments.model_shape:
+        check_models(filled(NamedModels, vars(arguments)), tuple(methods))
 
-    from jaxspec.measure.bench import benchmark, contenders_of
-    from jaxspec.measure.environment import kernels
-    from jaxspec.measure.peers import steady_decode
-    from jaxspec.measure.results import report
-    from jaxspec.measure.workload import read_samples, work_of
+    from jaxspec.measure.datasets import read_samples
 
     arguments.dataset = arguments.dataset or _default_dataset(arguments)
     requests = filled(Requests, vars(arguments))
     samples = read_samples(requests)
-    _name_models(arguments)
-    peers = _peers(arguments)
+
+    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    from jaxspec.measure.bench import benchmark, contenders_of
+    from jaxspec.measure.environment import kernels
+    from jaxspec.measure.peers import steady_decode
+    from jaxspec.measure.results import report
+    from jaxspec.measure.workload import work_of
+
+    peers = _named_models_and_peers(arguments)
     opened = _open(arguments)
     schedule = _schedule(arguments, concurrencies, work_of(requests, samples, opened))
-    engines = _engines(arguments, opened, methods, schedule, acceptances)
+    engines = _engines(arguments, opened, methods, schedule, acceptances, options)
     contenders = contenders_of(engines, acceptances)
     bandwidth = arguments.bandwidth and arguments.bandwidth * 1e9
     about = _about(arguments, schedule, bool(acceptances))
@@ -177,6 +198,8 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
             raise UsageError(f"{flag_of(name)} is {value}; expected more than 0")
     if arguments.model and arguments.model_shape:
         raise UsageError("expected either --model or --model-shape")
+    for method in methods:
+        choose_method(method, has_drafter=True)
     if not methods or len(set(methods)) < len(methods):
         raise UsageError(f"--methods {arguments.methods!r}; expected different names: none,dflash")
     if arguments.model_shape and arguments.draft_model:
@@ -212,21 +235,21 @@ def _default_dataset(arguments: argparse.Namespace) -> str:
     return "prose" if arguments.model else "python"
 
 
-def _name_models(arguments: argparse.Namespace) -> None:
+def _named_models_and_peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Completes the names of the models, says what runs, and reads the figures to compare with."""
+    from jaxspec.console.device import device_in_words
+    from jaxspec.console.opening import say_what_runs
+    from jaxspec.engine.setup.load_models import DEFAULT_DTYPE
+
     if arguments.model_shape:
-        from jaxspec.engine.setup.load_models import DEFAULT_DTYPE
-
         arguments.dtype = arguments.dtype or DEFAULT_DTYPE
-        return
-    from jaxspec.console.models import chosen_models
-
-    arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
-        arguments.model,
-        arguments.draft_model,
-        arguments.dtype,
-        cli.say,
-        arguments.draft_revision,
-    )
+        what = f"{arguments.model_shape} with random weights, in {arguments.dtype}"
+        cli.say(f"running on {device_in_words()}: {what}")
+    else:
+        chosen = say_what_runs(filled(NamedModels, vars(arguments)), cli.say)
+        arguments.model, arguments.draft_model = chosen.model, chosen.draft_model
+        arguments.dtype = chosen.dtype
+    return _peers(arguments)
 
 
 def _peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -238,6 +261,7 @@ def _peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _open(arguments: argparse.Namespace) -> "Opened":
+    from jaxspec.console.progress import bar
     from jaxspec.engine.setup.load_models import choose_dtype, open_models
     from jaxspec.measure.engines import random_pair
 
@@ -245,14 +269,16 @@ def _open(arguments: argparse.Namespace) -> "Opened":
     if arguments.model_shape:
         block_size = arguments.block_size or PUBLISHED_BLOCK_SIZE
         return random_pair(arguments.model_shape, block_size, dtype, arguments.seed)
-    return open_models(
-        arguments.model,
-        arguments.draft_model,
-        dtype=dtype,
-        block_size=arguments.block_size,
-        revision=arguments.revision,
-        draft_revision=arguments.draft_revision,
-    )
+    with bar("reading weights", "B") as report:
+        return open_models(
+            arguments.model,
+            arguments.draft_model,
+            dtype=dtype,
+            block_size=arguments.block_size,
+            revision=arguments.revision,
+            draft_revision=arguments.draft_revision,
+            progress=report,
+        )
 
 
 def _schedule(
@@ -269,6 +295,7 @@ def _engines(
     methods: list[str],
     schedule: "Schedule",
     acceptances: dict[str, Acceptance],
+    options: dict[str, Any],
 ) -> "dict[str, Engine]":
     from jaxspec.measure.engines import engines_for
 
@@ -277,16 +304,16 @@ def _engines(
         methods,
         schedule.concurrencies,
         schedule.work,
-        page_size=arguments.page_size,
         max_model_len=arguments.max_model_len,
-        prefill_chunk=arguments.prefill_chunk,
-        exact=arguments.exact,
-        adaptive=arguments.adaptive,
-        num_drafts=arguments.num_drafts,
-        driver=arguments.driver,
-        kernels=arguments.kernels,
+        **options,
         synthetic_acceptance=next(iter(acceptances.values()), None),
     )
+
+
+def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engines' options that the flags set; their sizes follow from the requests."""
+    names = ("page_size", "prefill_chunk", "exact", "adaptive", "num_drafts", "driver", "kernels")
+    return {name: getattr(arguments, name) for name in (*names, "cache_dir")}
 
 
 def _bar(total: int, name: str, unit: str) -> Any:

@@ -15,6 +15,8 @@ from jaxspec.errors import JaxspecError, UsageError, is_out_of_memory, one_line
 from jaxspec.trace.options import Profiling
 
 DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
+DTYPES = ("bfloat16", "float32")
+"""The names of `DTYPES` of `engine/setup/load_models.py`, which imports jax."""
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
@@ -91,16 +93,22 @@ def say(*lines: str) -> None:
 def add_models(group: Any) -> None:
     """The flags of a command that opens a target and perhaps a drafter."""
     group.add_argument("--model", help="Folder or hub id of the target (default: the demo pair)")
-    group.add_argument("--draft-model", metavar="MODEL", help="Folder or hub id of the drafter")
-    group.add_argument("--revision", help="Branch, tag or commit of the target's hub id")
+    group.add_argument(
+        "--draft-model", metavar="MODEL", help="Folder or hub id of the drafter (default: none)"
+    )
+    group.add_argument(
+        "--revision", help="Branch, tag or commit of the target's hub id (default: the newest)"
+    )
     group.add_argument(
         "--draft-revision",
         metavar="REVISION",
-        help="Branch, tag or commit of the drafter's hub id",
+        help="Branch, tag or commit of the drafter's hub id (default: the newest)",
     )
     group.add_argument(
         "--dtype",
-        help="bfloat16 or float32 (default: bfloat16; float32 for the demo pair on a CPU)",
+        choices=DTYPES,
+        help="Type of weights and computations (default: bfloat16; float32 for the demo pair on a "
+        "CPU)",
     )
     group.add_argument(
         "--block-size",
@@ -108,6 +116,24 @@ def add_models(group: Any) -> None:
         metavar="N",
         help="Tokens per block: the current token and the drafts (default: as the drafter was "
         "trained)",
+    )
+
+
+def add_kept_programs(group: Any) -> None:
+    """The flags of a command that makes an engine, about what it keeps for the next process."""
+    group.add_argument(
+        "--cache-dir",
+        type=lambda folder: folder or False,
+        metavar="DIR",
+        help="Folder of compiled programs, so that they are compiled once and not in every process "
+        "(default: that of the environment variable JAXSPEC_CACHE_DIR, or ~/.cache/jaxspec)",
+    )
+    group.add_argument(
+        "--no-cache",
+        dest="cache_dir",
+        action="store_false",
+        default=None,
+        help="Neither use nor keep compiled programs",
     )
 
 

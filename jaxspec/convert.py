@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec import cli
+from jaxspec.console.parser import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,17 +15,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxspec convert",
         description="Writes an Orbax checkpoint (parameters, configs, tokenizer files), which "
         "every command opens like a Hugging Face folder.",
-        allow_abbrev=False,
     )
     parser.add_argument("source", metavar="SRC", help="Folder or hub id of a target or a drafter")
     parser.add_argument(
         "destination", metavar="DST", type=Path, help="Folder to make; must be empty"
     )
-    parser.add_argument("--revision", help="Branch, tag or commit of a hub id")
+    parser.add_argument(
+        "--revision", help="Branch, tag or commit of a hub id (default: the newest)"
+    )
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
@@ -35,11 +37,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    from jaxspec.checkpoint.conversion import convert
     from jaxspec.checkpoint.hub import local_folder
+    from jaxspec.console.progress import bar
 
     source = local_folder(arguments.source, arguments.revision)
-    summary = convert(source, arguments.destination, arguments.dtype)
+    # Only now, because it imports jax: a source that is not there is said at once.
+    from jaxspec.checkpoint.conversion import convert
+
+    with bar("converting", "B") as report:
+        summary = convert(source, arguments.destination, arguments.dtype, report)
     cli.say(f"{arguments.destination}: {summary}")
 
 

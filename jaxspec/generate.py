@@ -4,21 +4,28 @@ import argparse
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxspec import cli
 from jaxspec.console.files import check_writable, write_text
 from jaxspec.console.flags import add_flags, filled
+from jaxspec.console.models import NamedModels, check_models
+from jaxspec.console.parser import Parser
+from jaxspec.console.texts import is_terminal
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.errors import LoadError, UsageError
+from jaxspec.proposers.methods import METHODS
 from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
     from jaxspec import Engine, RequestOutput
+    from jaxspec.console.clocks import DecodeClock
+    from jaxspec.console.progress import Stopwatch
     from jaxspec.console.prompts import Prompt, Render
+    from jaxspec.console.report import RunTimes
+    from jaxspec.console.texts import Texts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxspec generate",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [--prompt TEXT] [options]",
         description="Continues prompts with a Qwen3 target model, sped up by a DFlash drafter if "
-        "one is named. Text goes to stdout, everything else to stderr.",
-        allow_abbrev=False,
+        "one is named. Text goes to stdout, everything else to stderr. In a terminal, text follows "
+        "its prompt.",
     )
     cli.add_models(parser.add_argument_group("models"))
     _add_prompts(parser.add_argument_group("prompts"))
@@ -53,16 +60,22 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="Text, - for stdin; may be repeated",
+        help="Text, - for stdin; may be repeated (default: none)",
     )
     group.add_argument(
-        "--prompt-file", metavar="FILE", help="Lines of text or JSON lines; - for stdin"
+        "--prompt-file",
+        metavar="FILE",
+        help="Prompts as lines of text or JSON lines; - for stdin (default: none)",
     )
     group.add_argument(
-        "--prompt-ids", action="append", default=[], metavar="IDS", help="Token ids: 1,2,3"
+        "--prompt-ids",
+        action="append",
+        default=[],
+        metavar="IDS",
+        help="Token ids: 1,2,3; may be repeated (default: none)",
     )
     group.add_argument("--no-chat-template", action="store_true", help="Use prompts as they are")
-    group.add_argument("--system-prompt", metavar="TEXT", help="System message of the chat")
+    group.add_argument("--system-prompt", metavar="TEXT", help="System message (default: none)")
     group.add_argument(
         "--enable-thinking",
         action=argparse.BooleanOptionalAction,
@@ -72,7 +85,7 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_speculation(group: argparse._ArgumentGroup) -> None:
-    add_flags(group, EngineOptions, "method")
+    add_flags(group, EngineOptions, "method", choices=("auto", *METHODS), metavar=None)
     add_flags(group, EngineOptions, "adaptive", action=argparse.BooleanOptionalAction)
     add_flags(group, EngineOptions, "draft_sampling", "num_drafts", "max_ngram", "min_ngram")
     add_flags(group, EngineOptions, "ngram_match", "ngram_threshold")
@@ -85,7 +98,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "seed", help="Seed of every prompt (default: %(default)s)")
     add_flags(group, SamplingParams, "stop", action="append", default=None, metavar="TEXT")
     add_flags(group, SamplingParams, "ignore_eos")
-    top = "Write the log probabilities of the N most likely tokens for every token to --json"
+    top = "Write log probabilities of the N most likely tokens per token to --json (default: none)"
     add_flags(group, SamplingParams, "logprobs", help=top)
 
 
@@ -94,11 +107,26 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "max_batch", default=None, help=at_once)
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
     add_flags(group, EngineOptions, "exact", "driver", "kernels")
+    cli.add_kept_programs(group)
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", metavar="FILE", help="One object per prompt; - for stdout")
-    group.add_argument("--quiet", "-q", action="store_true", help="Print no statistics")
+    group.add_argument(
+        "--json", metavar="FILE", help="One object per prompt; - for stdout (default: none)"
+    )
+    group.add_argument(
+        "--quiet",
+        "-q",
+        action="store_true",
+        help="Print no progress, no statistics, and no headings of several prompts",
+    )
+    group.add_argument(
+        "--compare",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Measure plain decoding of the same prompts as well, for a few seconds, and say how "
+        "many times as fast drafting was (default: only for the demo pair)",
+    )
     group.add_argument(
         "--check",
         action="store_true",
@@ -111,17 +139,22 @@ def _generate(arguments: argparse.Namespace) -> None:
     check_writable(None if arguments.json == "-" else arguments.json)
     profiling = cli.prepared_profiling(vars(arguments))
     params, options = _params_and_options(arguments)
-    prompts = _prompts(arguments)
+    prompts = arguments.prompts = _prompts(arguments)
     _refuse_flags_without_effect(arguments, prompts)
+    named = filled(NamedModels, vars(arguments))
+    check_models(named, (options.method,))
     if arguments.max_batch is None:
         options = dataclasses.replace(options, max_batch=min(len(prompts), options.max_batch))
 
+    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    from jaxspec.console.progress import Stopwatch
     from jaxspec.console.prompts import encoded
 
-    engine = _engine(arguments, options)
+    since_start = Stopwatch()
+    engine = _engine(arguments, named, options)
     encode = engine.tokenizer.encode if engine.tokenizer else _refuse_text
     ids = encoded(prompts, _chat(arguments, engine), encode)
-    outputs = _outputs(arguments, engine, ids, params, profiling)
+    outputs = _outputs(arguments, engine, ids, params, profiling, since_start)
     if arguments.json:
         _write_json(arguments, engine, prompts, outputs)
     _fail_if_any_failed(outputs)
@@ -171,26 +204,15 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     return read_prompts(PromptSources(texts, arguments.prompt_file, ids), sys.stdin)
 
 
-def _engine(arguments: argparse.Namespace, options: EngineOptions) -> "Engine":
-    from jaxspec.console.models import chosen_models
-    from jaxspec.engine.engine import Engine
+def _engine(arguments: argparse.Namespace, named: NamedModels, options: EngineOptions) -> "Engine":
+    from jaxspec.console.opening import opened_engine, say_what_runs
 
-    arguments.model, arguments.draft_model, arguments.dtype = chosen_models(
-        arguments.model,
-        arguments.draft_model,
-        arguments.dtype,
-        cli.say,
-        arguments.draft_revision,
-    )
-    return Engine.from_pretrained(
-        arguments.model,
-        arguments.draft_model,
-        options,
-        dtype=arguments.dtype,
-        block_size=arguments.block_size,
-        revision=arguments.revision,
-        draft_revision=arguments.draft_revision,
-    )
+    chosen = say_what_runs(named, cli.say, arguments.quiet)
+    arguments.model, arguments.draft_model = chosen.model, chosen.draft_model
+    arguments.dtype = chosen.dtype
+    if arguments.compare is None:
+        arguments.compare = named.is_demo
+    return opened_engine(chosen, options, cli.say, arguments.quiet)
 
 
 def _refuse_text(text: str, *, add_special_tokens: bool) -> list[int]:
@@ -213,49 +235,111 @@ def _outputs(
     ids: list[list[int]],
     params: SamplingParams,
     profiling: Profiling,
+    since_start: "Stopwatch",
 ) -> "list[RequestOutput]":
     """Compiles, generates, and prints first the text and then the statistics."""
-    from jaxspec.console.report import summary
-    from jaxspec.measure.compile_clock import CompileClock
+    from jaxspec.console.clocks import DecodeClock, ProgramTimer
+    from jaxspec.console.opening import warmed_up
+    from jaxspec.console.progress import Stopwatch
+    from jaxspec.console.report import RunTimes, summary
     from jaxspec.measure.environment import command_line
-    from jaxspec.models.kernels import kernels_line
     from jaxspec.trace.profiling import profiled
 
-    begin = time.perf_counter()
-    engine.warm_up(ids, params)
-    compile_s = time.perf_counter() - begin
+    warmed_up(engine, ids, params, cli.say, arguments.quiet)
     about = {"command": command_line("generate", arguments.argv)}
     recording = profiled(engine, profiling, about, params.draws, cli.say)
-    clock, begin = CompileClock(), time.perf_counter()
-    with recording:
-        outputs = _stream_text(engine, ids, params, silent=arguments.json == "-")
-        seconds = time.perf_counter() - begin
+    timer = ProgramTimer(engine)
+    clock, start_s, watch = DecodeClock(lambda: timer.seconds), since_start.seconds, Stopwatch()
+    with recording, engine.observe(timer):
+        outputs = _stream_text(arguments, engine, ids, params, clock)
+        seconds = watch.seconds - timer.seconds
     if not arguments.quiet:
-        lines = summary(outputs, seconds - clock.seconds, compile_s + clock.seconds)
-        cli.say(*lines, kernels_line(engine.kernels))
+        times = RunTimes(seconds, start_s, timer.programs, timer.seconds, clock.tokens_per_s)
+        times = _compared(arguments, engine, ids, params, outputs, times)
+        blank = [""] if is_terminal(sys.stdout) else []  # below the text
+        cli.say(*blank, *summary(outputs, times), *_kernels(arguments, engine))
     return outputs
 
 
+def _compared(
+    arguments: argparse.Namespace,
+    engine: "Engine",
+    ids: list[list[int]],
+    params: SamplingParams,
+    outputs: "list[RequestOutput]",
+    times: "RunTimes",
+) -> "RunTimes":
+    """The times with those of plain decoding, if they are wanted and there is something to
+    compare."""
+    from jaxspec.console.progress import bar
+    from jaxspec.measure.plain import plain_decoding
+
+    drafted = any(output.stats.num_spec_steps for output in outputs)
+    failed = any(output.error for output in outputs)
+    if not arguments.compare or not drafted or failed or times.tokens_per_s is None:
+        return times
+    with bar("measuring plain decoding") as report:
+        plain = plain_decoding(engine, ids, params, report)
+    return dataclasses.replace(
+        times, plain_tokens_per_s=plain.tokens_per_s, plain_tokens=plain.tokens
+    )
+
+
+def _kernels(arguments: argparse.Namespace, engine: "Engine") -> list[str]:
+    """What runs the models' ops. A CPU has no kernels, so that there it is said only if the user
+    chose."""
+    import jax
+
+    from jaxspec.models.kernels import kernels_line
+
+    says_something = jax.default_backend() != "cpu" or arguments.kernels != "auto"
+    return [kernels_line(engine.kernels)] if says_something else []
+
+
 def _stream_text(
-    engine: "Engine", prompts: list[list[int]], params: SamplingParams, silent: bool
+    arguments: argparse.Namespace,
+    engine: "Engine",
+    prompts: list[list[int]],
+    params: SamplingParams,
+    clock: "DecodeClock",
 ) -> "list[RequestOutput]":
     """Prints the text of the first prompt while it is generated, then that of each next prompt."""
+    texts = None if arguments.json == "-" else _texts(arguments, engine, prompts)
     outputs: dict[int, RequestOutput] = {}
     waiting = {index: "" for index in range(len(prompts))}
     turn = 0
+    if texts is not None:
+        texts.begin(turn)
+        sys.stdout.flush()
     for event in engine.stream(prompts, params, errors="return"):
+        clock.saw(event)
         waiting[event.index] += event.text
         if event.output is not None:
             outputs[event.index] = event.output
-        while not silent and turn in waiting:
-            sys.stdout.write(waiting[turn])
+        while texts is not None and turn in waiting:
+            texts.write(waiting[turn])
             waiting[turn] = ""
             if turn not in outputs:
                 break
-            sys.stdout.write("\n")
+            texts.end()
             turn += 1
+            if turn in waiting:
+                texts.begin(turn)
         sys.stdout.flush()
     return [outputs[index] for index in sorted(outputs)]
+
+
+def _texts(arguments: argparse.Namespace, engine: "Engine", prompts: list[list[int]]) -> "Texts":
+    """Writes the texts. With a chat template, what the user wrote is shown, not the whole chat."""
+    from jaxspec.console.texts import Texts
+
+    answers = engine.chat_template is not None and not arguments.no_chat_template
+    decode = str if engine.tokenizer is None else engine.tokenizer.decode
+    shown = [
+        prompt if isinstance(prompt, str) else decode(ids)
+        for prompt, ids in zip(arguments.prompts, prompts, strict=True)
+    ]
+    return Texts(shown, continues=not answers, headings=not arguments.quiet)
 
 
 def _write_json(

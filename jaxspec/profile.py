@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxspec import cli
+from jaxspec.console.parser import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -13,22 +14,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxspec profile",
         description="Reads a trace that generate or bench recorded with --profile-dir, and prints "
         "time by scope and by kernel, without a viewer and without an accelerator.",
-        allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="DIR", help="Folder that --profile-dir named")
     parser.add_argument(
         "--timing",
         metavar="DIR",
-        help="A recording of the same run without --profile-readable, to compare total times with",
+        help="A recording of the same run without --profile-readable, to compare total times with "
+        "(default: none)",
     )
     parser.add_argument(
         "--top", type=int, default=15, metavar="N", help="Kernels to list (default: %(default)s)"
     )
-    parser.add_argument("--json", metavar="FILE", help="Write the same tables, with all kernels")
+    parser.add_argument(
+        "--json", metavar="FILE", help="Write the tables, with all kernels (default: none)"
+    )
     parser.add_argument(
         "--plot", metavar="PNG", help="Picture to draw (default: DIR/profile.png); - for none"
     )

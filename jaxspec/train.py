@@ -1,12 +1,14 @@
 """`python -m jaxspec.train --target MODEL --data FILES --out DIR`: trains a drafter."""
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec import cli
 from jaxspec.console.flags import add_flags, filled
+from jaxspec.console.parser import Parser
 from jaxspec.errors import LoadError
 from jaxspec.training.recipe import Cadence, DrafterShape, Optimization, Recipe, TrainingInputs
 
@@ -18,12 +20,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: argparse.Namespace) -> None:
     from jaxspec.checkpoint.hub import local_folder
+    from jaxspec.training.documents import check_paths
+    from jaxspec.training.option_limits import check_limits
 
     _check_installed()
-    from jaxspec.training.train_drafter import TrainingRun, train_drafter
-
+    check_limits(vars(arguments))
+    check_paths(arguments.data)
     folder = local_folder(arguments.target, arguments.revision)
     flags = vars(arguments) | {"target": folder}
+
+    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    from jaxspec.training.train_drafter import TrainingRun, train_drafter
+
     plan = TrainingRun(
         filled(TrainingInputs, flags),
         filled(DrafterShape, flags),
@@ -42,22 +50,17 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _check_installed() -> None:
-    try:
-        import optax  # noqa: F401
-    except ImportError as error:
-        raise LoadError(
-            "training needs optax; install it with pip install 'jaxspec-decode[train]'"
-        ) from error
+    if importlib.util.find_spec("optax") is None:  # importing it would import jax
+        raise LoadError("training needs optax; install it with pip install 'jaxspec-decode[train]'")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxspec train",
         usage="%(prog)s --target MODEL --data FILE ... --out DIR [options]",
         description="Trains a DFlash drafter for a Qwen3 target. Run the same command again to "
         "resume. Writes OUT/zlab, OUT/speculators, OUT/log.jsonl and, if matplotlib is installed, "
         "OUT/training.png.",
-        allow_abbrev=False,
     )
     _add_files(parser.add_argument_group("files"))
     _add_data(parser.add_argument_group("data"))
@@ -72,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_files(group: argparse._ArgumentGroup) -> None:
     hub_id_too = "Folder or hub id of a Qwen3 model"
     add_flags(group, TrainingInputs, "target", type=str, metavar="MODEL", help=hub_id_too)
-    group.add_argument("--revision", help="Branch, tag or commit of the target's hub id")
+    group.add_argument(
+        "--revision", help="Branch, tag or commit of the target's hub id (default: the newest)"
+    )
     add_flags(group, TrainingInputs, "data")
     group.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="Folder to write, or to resume from"
@@ -96,7 +101,7 @@ def _add_recipe(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_optimization(group: argparse._ArgumentGroup) -> None:
-    instead = "Optimizer steps, instead of --epochs"
+    instead = "Optimizer steps, instead of --epochs (default: as many as its passes need)"
     add_flags(group, Optimization, "steps", default=None, help=instead)
     group.add_argument(
         "--epochs",

@@ -40,8 +40,9 @@ from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.models.parameters import random_params
-from jaxspec.models.presets import NAMES, qwen3
+from jaxspec.models.presets import qwen3
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.shapes import NAMES
 from jaxspec.proposers.device import Params
 
 LOOP, LOOPS = 32, 32

@@ -38,7 +38,7 @@ from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair
-from jaxspec.models.presets import NAMES
+from jaxspec.models.shapes import NAMES
 
 LONGEST, FIRST_CHUNK, LATER_CHUNK = 1024, 512, 16
 """Tokens of a request, and of the chunks in which prompts are read: that of a request in the middle

@@ -32,7 +32,8 @@ from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, ver
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair, without_drafter
 from jaxspec.measure.peers import read_peers
-from jaxspec.models.presets import NAMES, qwen3
+from jaxspec.models.presets import qwen3
+from jaxspec.models.shapes import NAMES
 from jaxspec.proposers.device import Drafts
 
 FLOPS = 798e12

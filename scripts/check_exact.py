@@ -45,7 +45,8 @@ from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.compiled import Program
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_models
-from jaxspec.models.presets import NAMES, dflash_for, qwen3
+from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.shapes import NAMES
 from jaxspec.proposers.methods import METHODS, Method
 
 MOST_REGRET = 0.20

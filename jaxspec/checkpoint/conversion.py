@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from jaxspec.checkpoint.draft_config import is_drafter
 from jaxspec.checkpoint.entries import read_entries
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.orbax_folder import save
+from jaxspec.checkpoint.stream import in_total
 from jaxspec.errors import JaxspecError, LoadError, UsageError, one_line, shown
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.text.tokenizer_files import TOKENIZER_FILES
@@ -20,10 +21,16 @@ from jaxspec.text.tokenizer_files import TOKENIZER_FILES
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES)
 
 
-def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> str:
+def convert(
+    source: Path,
+    destination: Path,
+    dtype: DTypeLike | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
     """Writes `destination`, whole or not at all, and returns a description of what it wrote.
 
-    Without a dtype no weight is rounded.
+    Without a dtype no weight is rounded. `progress` is called with how many bytes were read, and of
+    how many; writing takes about as long.
     """
     with _writing_to(destination):
         _check_free(destination)
@@ -32,7 +39,7 @@ def convert(source: Path, destination: Path, dtype: DTypeLike | None = None) -> 
     with _writing_to(destination):
         destination.mkdir(parents=True, exist_ok=True)
     try:
-        params = checkpoint.load(dtype)
+        params = checkpoint.load(dtype, in_total(progress, checkpoint.num_bytes))
         with _writing_to(destination):
             save(destination, params)
             _copy_files(source, destination)

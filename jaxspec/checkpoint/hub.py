@@ -16,6 +16,13 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:
     """The folder itself, or the snapshot of a hub id, downloaded if it is not cached."""
+    named = folder_or_hub_id(source, revision)
+    return named if isinstance(named, Path) else _snapshot(named, revision)
+
+
+def folder_or_hub_id(source: str | Path, revision: str | None = None) -> Path | str:
+    """The folder, or the hub id if there is no such folder. A name that is neither is refused.
+    Neither downloads anything nor imports jax."""
     try:
         folder = Path(source).expanduser()
         is_folder, is_file = bool(source) and folder.is_dir(), folder.is_file()
@@ -33,17 +40,17 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
         return folder
     if is_file:
         raise LoadError(f"{source} is a file, expected the folder of a checkpoint; name its folder")
-    return _snapshot(_hub_id(str(source)), revision)
+    return _hub_id(str(source))
 
 
 def _hub_id(source: str) -> str:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
     if not source:
         raise UsageError("no model named: expected a checkpoint folder or a hub id")
     if source.startswith(("/", ".", "~")) or source.count("/") > 1:
         raise LoadError(f"no such folder: {source}; expected a checkpoint folder or a hub id")
+    from huggingface_hub.errors import HFValidationError  # only now: it takes a third of a second
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         if not HUB_ID.fullmatch(source):
             raise HFValidationError("expected owner/name")

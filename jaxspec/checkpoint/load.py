@@ -7,9 +7,9 @@ Opening reads configs and headers only, and finds every mistake in them; loading
 A folder is in Hugging Face's layout or written by `jaxspec convert`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +27,12 @@ from jaxspec.checkpoint.names import (
 )
 from jaxspec.checkpoint.orbax_folder import check_arrays, is_orbax, orbax_arrays, restore
 from jaxspec.checkpoint.safetensors_folder import StoredTensor, stored_tensors
-from jaxspec.checkpoint.stream import read_tensor, stream_parameters
+from jaxspec.checkpoint.stream import (
+    BytesRead,
+    bytes_of,
+    read_tensor,
+    stream_parameters,
+)
 from jaxspec.checkpoint.target_config import read_target_config
 from jaxspec.errors import LoadError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
@@ -44,8 +49,16 @@ class Checkpoint[Config]:
     config: Config
     exact_dtype: DTypeLike
     """The narrowest dtype that holds every stored weight without rounding."""
-    load: Callable[[DTypeLike], Params]
+    load: "LoadWeights"
     """Reads the weights onto the device, in the given dtype."""
+    num_bytes: int
+    """Bytes of the stored weights."""
+
+
+class LoadWeights(Protocol):
+    def __call__(self, dtype: DTypeLike, progress: BytesRead | None = None) -> Params:
+        """The weights; `progress` is told how many bytes were read, some at a time."""
+        ...
 
 
 def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
@@ -60,7 +73,8 @@ def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
     return Checkpoint(
         config,
         exact_dtype(sources, stored),
-        lambda dtype: stream_parameters(sources, stored, dtype),
+        lambda dtype, progress=None: stream_parameters(sources, stored, dtype, progress),
+        bytes_of(sources, stored),
     )
 
 
@@ -85,13 +99,17 @@ def _open_orbax[Config](
         array.dtype for array in arrays.values() if jnp.issubdtype(array.dtype, jnp.floating)
     ]
 
-    def load(dtype: DTypeLike) -> Params:
+    num_bytes = sum(array.size * array.dtype.itemsize for array in arrays.values())
+
+    def load(dtype: DTypeLike, progress: BytesRead | None = None) -> Params:
         params = restore(folder, arrays, dtype)
+        if progress is not None:
+            progress(num_bytes)
         if isinstance(config, DFlashConfig) and "target_ids" in params:
             check_ids(np.asarray(params["target_ids"]), config.vocab_size, str(folder))
         return params
 
-    return Checkpoint(config, jnp.result_type(*weights), load)
+    return Checkpoint(config, jnp.result_type(*weights), load, num_bytes)
 
 
 def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[DFlashConfig]:
@@ -109,11 +127,11 @@ def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[
     weights = {path: source for path, source in sources.items() if path != "target_ids"}
     target_ids = _target_ids(config, stored, str(folder))
 
-    def load(dtype: DTypeLike) -> Params:
-        params = stream_parameters(weights, stored, dtype)
+    def load(dtype: DTypeLike, progress: BytesRead | None = None) -> Params:
+        params = stream_parameters(weights, stored, dtype, progress)
         return params if target_ids is None else {**params, "target_ids": jnp.asarray(target_ids)}
 
-    return Checkpoint(config, exact_dtype(weights, stored), load)
+    return Checkpoint(config, exact_dtype(weights, stored), load, bytes_of(weights, stored))
 
 
 def _with_ownership(

@@ -8,9 +8,10 @@ busy at once, and the host never holds more than a piece per thread.
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,24 +26,34 @@ from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError, is_out_of_memory
 from jaxspec.models.parameters import Params
 
+BytesRead = Callable[[int], None]
+"""Is told how many more bytes were read."""
+
 READERS = 8
 PIECE_BYTES = 64 * 2**20
 
 
 def stream_parameters(
-    sources: dict[str, Source], stored: dict[str, StoredTensor], dtype: DTypeLike
+    sources: dict[str, Source],
+    stored: dict[str, StoredTensor],
+    dtype: DTypeLike,
+    progress: BytesRead | None = None,
 ) -> Params:
-    """All parameters on the default device, as a nested tree."""
+    """All parameters on the default device, as a nested tree. `progress` is called in this
+    thread."""
     # Assembling takes twice the memory of a parameter, so the largest go first, while most is free.
     largest_first = sorted(sources, key=lambda path: -_num_bytes(sources[path], stored))
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint")
     try:
         arrays = readers.map(lambda path: _parameter(sources[path], stored, dtype), largest_first)
-        flat = dict(zip(largest_first, arrays))
+        flat = {}
+        for path, flat[path] in zip(largest_first, arrays):
+            if progress is not None:
+                progress(_num_bytes(sources[path], stored))
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise too_large(sum(_num_bytes(source, stored) for source in sources.values())) from error
+        raise too_large(bytes_of(sources, stored)) from error
     finally:
         readers.shutdown(cancel_futures=True)
     return unflatten_dict(flat, sep="/")
@@ -51,6 +62,25 @@ def stream_parameters(
 def read_tensor(tensor: StoredTensor) -> Shaped[np.ndarray, "..."]:
     """A whole tensor in host memory; meant for small ones."""
     return _read(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+
+
+def bytes_of(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> int:
+    """Bytes of all stored tensors that the parameters are made from."""
+    return sum(_num_bytes(source, stored) for source in sources.values())
+
+
+def in_total(progress: Callable[[int, int], None] | None, total: int) -> BytesRead | None:
+    """Adds up what is read, for a `progress` that is called with the sum, and of how much."""
+    if progress is None:
+        return None
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return report
 
 
 def too_large(num_bytes: int) -> LoadError:
@@ -67,12 +97,7 @@ def _num_bytes(source: Source, stored: dict[str, StoredTensor]) -> int:
 def _parameter(
     source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike
 ) -> Shaped[Array, "..."]:
-    pieces = []
-    for name in source.tensors:
-        for piece in _pieces(stored[name]):
-            pieces.append(jax.device_put(piece))
-            # The host holds its copy until the piece has arrived.
-            pieces[-1].block_until_ready()
+    pieces: list[Any] = [piece for name in source.tensors for piece in _on_device(stored[name])]
     assembled = _assemble(pieces, source.transposed, jnp.dtype(dtype)).block_until_ready()
     if not is_finite(assembled):
         raise _not_finite(source, stored, dtype)
@@ -99,8 +124,31 @@ def not_finite_error(what: str, count: int, total: int, dtype: DTypeLike) -> Loa
     )
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+def _on_device(tensor: StoredTensor) -> Iterator[Shaped[np.ndarray | Array, "piece ..."]]:
+    """The pieces of a tensor, on the device. A CPU has them already."""
+    if jax.default_backend() == "cpu":
+        yield from _pieces(tensor)
+        return
+    for piece in _pieces(tensor):
+        # The host holds its copy until the piece has arrived.
+        yield jax.device_put(piece).block_until_ready()
+
+
 def _assemble(
+    pieces: list[Shaped[np.ndarray | Array, "..."]], transposed: bool, dtype: jnp.dtype
+) -> Shaped[Array, "..."]:
+    if not isinstance(pieces[0], np.ndarray):
+        return _assemble_on_device(pieces, transposed, dtype)
+    # Without a program for each shape, whose compiling would take longer than reading the weights
+    # of a small model.
+    joined = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    with np.errstate(over="ignore"):  # what becomes infinite is found by the caller
+        cast = (joined.T if transposed else joined).astype(dtype, order="C", copy=False)
+    return jax.device_put(cast)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _assemble_on_device(
     pieces: list[Shaped[Array, "..."]], transposed: bool, dtype: jnp.dtype
 ) -> Shaped[Array, "..."]:
     joined = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]

@@ -40,8 +40,10 @@ def help_of(record: type[Any], name: str) -> str:
     mention = lambda match: flag_of(match[1]) if match[1] in fields else match[1]
     text = re.sub(r"`(\w+)`", mention, docstrings(record)[name]).rstrip(".").replace("%", "%%")
     default = fields[name].default
-    has_default = isinstance(default, str | int | float) and not isinstance(default, bool)
-    return f"{text} (default: %(default)s)" if has_default else text
+    if isinstance(default, str | int | float) and not isinstance(default, bool):
+        return f"{text} (default: %(default)s)"
+    says_it = isinstance(default, bool) or default is dataclasses.MISSING or "default" in text
+    return text if says_it else f"{text} (default: none)"
 
 
 @functools.cache

@@ -29,30 +29,92 @@ def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:
     return dataclasses.asdict(stats) | {name: getattr(stats, name) for name in ratios}
 
 
-def summary(outputs: Sequence[RequestOutput], seconds: float, compile_s: float) -> list[str]:
-    """The statistics of a run, as lines to print. `seconds` does not include compiling."""
+PLACES = 5
+"""First places of a block whose shares of accepted drafts are printed; --json has all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTimes:
+    """How long a run took. None of the seconds is in another."""
+
+    seconds: float
+    """Reading the prompts and decoding."""
+    start_s: float
+    """Everything before that: imports, reading weights, making programs ready."""
+    late_programs: int = 0
+    """Programs that were made only while the run needed them."""
+    late_s: float = 0.0
+    """Seconds that the run waited for these."""
+    tokens_per_s: float | None = None
+    """Tokens after the first of each prompt, per second; None if there were none."""
+    plain_tokens_per_s: float | None = None
+    """The same of plain decoding on the same prompts; None if it was not measured."""
+    plain_tokens: int = 0
+    """Tokens that this was measured with."""
+
+
+def summary(outputs: Sequence[RequestOutput], times: RunTimes) -> list[str]:
+    """The statistics of a run, as lines to print."""
     pooled = pool(output.stats for output in outputs)
-    rate = pooled.generation_tokens / max(seconds, 1e-9)
-    lines = [
-        f"Prompt: {pooled.prompt_tokens} tokens",
-        f"Generation: {pooled.generation_tokens} tokens in {seconds:.2f} s, "
-        f"{rate:.1f} tokens/s (including prompt reading)",
-        f"Compilation: {compile_s:.2f} s, not counted above",
+    compared = _compared(times)
+    rate = (
+        "" if compared else f", {pooled.generation_tokens / max(times.seconds, 1e-9):.0f} tokens/s"
+    )
+    of = f" for {len(outputs)} prompts" if len(outputs) > 1 else ""
+    return [
+        f"{pooled.generation_tokens} tokens{of} in {times.seconds:.2f} s{rate}",
+        *_passes(outputs, pooled),
+        *compared,
+        *speculation_line(pooled),
+        *_waits(times),
     ]
-    return lines + speculation_line(pooled)
+
+
+def passes(output: RequestOutput) -> int:
+    """Forward passes of the target that gave tokens to a request; the first one ends the reading of
+    the prompt."""
+    return len(output.stats.itl_s) + 1 if output.token_ids else 0
+
+
+def _passes(outputs: Sequence[RequestOutput], pooled: PooledStats) -> list[str]:
+    count = sum(map(passes, outputs))
+    if not count:
+        return []
+    plain = "" if not pooled.num_spec_steps else " (plain decoding: 1.00)"
+    per_pass = pooled.generation_tokens / count
+    return [f"{count} passes of the target model, {per_pass:.2f} tokens per pass{plain}"]
+
+
+def _compared(times: RunTimes) -> list[str]:
+    own, plain = times.tokens_per_s, times.plain_tokens_per_s
+    if own is None or plain is None:
+        return []
+    ratio, rates = own / plain, f"{own:.0f} against {plain:.0f} tokens/s"
+    measured = f"measured with {times.plain_tokens} tokens"
+    if ratio < 1:
+        return [
+            f"slower than plain decoding: {ratio:.2f} times its speed ({rates}, {measured}): "
+            "a pass that checks drafts takes longer, and too few drafts were right"
+        ]
+    return [f"{ratio:.2f} times as fast as plain decoding ({rates}, {measured})"]
+
+
+def _waits(times: RunTimes) -> list[str]:
+    late = ""
+    if times.late_programs:
+        late = f", and {times.late_s:.1f} s for {times.late_programs} programs in between"
+    return [f"not counted: {times.start_s:.1f} s to start{late}"]
 
 
 def speculation_line(pooled: PooledStats) -> list[str]:
     """The line with the acceptance of all requests together; no line for plain decoding."""
     if not pooled.num_spec_steps:
         return []
-    drafted = sum(count > 0 for count in pooled.drafted_per_position)
-    rates = pooled.acceptance_rate_per_position[:drafted]
-    per_position = ", ".join(f"{rate:.3f}" for rate in rates)
+    places = min(sum(count > 0 for count in pooled.drafted_per_position), PLACES)
+    rates = ", ".join(f"{rate:.2f}" for rate in pooled.acceptance_rate_per_position[:places])
     drawn = "SYNTHETIC (drawn, not measured): " if pooled.synthetic else ""
     return [
-        f"{drawn}draft acceptance = {pooled.draft_acceptance_rate:.5f} "
-        f"({pooled.num_accepted_draft_tokens} accepted / {pooled.num_draft_tokens} drafted), "
-        f"mean acceptance length = {pooled.mean_acceptance_length:.2f}, "
-        f"acceptance rate per position = ({per_position})"
+        f"{drawn}{pooled.num_accepted_draft_tokens} of {pooled.num_draft_tokens} drafts accepted; "
+        f"mean acceptance length {pooled.mean_acceptance_length:.2f}; share accepted at place 1 to "
+        f"{places}: {rates}"
     ]

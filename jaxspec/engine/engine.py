@@ -73,13 +73,15 @@ class Engine(TextGeneration):
         block_size: int | None = None,
         revision: str | None = None,
         draft_revision: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
         """An engine for models named by folder or hub id.
 
         `dtype` is "bfloat16", "float32", or "auto": float32 for the demo pair on a CPU, bfloat16
         otherwise, as for commands. `block_size` overrides the drafter's own; `revision` is the
-        target's branch, tag or commit, and `draft_revision` the drafter's.
+        target's branch, tag or commit, and `draft_revision` the drafter's. `progress` is told how
+        many bytes of weights were read, and of how many.
         All other keywords are fields of `EngineOptions` and override those of `options`.
         """
         checked = options_of(options, changes)
@@ -92,6 +94,7 @@ class Engine(TextGeneration):
             block_size=block_size,
             revision=revision,
             draft_revision=draft_revision,
+            progress=progress,
         )
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
         return cls(loop, opened.tokenizer, checked, opened.chat_template, opened.models)

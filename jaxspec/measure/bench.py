@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance
+from jaxspec.console.progress import bar
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import Acceptance
 from jaxspec.engine.plan.planning import synthetic_of
@@ -107,8 +108,9 @@ def warm_up(contenders: Sequence[Contender], schedule: Schedule, progress_bar: P
     """Compiles all programs, then runs every load with short replies."""
     one_per_engine = {id(one.engine): one for one in reversed(contenders)}.values()
     total = len(one_per_engine) * len(schedule.concurrencies)
+    with bar("loading or compiling programs", grows=True) as report:
+        compile_all([one.engine for one in one_per_engine], schedule.draws, report)
     with progress_bar(total, "warm-up", "") as progress:
-        compile_all([one.engine for one in one_per_engine], schedule.draws)
         for one in one_per_engine:
             one.set_acceptance()
             for concurrency in schedule.concurrencies:

@@ -11,8 +11,10 @@ import numpy as np
 
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.files import lines_of, text_of
+from jaxspec.measure.options import Requests
 
 BUILT_IN = ("prose", "python", "repetitive")
+RANDOM = "random"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,15 @@ class Sample:
     """Category of the prompt in the dataset."""
     output_tokens: int | None = None
     """Most tokens of the reply; None takes the benchmark's default."""
+
+
+def read_samples(requests: Requests) -> list[Sample] | None:
+    """The prompts of the dataset; None for random ids, which need the size of the vocabulary."""
+    if requests.dataset == RANDOM:
+        return None
+    if requests.dataset in BUILT_IN:
+        return built_in(requests.dataset)
+    return read_file(requests.dataset, requests.dataset_format)
 
 
 def built_in(name: str) -> list[Sample]:

@@ -1,7 +1,7 @@
 """Engines that share parameters, one per method, with only the programs that the loads use."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -130,8 +130,10 @@ def _needed_shapes(
     return tuple(shape for shape in shapes if shape[1] in needed)
 
 
-def compile_all(engines: Sequence[Engine], draws: bool) -> int:
-    """Compiles every program that these engines can need, and returns their number."""
-    return compile_side_by_side(
-        program for engine in engines for program in engine.programs(draws, only_needed=True)
-    )
+def compile_all(
+    engines: Sequence[Engine], draws: bool, progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Compiles every program that these engines can need, and returns their number. `progress` is
+    called with how many are ready, and of how many so far."""
+    programs = (p for engine in engines for p in engine.programs(draws, only_needed=True))
+    return compile_side_by_side(programs, progress)

@@ -1,6 +1,7 @@
 """The options of a benchmark, with the names of its flags."""
 
 import dataclasses
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,8 +11,8 @@ class Requests:
     dataset: str
     """prose, python, repetitive, random (token ids), or a file; by default prose, python for the
     demo pair and random for --model-shape."""
-    dataset_format: str = "auto"
-    """Layout of the file: auto, jsonl, spec-bench or sharegpt."""
+    dataset_format: Literal["auto", "jsonl", "spec-bench", "sharegpt"] = "auto"
+    """Layout of the file; auto recognizes it."""
     num_prompts: int | None = None
     """Send only the first of the dataset's requests; by default all, and 8 random ones."""
     input_len: int | None = None

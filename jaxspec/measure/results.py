@@ -152,6 +152,7 @@ def _warnings(result: dict[str, Any]) -> Iterator[str]:
         yield f"warning: {compile_s:.1f} s of compiling fell into the measured passes"
 
 
+FLOOR = ("", "floor")
 HEADINGS = (
     ("", "conc"),
     ("", "method"),
@@ -159,7 +160,7 @@ HEADINGS = (
     ("", "speedup"),
     ("", "accept"),
     ("step ms", "p50/p90/p99"),
-    ("", "floor"),
+    FLOOR,
     ("TTFT ms", "p50/p99"),
     ("TPOT ms", "p50/p99"),
 )
@@ -167,8 +168,12 @@ HEADINGS = (
 
 def table(rows: Sequence[Row]) -> str:
     """The table of the rows. `accept` is the mean acceptance length, `floor` the share of the
-    memory bandwidth."""
-    return "\n".join(aligned([*map(list, zip(*HEADINGS)), *map(_cells, rows)]))
+    memory bandwidth, which is left out if no row has one, as on a CPU."""
+    lines = [*map(list, zip(*HEADINGS)), *map(_cells, rows)]
+    if all(row["floor_fraction"] is None for row in rows):
+        without = HEADINGS.index(FLOOR)
+        lines = [line[:without] + line[without + 1 :] for line in lines]
+    return "\n".join(aligned(lines))
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:

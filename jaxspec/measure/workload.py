@@ -6,21 +6,11 @@ from jaxspec.console.prompts import chat_of, encoded
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import UsageError
-from jaxspec.measure.datasets import BUILT_IN, Sample, built_in, random_ids, read_file
+from jaxspec.measure.datasets import Sample, random_ids
 from jaxspec.measure.load import Work
 from jaxspec.measure.options import Requests
 
-RANDOM = "random"
 RANDOM_PROMPTS, RANDOM_TOKENS = 8, 128
-
-
-def read_samples(requests: Requests) -> list[Sample] | None:
-    """The prompts of the dataset; None for random ids, which need the size of the vocabulary."""
-    if requests.dataset == RANDOM:
-        return None
-    if requests.dataset in BUILT_IN:
-        return built_in(requests.dataset)
-    return read_file(requests.dataset, requests.dataset_format)
 
 
 def work_of(requests: Requests, samples: list[Sample] | None, opened: Opened) -> list[Work]:

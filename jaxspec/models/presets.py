@@ -4,28 +4,17 @@ from jaxspec.errors import UsageError
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.shapes import NAMES, QWEN3
 
 VOCABULARY = 151936
 MASK_TOKEN = 151669
 
-# layers, hidden, intermediate, heads, kv heads, tied
-_QWEN3 = {
-    "qwen3-0.6b": (28, 1024, 3072, 16, 8, True),
-    "qwen3-1.7b": (28, 2048, 6144, 16, 8, True),
-    "qwen3-4b": (36, 2560, 9728, 32, 8, True),
-    "qwen3-8b": (36, 4096, 12288, 32, 8, False),
-    "qwen3-14b": (40, 5120, 17408, 40, 8, False),
-    "qwen3-32b": (64, 5120, 25600, 64, 8, False),
-    "tiny": (5, 64, 128, 4, 2, True),
-}
-NAMES = tuple(_QWEN3)
-
 
 def qwen3(name: str) -> Qwen3Config:
     """A published Qwen3 by name, for example `qwen3-8b`."""
-    if name not in _QWEN3:
+    if name not in QWEN3:
         raise UsageError(f"no model shape {name!r}; expected one of {', '.join(NAMES)}")
-    layers, hidden, intermediate, heads, kv_heads, tied = _QWEN3[name]
+    layers, hidden, intermediate, heads, kv_heads, tied = QWEN3[name]
     return Qwen3Config(_decoder(layers, hidden, intermediate, heads, kv_heads), VOCABULARY, tied)
 
 

@@ -8,12 +8,13 @@ all proposers.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from jaxspec.proposers.device import DeviceProposer
-from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.ngram import NgramProposer, long_matches
 from jaxspec.proposers.options import SpeculationOptions
+
+if TYPE_CHECKING:
+    from jaxspec.proposers.device import DeviceProposer
 
 
 @runtime_checkable
@@ -44,7 +45,7 @@ class Method:
 
     drafter: bool = False
     """Whether the engine's drafter model proposes."""
-    device: Callable[[SpeculationOptions, int], DeviceProposer] | None = None
+    device: "Callable[[SpeculationOptions, int], DeviceProposer] | None" = None
     """Makes a device proposer without weights, from the options and the maximal number of drafts
     per step."""
     host: Callable[[SpeculationOptions], HostProposer] | None = None
@@ -53,9 +54,15 @@ class Method:
     steps the device drafts; with the lockstep driver it proposes alone."""
 
 
+def _lookup(options: SpeculationOptions, num_drafts: int) -> "DeviceProposer":
+    from jaxspec.proposers.lookup import lookup_of  # imports jax, which --help never needs
+
+    return lookup_of(options, num_drafts)
+
+
 METHODS = {
     "dflash": Method(drafter=True),
-    "ngram": Method(device=lookup_of, host=NgramProposer),
+    "ngram": Method(device=_lookup, host=NgramProposer),
     "dflash+ngram": Method(drafter=True, host=long_matches),
     "none": Method(),
 }

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-MAX_LOGPROBS = 20
 GROUP = 64
 """Size of a group of neighbouring token ids. The first of two searches compares the maxima of such
 groups."""
@@ -26,11 +25,11 @@ class TopLogprobs:
 
 
 def top_logprobs(
-    logits: Float[Array, "batch width vocab"], chosen: Int[Array, "batch width"]
+    logits: Float[Array, "batch width vocab"], chosen: Int[Array, "batch width"], count: int
 ) -> TopLogprobs:
-    """Log probabilities of the chosen tokens and of the likeliest ones."""
+    """Log probabilities of the chosen tokens and of the `count` likeliest ones."""
     logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    values, tokens = likeliest(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
+    values, tokens = likeliest(logprobs, min(count, logits.shape[-1]))
     own = jnp.take_along_axis(logprobs, chosen[..., None], axis=-1)[..., 0]
     return TopLogprobs(own, values, tokens)
 

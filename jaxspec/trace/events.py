@@ -33,14 +33,15 @@ class Event:
 
 def read_planes(folder: Path) -> list[Any]:
     """The planes of the newest recording in a folder that a `--profile-dir` run wrote."""
-    from jax.profiler import ProfileData
-
     files = sorted(folder.glob("**/*.xplane.pb"))
     if not files:
+        which = "" if folder.is_dir() else ", which is no folder"
         raise LoadError(
-            f"no trace in {folder}; expected a folder that generate or bench wrote with "
-            "--profile-dir"
+            f"no trace in {folder}{which}; expected a folder that generate or bench wrote with "
+            "--profile-dir: run one of them with --profile-dir and a new folder first"
         )
+    from jax.profiler import ProfileData
+
     try:
         return list(ProfileData.from_file(str(files[-1])).planes)
     except (RuntimeError, ValueError, OSError) as error:

@@ -44,11 +44,17 @@ def text_files(paths: Iterable[Path], pattern: str = "*") -> list[Path]:
     return [path for path, _ in _found(paths, pattern)]
 
 
-def _found(paths: Iterable[Path], pattern: str) -> Iterator[tuple[Path, bool]]:
-    """Every file, and whether it is itself among the paths."""
+def check_paths(paths: Iterable[Path]) -> None:
+    """Refuses paths that lead nowhere."""
     for path in paths:
         if not path.exists():
             raise LoadError(f"no file or folder {path}; expected text to train on")
+
+
+def _found(paths: Iterable[Path], pattern: str) -> Iterator[tuple[Path, bool]]:
+    """Every file, and whether it is itself among the paths."""
+    for path in paths:
+        check_paths([path])
         if not path.is_dir():
             yield path, True
             continue

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from jaxspec.errors import UsageError
 from jaxspec.training.recipe import Optimization
 
@@ -51,6 +49,8 @@ def check_limits(entries: Mapping[str, Any]) -> None:
 def check_batch_divides(options: Optimization) -> None:
     """Raises a UsageError unless a batch divides evenly into accumulated parts on all local
     devices."""
+    import jax  # only here: the limits above are checked before jax is imported
+
     parts = options.accumulation * jax.local_device_count()
     if options.batch_size % parts:
         raise UsageError(

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
+from tqdm import tqdm
 
-from jaxspec.checkpoint.load import open_target
+from jaxspec.checkpoint.load import Checkpoint, open_target
 from jaxspec.errors import UsageError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
@@ -78,7 +79,7 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     saved = config_of(run) | content_of(run.inputs.target, tokenizer, documents)
     with writing_to(out):
         save_config(out, saved)
-        target = Target(checkpoint.config, checkpoint.load(jnp.dtype(run.optimization.compute)))
+        target = Target(checkpoint.config, _weights(checkpoint, run.optimization.compute))
         params = learned_params(run, target, config, text, hash_of_config(saved), out)
         return export_drafter(run, target, config, params, out)
 
@@ -183,6 +184,20 @@ def config_of(run: TrainingRun) -> dict[str, Any]:
     if entries["layer_ids"] is not None:
         entries["layer_ids"] = list(entries["layer_ids"])
     return entries
+
+
+def _weights(checkpoint: Checkpoint[Qwen3Config], dtype: str) -> Params:
+    """The target's weights, with a bar in a terminal while they are read."""
+    bytes_read: Any = tqdm(
+        total=checkpoint.num_bytes,
+        desc="reading weights",
+        unit="B",
+        unit_scale=True,
+        disable=None,
+        leave=False,
+    )
+    with bytes_read:
+        return checkpoint.load(jnp.dtype(dtype), bytes_read.update)
 
 
 def _check_length(run: TrainingRun, target: Qwen3Config) -> None:

@@ -49,7 +49,9 @@ class Kernel:
 
     def lower(self, jitted: Callable[..., Any] | None = None) -> bytes:
         """The lowered kernel, written down. The function is imported if it is not given."""
-        jitted = jitted or getattr(importlib.import_module(self.module), self.function).__jitted__
+        if jitted is None:
+            kept = getattr(importlib.import_module(self.module), self.function)
+            jitted = getattr(kept, JITTED)
         return _written(_lowered(bound(jitted, self), self.shapes))
 
 

@@ -97,7 +97,7 @@ def assert_loaded(params, expected, dtype):
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     stored=st.sampled_from(DTYPES),
@@ -106,9 +106,13 @@ def assert_loaded(params, expected, dtype):
     tied=st.booleans(),
     prefixed=st.booleans(),
     piece_bytes=st.integers(16, 2000),
+    backend=st.sampled_from(["cpu", "gpu"]),
 )
-def test_target(tmp_path_factory, monkeypatch, stored, asked, shards, tied, prefixed, piece_bytes):
+def test_target(
+    tmp_path_factory, monkeypatch, stored, asked, shards, tied, prefixed, piece_bytes, backend
+):
     monkeypatch.setattr(stream, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)  # a CPU assembles on the host
     config = TARGET | {"tie_word_embeddings": tied}
     tensors = target_tensors(config, stored)
     if not prefixed:
@@ -255,6 +259,13 @@ def test_a_device_without_room(tmp_path, monkeypatch, message, kind, named):
     monkeypatch.setattr(stream, "_assemble", assemble)
     with pytest.raises(kind, match=named):
         open_target(write(tmp_path, TARGET, target_tensors())).load(jnp.float32)
+
+
+def test_progress_counts_every_byte_once(tmp_path):
+    checkpoint, counted = open_target(write(tmp_path, TARGET, target_tensors())), []
+    checkpoint.load(jnp.float32, counted.append)
+    stored = sum(tensor.nbytes for tensor in target_tensors().values())
+    assert sum(counted) == checkpoint.num_bytes == stored and len(counted) > 10
 
 
 def test_nothing_is_read_of_the_weights_when_opening(tmp_path):

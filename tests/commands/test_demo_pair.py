@@ -1,9 +1,11 @@
 """The pair in the package, through the command that runs it when no model is named."""
 
+import re
+
 import pytest
 
 from jaxspec import Engine, RequestOutput, SamplingParams, generate
-from jaxspec.console.models import chosen_models
+from jaxspec.console.models import NamedModels, chosen_models
 from jaxspec.demo import demo_pair
 from jaxspec.errors import UsageError
 
@@ -36,15 +38,24 @@ def test_the_command_says_what_it_runs(outputs, capsys):
     assert generate.main(["--prompt", PROMPT, *lengths]) == 0
     out, err = capsys.readouterr()
     assert out == outputs[0].text + "\n"
-    assert err.startswith("no --model: the demo pair of the package")
-    assert "mean acceptance length" in err
+    first, *_ = err.splitlines()
+    assert first.startswith("running on a CPU with ") and first.endswith("in float32")
+    assert "the demo pair of the package" in first and "(no --model given)" in first
+    length = outputs[0].stats.mean_acceptance_length
+    assert f"mean acceptance length {length:.2f}" in err
+    assert re.search(r"^weights: 23 MB ready in [\d.]+ s$", err, re.M)
+    assert re.search(r"^programs: \d ready in [\d.]+ s$", err, re.M)
+    assert re.search(r"^40 tokens in [\d.]+ s$", err, re.M)
+    rates = r"\(\d+ against \d+ tokens/s, measured with 31 tokens\)$"
+    assert re.search(rf"plain decoding.*{rates}", err, re.M)
 
 
 def test_a_drafter_alone_does_not_get_the_target_of_the_pair():
     with pytest.raises(UsageError, match="does not name one; name it with --model"):
-        chosen_models(None, str(demo_pair()[1]), None, pytest.fail)
+        chosen_models(NamedModels(draft_model=str(demo_pair()[1])))
 
 
 def test_what_is_named_is_taken():
-    assert chosen_models("a", None, None, pytest.fail) == ("a", None, "bfloat16")
-    assert chosen_models("a", "b", "float32", pytest.fail) == ("a", "b", "float32")
+    assert chosen_models(NamedModels("a")) == NamedModels("a", None, "bfloat16")
+    both = NamedModels("a", "b", "float32", 4, "main", "tag")
+    assert chosen_models(both) == both

@@ -31,7 +31,9 @@ def test_another_vocabulary_is_refused_in_one_line(drafter, capsys):
     models = ["--model", str(TARGET), "--draft-model", str(drafter)]
     assert generate.main([*models, "--prompt", "a"]) == 1
     out, err = capsys.readouterr()
-    assert not out and err == (
+    said, error = err.splitlines(keepends=True)
+    assert said.startswith("running on ") and not out
+    assert error == (
         "error: the drafter does not fit the target: token 300 is 'other' in its tokenizer.json, "
         f"expected the target's {was!r}; use the target it was trained on\n"
     )

@@ -167,14 +167,12 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--model-shape", "qwen3-9b", "--dataset", "random"], 2, "no model shape 'qwen3-9b'"),
         ([*MODELS, "--model-shape", "tiny"], 2, "either --model or --model-shape"),
         ([*MODELS, "--concurrency", "1,x"], 2, "--concurrency '1,x'; expected integers"),
         ([*MODELS, "--concurrency", "0"], 2, "expected at least 1"),
         ([*MODELS, "--request-rate", "-1"], 2, "--request-rate is -1.0"),
         ([*MODELS, "--methods", "none,none"], 2, "expected different names"),
         ([*MODELS, "--dataset", "no/such.jsonl"], 1, "cannot be read"),
-        ([*MODELS, "--dataset-format", "csv", "--dataset", __file__], 2, "dataset format 'csv'"),
         ([*MODELS, "--json", "/no/such/folder/x.json"], 1, "there is no folder"),
         ([*MODELS, "--profile-dir", f"{__file__}/x"], 1, "cannot be made"),
         ([*MODELS, "--plot", "x.xyz"], 2, "no pictures of type 'xyz'"),
@@ -200,8 +198,8 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
 def test_mistakes_are_one_line(arguments, code, message, capsys):
     assert bench.main(arguments) == code
     out, err = capsys.readouterr()
-    assert not out and len(err.splitlines()) == 1
-    assert err.startswith("error: ") and message in err
+    [error] = [line for line in err.splitlines() if not line.startswith("running on ")]
+    assert not out and error.startswith("error: ") and message in error
 
 
 @pytest.mark.parametrize("command", ["bench", "generate"])

@@ -8,8 +8,9 @@ import pytest
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
-from jaxspec.measure.datasets import Sample
-from jaxspec.measure.workload import Requests, read_samples, work_of
+from jaxspec.measure.datasets import Sample, read_samples
+from jaxspec.measure.options import Requests
+from jaxspec.measure.workload import work_of
 from jaxspec.models.presets import qwen3
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer import open_tokenizer

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.layers.axes import Axis, sections_of, shard_of, size_of
 from jaxspec.layers.decoder import Decoder
-from jaxspec.models import presets
+from jaxspec.models import presets, shapes
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import parameter_axes, parameter_shapes
 from jaxspec.models.qwen3 import Qwen3
@@ -50,7 +50,7 @@ def joined(outputs: list, sections, cut: tuple[str, ...]) -> np.ndarray:
     return np.concatenate([np.concatenate(of_section, -1) for of_section in zip(*pieces)], -1)
 
 
-@pytest.mark.parametrize("name", [name for name in presets.NAMES if name != "tiny"])
+@pytest.mark.parametrize("name", [name for name in shapes.NAMES if name != "tiny"])
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_products_of_shards_make_the_product(name, shards):
     for axes in matrices(narrow(name)).values():

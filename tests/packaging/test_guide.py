@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models import presets
+from jaxspec.models import presets, shapes
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import parameter_shapes
 from jaxspec.models.qwen3 import Qwen3
@@ -77,7 +77,7 @@ def bytes_per_token(model) -> int:
     return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * 2
 
 
-@pytest.mark.parametrize("name", [name for name in presets.NAMES if name != "tiny"])
+@pytest.mark.parametrize("name", [name for name in shapes.NAMES if name != "tiny"])
 def test_the_memory_table_is_computed(name):
     config = presets.qwen3(name)
     target = Qwen3(config, dtype=jnp.bfloat16)

@@ -4,8 +4,8 @@ import jaxtyping
 import pytest
 
 from jaxspec import generate
+from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import EngineOptions
-from jaxspec.engine.plan.planning import choose_method
 from jaxspec.errors import UsageError
 
 

@@ -151,7 +151,7 @@ def test_draws_follow_the_filtered_distribution():
 def test_logprobs_are_the_model_s_own():
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, VOCAB)), jnp.float32)
     chosen = jnp.asarray([[0, 1, 2], [3, 4, 5]], jnp.int32)
-    top = top_logprobs(logits, chosen)
+    top = top_logprobs(logits, chosen, 20)
     expected = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     own = np.take_along_axis(expected, np.asarray(chosen)[..., None], -1)[..., 0]
     np.testing.assert_allclose(top.chosen, own, rtol=1e-6)

@@ -6,6 +6,7 @@ import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
 from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
+from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
 from jaxspec.engine.plan.sizes import (
@@ -128,19 +129,6 @@ def _widths(method: str, options: EngineOptions, width: int) -> tuple[int, ...]:
     if not (options.adaptive and METHODS[method].drafter):
         return ()
     return (*(narrower for narrower in NARROWER_WIDTHS if narrower < width), width)
-
-
-def choose_method(method: str, has_drafter: bool) -> str:
-    """A name of `METHODS`; a method that cannot run is refused."""
-    if method == "auto":
-        return "dflash" if has_drafter else "none"
-    if method not in METHODS:
-        raise UsageError(f"method is {method!r}; expected one of auto, {', '.join(METHODS)}")
-    if METHODS[method].drafter and not has_drafter:
-        raise UsageError(
-            f"method is {method!r} but no drafter is given; name one with draft= or --draft-model"
-        )
-    return method
 
 
 def choose_driver(options: EngineOptions) -> str:

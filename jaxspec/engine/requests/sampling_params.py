@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 from jaxspec.errors import UsageError, shown
 from jaxspec.short_repr import changes
 
+MAX_LOGPROBS = 20
+"""Most log probabilities of likely tokens that a request can ask for, per token."""
 LARGEST_FLOAT = 3.4e38
 """About the largest number of the 32-bit floats that sampling computes with."""
 
@@ -83,8 +85,6 @@ class SamplingParams:
                 raise UsageError(f"{name} is {shown(value)}; expected {expected}")
 
     def _check_logprobs(self, count: int) -> None:
-        from jaxspec.sampling.logprobs import MAX_LOGPROBS  # imports jax, which --help never needs
-
         if not 0 < count <= MAX_LOGPROBS:
             raise UsageError(f"logprobs is {shown(count)}; expected None or 1 to {MAX_LOGPROBS}")
 

@@ -3,6 +3,7 @@
 import filecmp
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
+from jaxspec.checkpoint.stream import in_total
 from jaxspec.demo import demo_dtype, is_demo_target
-from jaxspec.engine.plan.planning import choose_method
+from jaxspec.engine.plan.methods import choose_method, refuse_options_of_a_drafter
 from jaxspec.engine.setup.memory import num_bytes
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.io import Models
-from jaxspec.errors import UsageError, shown
+from jaxspec.errors import UsageError
 from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
@@ -42,13 +44,14 @@ def open_models(
     block_size: int | None = None,
     revision: str | None = None,
     draft_revision: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Opened:
     """Finds, checks, then loads the target and, if one is given, the drafter. The arguments are
     those of `Engine.from_pretrained`."""
     choose_method(method, draft is not None)
     floats = choose_dtype(dtype, target)
     if draft is None:
-        _refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
+        refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
     folder = local_folder(target, revision)
     opened_target = open_target(folder)
     opened_draft = None
@@ -61,15 +64,19 @@ def open_models(
         _check_tokenizers(tokenizer, folder, Path(draft))
     template = None if tokenizer is None else _chat_template(folder)
     models = models_of(opened_target, opened_draft, floats)
-    params = {"target": _loaded(opened_target, folder, floats)}
+    total = opened_target.num_bytes + (opened_draft.num_bytes if opened_draft is not None else 0)
+    report = in_total(progress, total)
+    params = {"target": _loaded(opened_target, folder, floats, report)}
     if opened_draft is not None:
-        params["drafter"] = _loaded(opened_draft, draft, floats)
+        params["drafter"] = _loaded(opened_draft, draft, floats, report)
     return Opened(models, params, tokenizer, template)
 
 
-def _loaded(checkpoint: Checkpoint[Any], folder: str | Path | None, dtype: DTypeLike) -> Params:
+def _loaded(
+    checkpoint: Checkpoint[Any], folder: str | Path | None, dtype: DTypeLike, report: Any
+) -> Params:
     begin = time.perf_counter()
-    params = checkpoint.load(dtype)
+    params = checkpoint.load(dtype, report)
     gigabytes, seconds = num_bytes(params) / 1e9, time.perf_counter() - begin
     log.info("read %s: %.3g GB as %s in %.1f s", folder, gigabytes, jnp.dtype(dtype), seconds)
     return params
@@ -81,15 +88,6 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
         return open_tokenizer(folder)
     log.info("no %s in %s: prompts must be token ids", VOCABULARY_FILE, folder)
     return None
-
-
-def _refuse_options_of_a_drafter(**options: int | str | None) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is {shown(value)} but no drafter is given; name one with draft= or "
-                f"--draft-model, or leave {name} out"
-            )
 
 
 def _check_tokenizers(tokenizer: Tokenizer, folder: Path, draft: Path) -> None:

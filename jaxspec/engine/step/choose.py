@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.engine.requests.request import NOT_FINITE
+from jaxspec.engine.requests.sampling_params import MAX_LOGPROBS
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Drafts, Params
@@ -31,7 +32,7 @@ def target_tokens(
     else:
         drawn = drafts.tokens, drafts.num_drafts, drafts.logits
         tokens = rejection_sample(logits, *drawn, sampling, positions)
-    return _marked(tokens, logits, likeliest), top_logprobs(logits, tokens)
+    return _marked(tokens, logits, likeliest), top_logprobs(logits, tokens, MAX_LOGPROBS)
 
 
 def _marked(

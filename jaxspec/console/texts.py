@@ -1,0 +1,63 @@
+"""Prompts and their continuations on standard output."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxspec.errors import SHORT
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def can_dim(stream: Any, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a stream is a terminal that shows dim text."""
+    without = environment.get("NO_COLOR") or environment.get("TERM") == "dumb"
+    return is_terminal(stream) and not without
+
+
+def is_terminal(stream: Any) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # it is not there, or it was closed
+        return False
+
+
+def dim(text: str, stream: Any) -> str:
+    return f"{DIM}{text}{PLAIN}" if text and can_dim(stream) else text
+
+
+class Texts:
+    """Writes continuations in the order of their prompts.
+
+    In a terminal each follows its prompt, which is dim. In a file or a pipe there is only the
+    continuation, as another program wants it. Several prompts have a heading each, as those of
+    `head` and `tail` for several files, unless `headings` is off.
+    """
+
+    def __init__(self, prompts: Sequence[str], continues: bool, headings: bool = True):
+        """`continues`: the text continues the prompt; otherwise it answers it, on a new line."""
+        self.prompts = prompts
+        self.continues = continues
+        self.headings = headings and len(prompts) > 1
+        self.in_terminal = is_terminal(sys.stdout)
+
+    def begin(self, index: int) -> None:
+        prompt = self.prompts[index]
+        if self.headings:
+            shown = "" if self.in_terminal else f": {_short(prompt)}"
+            heading = f"==> prompt {index + 1} of {len(self.prompts)}{shown} <=="
+            self.write(("\n" if index else "") + dim(heading, sys.stdout) + "\n")
+        if self.in_terminal:
+            self.write(dim(prompt, sys.stdout) + ("" if self.continues else "\n"))
+
+    def write(self, text: str) -> None:
+        sys.stdout.write(text)
+
+    def end(self) -> None:
+        self.write("\n")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHORT else f"{line[: SHORT - 3]}..."

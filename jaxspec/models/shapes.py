@@ -1,0 +1,13 @@
+"""Sizes of published models. Does not import jax: `--help` lists the names."""
+
+# layers, hidden, intermediate, heads, kv heads, tied
+QWEN3 = {
+    "qwen3-0.6b": (28, 1024, 3072, 16, 8, True),
+    "qwen3-1.7b": (28, 2048, 6144, 16, 8, True),
+    "qwen3-4b": (36, 2560, 9728, 32, 8, True),
+    "qwen3-8b": (36, 4096, 12288, 32, 8, False),
+    "qwen3-14b": (40, 5120, 17408, 40, 8, False),
+    "qwen3-32b": (64, 5120, 25600, 64, 8, False),
+    "tiny": (5, 64, 128, 4, 2, True),
+}
+NAMES = tuple(QWEN3)
