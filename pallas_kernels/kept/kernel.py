@@ -49,10 +49,11 @@ class Kernel:
 
     def lower(self, jitted: Callable[..., Any] | None = None) -> bytes:
         """The lowered kernel, written down. The function is imported if it is not given."""
-        if jitted is None:
-            kept = getattr(importlib.import_module(self.module), self.function)
-            jitted = getattr(kept, JITTED)
-        return _written(_lowered(bound(jitted, self), self.shapes))
+        function = bound(jitted or self._imported(), self)
+        return _written(_lowered(function, self.shapes))
+
+    def _imported(self) -> Callable[..., Any]:
+        return getattr(getattr(importlib.import_module(self.module), self.function), JITTED)
 
 
 def bound(jitted: Callable[..., Any], kernel: Kernel) -> Any:
