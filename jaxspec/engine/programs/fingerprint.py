@@ -89,7 +89,7 @@ def _surroundings() -> str:
     device = jax.local_devices()[0]
     return repr(
         (
-            *(version(package) for package in ("jax", "jaxlib", "flax")),
+            *_versions(),
             device.client.platform_version,
             device.device_kind,
             len(jax.devices()),
@@ -97,3 +97,8 @@ def _surroundings() -> str:
             settings(),
         )
     )
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return tuple(version(package) for package in ("jax", "jaxlib", "flax"))
