@@ -20,6 +20,8 @@ from jaxspec.engine.step import compiled
 from jaxspec.engine.step.io import Drafting
 from jaxspec.layers import linear
 from jaxspec.models.qwen3 import Qwen3
+from pallas_kernels.kept import call as kernels_kept
+from pallas_kernels.kept import keep_lowered_kernels
 
 PROMPT = trajectories()[0]["prompt"]
 
@@ -256,7 +258,7 @@ class TestFingerprint:
         ]
         assert len({self.of(), *(self.of(models=other) for other in others)}) == 3
 
-    def test_a_program_of_a_replaced_function_is_not_kept(self, monkeypatch, caplog):
+    def test_a_program_of_a_replaced_function_is_not_kept(self, monkeypatch, caplog, tmp_path):
         whole = linear.RMSNorm.__call__
 
         @functools.wraps(whole)
@@ -264,8 +266,10 @@ class TestFingerprint:
             return x
 
         monkeypatch.setattr(linear.RMSNorm, "__call__", without_scale)
+        keep_lowered_kernels(open_files(tmp_path, 1 << 20))
         with caplog.at_level(logging.WARNING, "jaxspec"):
             assert self.of() is None
+        assert kernels_kept._keeping.files is None, "a kernel of it would be kept"
         assert "RMSNorm.__call__ is not the function of its source" in caplog.text
         monkeypatch.undo()
         assert self.of() is not None

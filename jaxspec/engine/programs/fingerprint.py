@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxspec.engine.programs.patches import replaced_function
-from pallas_kernels.kept import hash_of_sources, settings
+from pallas_kernels.kept import hash_of_sources, keep_lowered_kernels, settings
 
 log = logging.getLogger("jaxspec")
 
@@ -39,6 +39,7 @@ def fingerprint(step: str, models: Any, static: dict[str, Any], inputs: Any) -> 
         return None
     if (replaced := replaced_function(SOURCES)) is not None:
         _say_replaced(replaced)
+        keep_lowered_kernels(None)  # it may be a function of a kernel
         return None
     leaves, structure = jax.tree.flatten(inputs)
     shapes = [(leaf.shape, str(leaf.dtype), _placement(leaf)) for leaf in leaves]
