@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.whole_sequences import block_hidden, causal_hidden
 from jaxspec.training.anchors import block_inputs, draw_anchors, tokens_of_blocks
 from jaxspec.training.data import Sequences
-from jaxspec.training.forward import block_hidden, causal_hidden
 from jaxspec.training.loss import (
     acceptance_lengths,
     block_loss,

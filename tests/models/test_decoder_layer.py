@@ -10,7 +10,7 @@ from jaxspec.cache.keys_values import empty_pages
 from jaxspec.layers.decoder import BlockMask, Decoder, DecoderLayer
 from jaxspec.layers.paged import paged
 from jaxspec.layers.rope import Rope
-from jaxspec.training.forward import blocks_at
+from jaxspec.models.whole_sequences import blocks_at
 
 GEOMETRY = Decoder(32, 48, 1, 4, 2, 8, 1e-6, Rope(1e4), 64)
 LAYER = DecoderLayer(GEOMETRY, BlockMask(causal=True))

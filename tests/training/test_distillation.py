@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from training_toys import BLOCK, counting_sequences, toy_drafter, toy_objective, toy_params
 
+from jaxspec.models.whole_sequences import causal_hidden
 from jaxspec.training.anchors import draw_anchors
-from jaxspec.training.forward import causal_hidden
 from jaxspec.training.objective import block_logits, bound, to_device
 from jaxspec.training.recipe import Recipe
 

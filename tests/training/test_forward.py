@@ -14,7 +14,7 @@ from jaxspec.models.config import DFlashConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.forward import block_hidden, causal_hidden
+from jaxspec.models.whole_sequences import block_hidden, causal_hidden
 
 PAGE, LENGTH, WIDTH, MASK_TOKEN = 4, 24, 5, 49
 ANCHORS = jnp.array([[1, 7, 19], [3, 4, 12]], jnp.int32)

@@ -7,8 +7,8 @@ import pytest
 from training_toys import VOCAB, counting_sequences, toy_objective, toy_params, toy_target
 
 from jaxspec.errors import LoadError
+from jaxspec.models.whole_sequences import causal_hidden
 from jaxspec.training.data import Sequences, joined
-from jaxspec.training.forward import causal_hidden
 from jaxspec.training.kept_rows import kept_sequences
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.rollout import continue_sequences

@@ -11,11 +11,11 @@ from jaxspec.engine.setup.describe import models_in_words
 from jaxspec.engine.step.io import Models
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.whole_sequences import target_features, target_logits
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.dflash import DFlashProposer
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.tokenizer import Tokenizer
-from jaxspec.training.forward import target_features, target_logits
 
 Logits = Callable[[Params, Int[Array, "batch length"]], Float[Array, "batch length vocab"]]
 Features = Callable[
