@@ -112,13 +112,21 @@ def test_programs_that_are_missing_are_timed_once():
     engine = golden_engine(
         max_batch=1, max_model_len=48, batch_sizes=(1,), prefill_shapes=((1, 16),)
     )
-    timer, params = ProgramTimer(engine), SamplingParams(max_tokens=4, ignore_eos=True)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+
+    def run() -> None:
+        """A submitted request; `generate` would make its first programs before it runs."""
+        id = engine.submit([1, 2, 3], params)
+        while not any(event.output for event in engine.step([id])):
+            pass
+
+    timer = ProgramTimer(engine)
     with engine.observe(timer):
-        engine.generate([1, 2, 3], params)
+        run()
         made, seconds = timer.programs, timer.seconds
-        engine.generate([1, 2, 3], params)
+        run()
     assert made == timer.programs == 3 and seconds == timer.seconds > 0
     again = ProgramTimer(engine)
     with engine.observe(again):
-        engine.generate([1, 2, 3], params)
+        run()
     assert again.programs == 0 and again.seconds == 0.0
