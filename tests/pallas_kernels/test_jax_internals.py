@@ -7,21 +7,25 @@ import pathlib
 import tomllib
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import jax_internals as internals
 from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu
+from pallas_kernels.kept import later
 from pallas_kernels.tiles import swizzled, unswizzled
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "pallas_kernels").rglob("*.py"))
 TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in FILES}
-ONE_FILE = "pallas_kernels/jax_internals.py"
+OF_KERNELS = "pallas_kernels/jax_internals.py"
+OF_CALLS = "pallas_kernels/kept/later.py"
+"""Apart, because it is imported at every start and the other imports Mosaic."""
 EXPERIMENTAL = ("jax.experimental", "jax.extend", "jax._src", "jax.interpreters", "jaxlib")
 
 
-def test_only_one_file_imports_them():
+def test_only_two_files_import_them():
     importing = {
         path
         for path, tree in TREES.items()
@@ -30,7 +34,7 @@ def test_only_one_file_imports_them():
         for name in [getattr(node, "module", None) or node.names[0].name]
         if name.startswith(EXPERIMENTAL)
     }
-    assert importing == {ONE_FILE}
+    assert importing == {OF_KERNELS, OF_CALLS}
 
 
 def used_names() -> set[str]:
@@ -49,6 +53,17 @@ def test_pallas_still_has(name: str):
     for word in name.split(".")[1:]:
         assert hasattr(found, word), f"jax {jax.__version__} has no {name}"
         found = getattr(found, word)
+
+
+def test_an_operation_of_ours_can_be_traced_and_lowered():
+    """What kept/later.py stands on: a primitive with a rule for its shapes and one to lower it."""
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    kernel = jax.export.export(jax.jit(lambda x: (x * 3, x + 1)), platforms=["cuda"])(shape)
+    call = later.lowered_later(lambda: kernel, (shape,), (shape, shape))
+    traced = jax.jit(lambda x: call(x)[0] + call(x)[1]).trace(shape)
+    assert traced.out_info == shape
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.multiply" in text and "stablehlo.add" in text
 
 
 def test_the_window_of_versions_is_declared():
