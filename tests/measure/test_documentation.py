@@ -49,8 +49,18 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))  # a block may add its own
 
 
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """What a user types to `jaxspec chat`."""
+    path = tmp_path / "typed"
+    path.write_text("import os\n")
+    with path.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        yield
+
+
 @pytest.mark.parametrize(("language", "text"), list(blocks()))
-def test_it_runs(language, text, place, capsys):
+def test_it_runs(language, text, place, capsys, typed):
     for name, folder in STAND_INS.items():
         text = text.replace(name, folder)
     if language == "python":

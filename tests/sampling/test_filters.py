@@ -9,7 +9,8 @@ from jaxspec import sampling as unjitted
 from jaxspec.sampling import SlotSampling, logprobs, tokens
 
 # One by one, their operations compile for longer than all tests here run.
-sample, top_logprobs = jax.jit(unjitted.sample), jax.jit(unjitted.top_logprobs)
+sample = jax.jit(unjitted.sample)
+top_logprobs = jax.jit(unjitted.top_logprobs, static_argnames="count")
 filtered = jax.jit(tokens.filtered)
 likeliest = jax.jit(logprobs.likeliest, static_argnums=1)
 
