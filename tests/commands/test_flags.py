@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any, Literal
@@ -80,7 +81,8 @@ def test_help_is_the_docstring_with_flags_and_default():
     text = " ".join(toy_parser().format_help().split())
     assert "--share X Up to 100% of all, over two lines; see --long-name and other (def" in text
     assert "(default: 0.5) --long-name N By default none --kind {this,that} One of" in text
-    assert "--must MUST, -m MUST, --needed MUST Has no default --share" in text
+    # Python 3.13 names the value once.
+    assert re.search("--must( MUST)?, -m( MUST)?, --needed MUST Has no default --share", text)
     assert text.endswith("--several N [N ...] Some (default: none) --on A switch")
 
 
