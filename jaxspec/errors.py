@@ -1,6 +1,6 @@
 """Errors that a user can fix. A message is one line: found, expected, and what to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,8 +22,13 @@ class LoadError(JaxspecError):
 
 def one_line(error: BaseException) -> str:
     """The message of another library's error, on one line, and not too long for one of ours."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return shortened(str(error), LONGEST) or type(error).__name__
+
+
+def shortened(text: str, longest: int = SHORT) -> str:
+    """The text on one line, and cut off if it is longer than this."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -37,10 +42,10 @@ def shown(value: Any) -> str:
     if isinstance(value, str | bytes):
         value = value[: 2 * SHORT]
     try:
-        text = " ".join(repr(value).split())
+        text = repr(value)
     except Exception:  # an integer of more digits than Python prints, or an object of the user's
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
+    return shortened(text)
 
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -49,7 +54,12 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 def hint_for(name: str, known: Sequence[str], elsewhere: Mapping[str, str] = NOTHING) -> str:
     """What may have been meant by an unknown name: the name here of what other programs call so,
     the name that is spelled most like it, or some of all names."""
-    import difflib
+    meant = elsewhere.get(name) or closest(name, known)
+    return f"did you mean {meant!r}?" if meant else f"expected some of {', '.join(known)}"
 
-    close = [elsewhere[name]] if name in elsewhere else difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"expected some of {', '.join(known)}"
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is spelled most like this one; None if none is."""
+    import difflib  # only now: most programs make no mistake
+
+    return next(iter(difflib.get_close_matches(name, [*known], 1)), None)

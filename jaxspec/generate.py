@@ -250,7 +250,7 @@ def _outputs(
     recording = profiled(engine, profiling, about, params.draws, cli.say)
     timer = ProgramTimer(engine)
     clock, start_s, watch = DecodeClock(lambda: timer.seconds), since_start.seconds, Stopwatch()
-    with recording, engine.observe(timer):
+    with recording:
         outputs = _stream_text(arguments, engine, ids, params, clock)
         seconds = watch.seconds - timer.seconds
     if not arguments.quiet:

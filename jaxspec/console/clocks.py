@@ -1,37 +1,27 @@
 """How fast tokens come, without the time in which programs are loaded or compiled."""
 
 import time
-from collections.abc import Callable, Hashable
-from typing import Any
-
-import jax
+from collections.abc import Callable
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.event_stream import StreamEvent
-from jaxspec.engine.step.observer import Step, StepObserver
 
 
-class ProgramTimer(StepObserver):
-    """Loads or compiles the programs that a running engine lacks, and counts how long that took."""
+class ProgramTimer:
+    """Programs for which an engine's steps have waited since the timer was made."""
 
     def __init__(self, engine: Engine):
-        self.device = engine.loop.device
-        self.seconds = 0.0
-        self.programs = 0
-        """Programs that had to be made."""
-        self._seen: set[Hashable] = set()
+        self._clock = engine.loop.device.clock
+        self._before = self._clock.waits
 
-    def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(inputs))
-        key = step, shapes, tuple(static.items())
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        program, begin = self.device.program(step, *inputs, **static), time.perf_counter()
-        if not program.is_ready:
-            program.make()
-            self.programs += 1
-            self.seconds += time.perf_counter() - begin
+    @property
+    def programs(self) -> int:
+        return self._clock.waits.count - self._before.count
+
+    @property
+    def seconds(self) -> float:
+        """How long the steps waited for them."""
+        return self._clock.waits.seconds - self._before.seconds
 
 
 class DecodeClock:

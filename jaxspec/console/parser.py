@@ -1,10 +1,11 @@
 """The parser of every command: argparse's, whose errors say what was probably meant."""
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
+
+from jaxspec.errors import closest
 
 WRONG_CHOICE = re.compile(r"argument (?P<flags>\S+): invalid choice: '(?P<found>[^']*)'")
 UNKNOWN = re.compile(r"unrecognized arguments:.*?\s(?P<found>--?[\w-]+)")
@@ -32,5 +33,5 @@ class Parser(argparse.ArgumentParser):
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:
     """The end of an error message that names the closest known word; empty if none is close."""
-    close = difflib.get_close_matches(found, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    meant = closest(found, known)
+    return f"; did you mean {meant}?" if meant else ""

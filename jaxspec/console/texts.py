@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspec.errors import SHORT
+from jaxspec.errors import shortened
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -45,7 +45,7 @@ class Texts:
     def begin(self, index: int) -> None:
         prompt = self.prompts[index]
         if self.headings:
-            shown = "" if self.in_terminal else f": {_short(prompt)}"
+            shown = "" if self.in_terminal else f": {shortened(prompt)}"
             heading = f"==> prompt {index + 1} of {len(self.prompts)}{shown} <=="
             self.write(("\n" if index else "") + dim(heading, sys.stdout) + "\n")
         if self.in_terminal:
@@ -56,8 +56,3 @@ class Texts:
 
     def end(self) -> None:
         self.write("\n")
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SHORT else f"{line[: SHORT - 3]}..."

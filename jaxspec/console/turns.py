@@ -116,13 +116,12 @@ class Talk:
         timer, text, output = ProgramTimer(self.engine), "", None
         clock = DecodeClock(lambda: timer.seconds)
         try:
-            with self.engine.observe(timer):
-                for event in self.engine.stream([ids], params):
-                    clock.saw(event)
-                    text += event.text
-                    output = event.output
-                    sys.stdout.write(event.text)
-                    sys.stdout.flush()
+            for event in self.engine.stream([ids], params):
+                clock.saw(event)
+                text += event.text
+                output = event.output
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
         except KeyboardInterrupt:
             sys.stdout.write("\n")
             self.say("(stopped)")

@@ -13,22 +13,19 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 WITH_A_STAND_IN = """
 import sys, time, types
 sys.path.insert(0, ROOT)
-from contextlib import nullcontext
 from jaxspec import chat
 from jaxspec.console import opening, turns
 from jaxspec.engine.event_stream import StreamEvent
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.stats.acceptance import RequestStats
+from jaxspec.engine.step.device import Clock
 
 class Engine:
     chat_template = None
     tokenizer = types.SimpleNamespace(encode=lambda text, add_special_tokens: [*text.encode()])
     max_model_len = 10_000
     plan = types.SimpleNamespace(shapes=types.SimpleNamespace(prefill_for=lambda lengths: (1, 64)))
-    loop = types.SimpleNamespace(device=None)
-
-    def observe(self, observer):
-        return nullcontext()
+    loop = types.SimpleNamespace(device=types.SimpleNamespace(clock=Clock()))
 
     def stream(self, prompts, params):
         text = bytes(prompts[0]).decode()

@@ -1,8 +1,6 @@
 """Which method an engine uses. Does not import jax: commands ask before it is imported."""
 
-import difflib
-
-from jaxspec.errors import UsageError, shown
+from jaxspec.errors import UsageError, closest, shown
 from jaxspec.proposers.methods import METHODS
 
 
@@ -11,8 +9,8 @@ def choose_method(method: str, has_drafter: bool) -> str:
     if method == "auto":
         return "dflash" if has_drafter else "none"
     if method not in METHODS:
-        close = difflib.get_close_matches(str(method), METHODS, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        meant = closest(str(method), METHODS)
+        hint = f"; did you mean {meant!r}?" if meant else ""
         raise UsageError(f"method is {method!r}; expected one of auto, {', '.join(METHODS)}{hint}")
     if METHODS[method].drafter and not has_drafter:
         raise UsageError(

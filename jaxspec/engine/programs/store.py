@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,20 @@ class ProgramStore:
         except Exception as error:
             self.files.drop(fingerprint, str(error).partition("\n")[0])
             return None
+
+    def load_or_make(
+        self,
+        fingerprint: str,
+        kept: Kept | None,
+        make: Callable[[], tuple[jax.stages.Compiled, Any]],
+    ) -> jax.stages.Compiled:
+        """The program that was found, or else the one that `make` returns with the shapes of its
+        results, which is kept from then on."""
+        if kept is not None and (loaded := self.load(fingerprint, kept)) is not None:
+            return loaded
+        compiled, results = make()
+        self.save(fingerprint, compiled, results)
+        return compiled
 
     def save(self, fingerprint: str, compiled: jax.stages.Compiled, results: Any) -> None:
         """Keeps a program and the shapes of its results, if its backend can write programs."""

@@ -76,13 +76,12 @@ def _kept(store: ProgramStore, models: Models, plan: Plan) -> jax.stages.Compile
     name = fingerprint("empty_state", models, sizes, ())
     if name is None:
         return None
-    kept = store.find(name)
-    if kept is not None and (loaded := store.load(name, kept)) is not None:
-        return loaded
-    traced = empty_state.trace(models, **sizes)
-    compiled = traced.lower().compile()
-    store.save(name, compiled, traced.out_info)
-    return compiled
+
+    def make() -> tuple[jax.stages.Compiled, EngineState]:
+        traced = empty_state.trace(models, **sizes)
+        return traced.lower().compile(), traced.out_info
+
+    return store.load_or_make(name, store.find(name), make)
 
 
 def _what(plan: Plan) -> str:

@@ -104,6 +104,8 @@ class Program:
     @property
     def results(self) -> tuple[Any, Any]:
         """Shapes of the next state, and of the results beside it."""
+        if (known := self._programs.results_of(self)) is not None:
+            return known
         return self.kept.results if self.kept else self.traced.out_info
 
     def load_or_compile(self) -> jax.stages.Compiled:
@@ -111,11 +113,7 @@ class Program:
         store, name = self._programs.store, self._fingerprint
         if store is None or name is None:
             return self._compile()
-        if self.kept is not None and (loaded := store.load(name, self.kept)) is not None:
-            return loaded
-        compiled = self._compile()
-        store.save(name, compiled, self.traced.out_info)
-        return compiled
+        return store.load_or_make(name, self.kept, lambda: (self._compile(), self.traced.out_info))
 
     def _compile(self) -> jax.stages.Compiled:
         begin = time.perf_counter()
@@ -145,6 +143,8 @@ class Programs:
         self.store = store
         self.compiler_options = _compiler_options(store)
         self._ready: dict[Hashable, jax.stages.Compiled] = {}
+        self._results: dict[Hashable, tuple[Any, Any]] = {}
+        """Shapes of the results of every program that is ready."""
         self._being_made: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._lock = threading.Lock()
 
@@ -176,6 +176,7 @@ class Programs:
     ) -> jax.stages.Compiled:
         try:
             compiled = program.load_or_compile()
+            self._results[key] = program.results
             self._ready[key] = compiled
             made.set_result(compiled)
             return compiled
@@ -183,6 +184,10 @@ class Programs:
             with self._lock:
                 del self._being_made[key]
             made.cancel()  # does nothing if there is a result
+
+    def results_of(self, program: Program) -> tuple[Any, Any] | None:
+        """What is known of a program that is ready, so that it need not be found or traced."""
+        return self._results.get(program.key)
 
     def has(self, program: Program) -> bool:
         """Whether the program can run at once."""

@@ -24,11 +24,15 @@ log = logging.getLogger("jaxspec")
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    done: float = 0.0
-    """Seconds of all waiting that is over."""
+class Waits:
+    """How long steps have waited for their programs."""
+
+    count: int = 0
+    """Waits that are over, each for one program."""
+    seconds: float = 0.0
+    """Seconds of these."""
     since: float | None = None
-    """When the present waiting began."""
+    """When the present wait began, if a step waits now."""
 
 
 class Clock:
@@ -38,21 +42,23 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._waiting = _Waiting()
+        self.waits = Waits()
+        """Replaced as a whole, so that any thread may read it."""
 
     def now(self) -> float:
-        waiting = self._waiting  # read once: it is replaced as a whole
-        return (time.perf_counter() if waiting.since is None else waiting.since) - waiting.done
+        waits = self.waits
+        return (time.perf_counter() if waits.since is None else waits.since) - waits.seconds
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Time that passes inside this block does not count."""
-        before, since = self._waiting, time.perf_counter()
+        before, since = self.waits, time.perf_counter()
         try:
-            self._waiting = _Waiting(before.done, since)
+            self.waits = Waits(before.count, before.seconds, since)
             yield
         finally:
-            self._waiting = _Waiting(before.done + time.perf_counter() - since)
+            waited = time.perf_counter() - since
+            self.waits = Waits(before.count + 1, before.seconds + waited)
 
 
 class Device:
