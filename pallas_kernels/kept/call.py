@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 from pallas_kernels.kept.kernel import JITTED, Kernel, bound, read
 from pallas_kernels.kept.later import lowered_later
 from pallas_kernels.kept.workers import Workers
+
+log = logging.getLogger("pallas_kernels")
 
 
 @runtime_checkable
@@ -111,6 +114,8 @@ def _missing(
         content = None if elsewhere is None else elsewhere()
         exported = None if content is None else read(content)
         if content is None or exported is None:
+            if elsewhere is not None:
+                log.info("lowering %s here, because no worker process did", kernel.function)
             content = kernel.lower(jitted)
             exported = read(content)
             assert exported is not None, "it was written here and now"

@@ -142,14 +142,16 @@ def lowered_here(*_):
     raise AssertionError("this process lowered the kernel, and not the worker")
 
 
-def test_what_workers_cannot_lower_this_process_lowers(files):
+def test_what_workers_cannot_lower_this_process_lowers(files, monkeypatch, caplog):
     """The worker cannot import a kernel that is a method, and says so."""
+    monkeypatch.setattr(calls, "Workers", lambda: Workers(1))
     kernel = Kernel()
-    with lowered_by_workers():
+    with lowered_by_workers(), caplog.at_level("INFO", "pallas_kernels"):
         traced = jax.jit(lambda x: kernel.call(x, None, scale=2.0)["sum"]).trace(X)
         assert kernel.traced == 1
         text = text_of(traced)
     assert "stablehlo.multiply" in text and len(files) == 1
+    assert "because no worker process did" in caplog.text
 
 
 def test_a_program_can_be_lowered_after_its_workers_have_ended(files):
