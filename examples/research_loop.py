@@ -114,7 +114,7 @@ def seated(opened: Opened, length: int) -> Device:
         temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.uint32(0)
     )
     all_pages = jnp.arange(1, pages + 1, dtype=jnp.int32)
-    device.run(admit_step, Admission(zero, all_pages, jnp.int32(length), greedy))
+    device.run(admit_step, Admission(zero, all_pages, zero, jnp.int32(length), greedy))
     return device
 
 

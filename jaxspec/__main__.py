@@ -10,6 +10,7 @@ from jaxspec.console.parser import did_you_mean
 COMMANDS = {
     "generate": "continue prompts, with or without a drafter",
     "chat": "talk with a model in the terminal",
+    "serve": "answer HTTP requests, with OpenAI's protocol",
     "train": "train a DFlash drafter for a Qwen3 target",
     "bench": "compare the speed and acceptance of methods",
     "profile": "show how the time of a recorded run was spent",

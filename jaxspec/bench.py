@@ -16,16 +16,13 @@ from jaxspec.engine.plan.options import Acceptance, EngineOptions
 from jaxspec.errors import UsageError
 from jaxspec.measure.options import Passes, Requests
 from jaxspec.models.shapes import NAMES
-from jaxspec.proposers.methods import METHODS
+from jaxspec.proposers.methods import DRAFTERS, METHODS
 from jaxspec.trace.options import Profiling
 
 if TYPE_CHECKING:
     from jaxspec import Engine
     from jaxspec.engine.setup.opened import Opened
     from jaxspec.measure.load import Schedule, Work
-
-PUBLISHED_BLOCK_SIZE = 16
-"""Block size of the published drafters, which --model-shape imitates."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,8 +71,10 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
         metavar="ONE,TWO",
         help=f"Methods to compare, of {', '.join(METHODS)} (default: %(default)s)",
     )
-    add_flags(group, EngineOptions, "adaptive", "num_drafts", "exact", "driver", "kernels")
-    add_flags(group, EngineOptions, "page_size", "prefill_chunk")
+    add_flags(group, EngineOptions, "adaptive", "confidence_threshold", "num_drafts")
+    add_flags(group, EngineOptions, "exact", "driver", "kernels")
+    add_flags(group, EngineOptions, "page_size", "prefill_chunk", "prefill_budget")
+    add_flags(group, EngineOptions, "prefix_caching", default=False)
     room = "Positions of a request that there is room for (default: those of the longest request)"
     add_flags(group, EngineOptions, "max_model_len", default=None, help=room)
     cli.add_kept_programs(group)
@@ -161,7 +160,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     from jaxspec.measure.workload import work_of
 
     peers = _named_models_and_peers(arguments)
-    opened = _open(arguments)
+    opened = _open(arguments, methods)
     schedule = _schedule(arguments, concurrencies, work_of(requests, samples, opened))
     engines = _engines(arguments, opened, methods, schedule, acceptances, options)
     contenders = contenders_of(engines, acceptances)
@@ -202,6 +201,8 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
         choose_method(method, has_drafter=True)
     if not methods or len(set(methods)) < len(methods):
         raise UsageError(f"--methods {arguments.methods!r}; expected different names: none,dflash")
+    if len(kinds := _kinds(methods)) > 1:
+        raise UsageError(f"--methods needs drafters of kinds {', '.join(kinds)}; expected one kind")
     if arguments.model_shape and arguments.draft_model:
         raise UsageError("--model-shape has a drafter of its own; leave out --draft-model")
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
@@ -260,15 +261,22 @@ def _peers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return read_peers(arguments.anchors, arguments.model_shape or os.path.basename(arguments.model))
 
 
-def _open(arguments: argparse.Namespace) -> "Opened":
+def _kinds(methods: Sequence[str]) -> list[str]:
+    """The kinds of drafters that these methods need."""
+    asked = dict.fromkeys(method.partition("+")[0] for method in methods)
+    return [kind for kind in asked if kind in DRAFTERS]
+
+
+def _open(arguments: argparse.Namespace, methods: list[str]) -> "Opened":
     from jaxspec.console.progress import bar
     from jaxspec.engine.setup.load_models import choose_dtype, open_models
     from jaxspec.measure.engines import random_pair
 
     dtype = choose_dtype(arguments.dtype)
     if arguments.model_shape:
-        block_size = arguments.block_size or PUBLISHED_BLOCK_SIZE
-        return random_pair(arguments.model_shape, block_size, dtype, arguments.seed)
+        kind = next(iter(_kinds(methods)), DRAFTERS[0])
+        shape, block_size = arguments.model_shape, arguments.block_size
+        return random_pair(shape, block_size, dtype, arguments.seed, kind)
     with bar("reading weights", "B") as report:
         return open_models(
             arguments.model,
@@ -312,8 +320,10 @@ def _engines(
 
 def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engines' options that the flags set; their sizes follow from the requests."""
-    names = ("page_size", "prefill_chunk", "exact", "adaptive", "num_drafts", "driver", "kernels")
-    return {name: getattr(arguments, name) for name in (*names, "cache_dir")}
+    numbers = ("page_size", "prefill_chunk", "prefill_budget")
+    numbers += ("num_drafts", "confidence_threshold")
+    choices = ("exact", "adaptive", "driver", "kernels", "prefix_caching", "cache_dir")
+    return {name: getattr(arguments, name) for name in numbers + choices}
 
 
 def _bar(total: int, name: str, unit: str) -> Any:

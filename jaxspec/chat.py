@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="jaxspec chat",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [options]",
-        description="A conversation with a Qwen3 model, sped up by a DFlash drafter if one is "
+        description="A conversation with a Qwen3 model, sped up by a drafter if one is "
         "named. /help lists what can be typed besides messages. A model without a chat template, "
         "such as the demo pair, continues what you write.",
     )
@@ -43,9 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     speculation = parser.add_argument_group("speculation")
     add_flags(speculation, EngineOptions, "method", choices=("auto", *METHODS), metavar=None)
     add_flags(speculation, EngineOptions, "adaptive", "draft_sampling", "num_drafts")
+    add_flags(speculation, EngineOptions, "confidence_threshold")
     engine = parser.add_argument_group("engine")
     add_flags(engine, EngineOptions, "max_model_len", "page_size", "memory_fraction")
-    add_flags(engine, EngineOptions, "driver", "kernels")
+    add_flags(engine, EngineOptions, "prefix_caching", "driver", "kernels")
     cli.add_kept_programs(engine)
     _add_output(parser.add_argument_group("output"))
     return parser

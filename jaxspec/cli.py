@@ -47,7 +47,7 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
 def _in_words(error: Exception) -> str | None:
     """What a user is told about an error; None if it is a bug of ours."""
     if isinstance(error, JaxspecError):
-        return " ".join(str(error).split())
+        return str(error)
     if isinstance(error, OSError):  # of the machine, and nobody closer could say more about it
         return f"{one_line(error)}; check the path, the permissions and the space"
     if is_out_of_memory(error):

@@ -9,7 +9,13 @@ SHORT, LONGEST = 60, 300
 
 
 class JaxspecError(Exception):
-    """An error whose message explains it; commands print it without a traceback."""
+    """An error whose message explains it; commands print it without a traceback.
+
+    The message is one line that a terminal can show, whatever names of files, keys and tensors it
+    quotes."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 class UsageError(JaxspecError, ValueError):
@@ -23,6 +29,12 @@ class LoadError(JaxspecError):
 def one_line(error: BaseException) -> str:
     """The message of another library's error, on one line, and not too long for one of ours."""
     return shortened(str(error), LONGEST) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """The text with line breaks, and whatever else a terminal would not show, as Python writes
+    them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shortened(text: str, longest: int = SHORT) -> str:

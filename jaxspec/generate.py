@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,6 +26,18 @@ if TYPE_CHECKING:
     from jaxspec.console.report import RunTimes
     from jaxspec.console.texts import Texts
 
+NAMED_IN_JSON = (
+    "model",
+    "draft_model",
+    "revision",
+    "draft_revision",
+    "method",
+    "dtype",
+    "seed",
+    "exact",
+)
+"""The flags that every line of --json repeats."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -39,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="jaxspec generate",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [--prompt TEXT] [options]",
-        description="Continues prompts with a Qwen3 target model, sped up by a DFlash drafter if "
+        description="Continues prompts with a Qwen3 target model, sped up by a drafter if "
         "one is named. Text goes to stdout, everything else to stderr. In a terminal, text follows "
         "its prompt.",
     )
@@ -87,7 +98,8 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
 def _add_speculation(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "method", choices=("auto", *METHODS), metavar=None)
     add_flags(group, EngineOptions, "adaptive", action=argparse.BooleanOptionalAction)
-    add_flags(group, EngineOptions, "draft_sampling", "num_drafts", "max_ngram", "min_ngram")
+    add_flags(group, EngineOptions, "draft_sampling", "confidence_threshold", "num_drafts")
+    add_flags(group, EngineOptions, "max_ngram", "min_ngram")
     add_flags(group, EngineOptions, "ngram_match", "ngram_threshold")
 
 
@@ -106,7 +118,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     at_once = f"Prompts that run at once (default: all, up to {EngineOptions.max_batch})"
     add_flags(group, EngineOptions, "max_batch", default=None, help=at_once)
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
-    add_flags(group, EngineOptions, "exact", "driver", "kernels")
+    add_flags(group, EngineOptions, "prefix_caching", "exact", "driver", "kernels")
     cli.add_kept_programs(group)
 
 
@@ -303,29 +315,17 @@ def _stream_text(
     params: SamplingParams,
     clock: "DecodeClock",
 ) -> "list[RequestOutput]":
-    """Prints the text of the first prompt while it is generated, then that of each next prompt."""
+    """Prints the texts of the prompts in their order, the first one while it is generated."""
     texts = None if arguments.json == "-" else _texts(arguments, engine, prompts)
     outputs: dict[int, RequestOutput] = {}
-    waiting = {index: "" for index in range(len(prompts))}
-    turn = 0
     if texts is not None:
-        texts.begin(turn)
-        sys.stdout.flush()
+        texts.begin()
     for event in engine.stream(prompts, params, errors="return"):
         clock.saw(event)
-        waiting[event.index] += event.text
         if event.output is not None:
             outputs[event.index] = event.output
-        while texts is not None and turn in waiting:
-            texts.write(waiting[turn])
-            waiting[turn] = ""
-            if turn not in outputs:
-                break
-            texts.end()
-            turn += 1
-            if turn in waiting:
-                texts.begin(turn)
-        sys.stdout.flush()
+        if texts is not None:
+            texts.add(event.index, event.text, is_last=event.output is not None)
     return [outputs[index] for index in sorted(outputs)]
 
 
@@ -348,26 +348,12 @@ def _write_json(
     prompts: "list[Prompt]",
     outputs: "list[RequestOutput]",
 ) -> None:
-    """Writes a line per prompt, with everything that is needed to repeat the run."""
-    from jaxspec.console.report import output_object
+    from jaxspec.console.report import output_lines
     from jaxspec.measure.environment import environment, kernels
 
-    names = (
-        "model",
-        "draft_model",
-        "revision",
-        "draft_revision",
-        "method",
-        "dtype",
-        "seed",
-        "exact",
-    )
-    made_with = environment() | {name: getattr(arguments, name) for name in names}
+    made_with = environment() | {name: getattr(arguments, name) for name in NAMED_IN_JSON}
     made_with["kernels"] = kernels(engine)
-    lines = [
-        json.dumps(output_object(prompt, output) | {"environment": made_with})
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+    lines = output_lines(prompts, outputs, made_with)
     if arguments.json == "-":
         print(*lines, sep="\n")
     else:

@@ -1,6 +1,7 @@
 """Every private or experimental interface of jax that the kernels use, in one file.
 
-(`kept/later.py` has those for calling lowered kernels, because this file imports Mosaic.)
+(`kept/later.py` has those for calling lowered kernels and `kept/compiled.py` those for compiled
+ones, because this file imports Mosaic.)
 
 jax may rename or change these in any version, so pyproject.toml lets only versions be installed
 that the kernels were tested with. Other files import `pl` and `plgpu` from here and use nothing

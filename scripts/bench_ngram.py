@@ -153,6 +153,7 @@ def build(options: argparse.Namespace) -> Engine:
         batch_sizes=tuple(sorted(options.concurrency)),
         prefill_shapes=((min(4, most), options.prompt),),
         driver="overlapped",
+        prefix_caching=False,
     )
     engine.warm_up()
     return engine

@@ -8,9 +8,11 @@ go. Their ages are spread evenly in every phase, whatever the policy, so that no
 contexts than another.
 
 Steps in which every request decodes are counted, also those in which a policy has yet to notice
-that the phase changed. Each counts the tokens that its width gives on average at the rates that
-acceptance is drawn from, so that luck decides nothing. Fixed widths have nothing to notice and get
-fewer steps per phase.
+that the phase changed. In a phase like 32x6.4+3.0, half of the requests have the first mean length
+and half the second. With fixed widths a step counts the tokens that its width gives on average at
+the rates that acceptance is drawn from, so that luck decides nothing. The adaptive policy gives the
+requests of a step different widths, so its steps count the tokens that were emitted. Fixed widths
+have nothing to notice and get fewer steps per phase.
 """
 
 import argparse
@@ -26,7 +28,7 @@ import numpy as np
 from measuring import about, tell, write_json
 
 from jaxspec import cli
-from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length
+from jaxspec.acceptance.synthetic import MixedAcceptance, from_length
 from jaxspec.engine.adapt.acceptance_rates import expected_tokens
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.planning import NARROWER_WIDTHS
@@ -53,14 +55,21 @@ BAR = 0.97
 @dataclass(frozen=True)
 class Phase:
     requests: int
-    length: float
-    """Mean acceptance length that a whole block would have."""
+    lengths: tuple[float, float]
+    """Mean acceptance lengths that whole blocks of the two kinds of requests would have."""
 
     def __str__(self) -> str:
-        return f"{self.requests} x {self.length:g}"
+        first, second = self.lengths
+        return f"{self.requests} x {first:g}" + ("" if first == second else f"+{second:g}")
 
-    def acceptance(self, block_size: int) -> SyntheticAcceptance:
-        return from_length(self.length, block_size - 1)
+    def acceptance(self, block_size: int) -> MixedAcceptance:
+        return MixedAcceptance(tuple(from_length(one, block_size - 1) for one in self.lengths))
+
+    def tokens(self, width: int, block_size: int) -> float:
+        """Tokens that a step with so many tokens of each request gives on average."""
+        kinds = self.acceptance(block_size).kinds
+        each = [expected_tokens(kind.conditional_rates, width) for kind in kinds]
+        return self.requests * sum(each) / len(each)
 
 
 @dataclass(frozen=True)
@@ -76,13 +85,17 @@ class Policy:
 
 
 class LastWidth(StepObserver):
-    """Keeps the width of the decode step that was launched last."""
+    """Keeps the width, on average, of the decode step that was launched last."""
 
     width = 1
 
     def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
-        if step is decode_step:
-            self.width = static["drafting"].width if static["drafting"] else 1
+        if step is not decode_step:
+            return
+        drafting, (slots, *_) = static["drafting"], inputs
+        self.width = drafting.width if drafting else 1
+        if drafting and drafting.num_tokens:
+            self.width = drafting.num_tokens // slots.size
 
 
 def main() -> None:
@@ -128,8 +141,12 @@ def parse() -> argparse.Namespace:
 
 
 def phases(text: str) -> list[Phase]:
+    def lengths(text: str) -> tuple[float, float]:
+        first, _, second = text.partition("+")
+        return float(first), float(second or first)
+
     pairs = (phase.split("x") for phase in text.split(","))
-    return [Phase(int(requests), float(length)) for requests, length in pairs]
+    return [Phase(int(requests), lengths(length)) for requests, length in pairs]
 
 
 def policies(options: argparse.Namespace) -> list[Policy]:
@@ -161,6 +178,7 @@ def build(options: argparse.Namespace, pair: Opened, **changes: Any) -> Engine:
         batch_sizes=tuple(batches),
         prefill_shapes=((prefill, LATER_CHUNK), (prefill, FIRST_CHUNK)),
         driver="overlapped",
+        prefix_caching=False,
         synthetic_acceptance=1.0,
         **changes,
     )
@@ -186,7 +204,7 @@ def add_policy(
         for rate in ("tokens_per_s", "emitted_per_s"):
             row[rate][policy.name] = reached[rate]
         if policy.name == "adaptive":
-            row |= {"widths": reached["widths"]} | verdict(row["tokens_per_s"])
+            row |= {"widths": reached["widths"]} | verdict(row)
 
 
 class Bench:
@@ -197,6 +215,9 @@ class Bench:
         self.random = np.random.default_rng(0)
         self.ages: dict[int, int] = {}
         """Tokens that each live request has, its prompt included."""
+        self.kinds: dict[int, int] = {}
+        """Which of the phase's two lengths each request so far has. Of those that live, half have
+        the first; a request's seed says it to the engine."""
 
     def run(self, phases: Sequence[Phase]) -> Iterator[dict[str, Any]]:
         for phase in phases:
@@ -222,10 +243,10 @@ class Bench:
                     seconds += took
                     emitted += given
                     widths[last.width] += 1
-        rates = phase.acceptance(self.engine.plan.block_size).conditional_rates
-        expected = sum(count * expected_tokens(rates, width) for width, count in widths.items())
+        block_size = self.engine.plan.block_size
+        expected = sum(count * phase.tokens(width, block_size) for width, count in widths.items())
         return {
-            "tokens_per_s": phase.requests * expected / seconds,
+            "tokens_per_s": (emitted if self.engine.plan.shares_tokens else expected) / seconds,
             "emitted_per_s": emitted / seconds,
             "widths": dict(sorted(widths.items())),
         }
@@ -255,8 +276,14 @@ class Bench:
     def submit(self, age: int) -> None:
         """A request with a prompt of `age` tokens, which ends when it has all its tokens."""
         prompt = self.random.integers(0, self.engine.models.target.vocab_size, age).tolist()
-        params = SamplingParams(LONGEST - age, ignore_eos=True, speculate=self.policy.speculate)
-        self.ages[self.engine.submit(prompt, params)] = age
+        of_first = sum(self.kinds[id] == 0 for id in self.ages)
+        kind = int(2 * of_first > len(self.ages))
+        seed = 2 * len(self.kinds) + kind
+        params = SamplingParams(
+            LONGEST - age, ignore_eos=True, speculate=self.policy.speculate, seed=seed
+        )
+        id = self.engine.submit(prompt, params)
+        self.ages[id], self.kinds[id] = age, kind
 
     def abort(self, ids: Sequence[int]) -> None:
         self.engine.abort(ids)
@@ -264,10 +291,15 @@ class Bench:
             del self.ages[id]
 
 
-def verdict(rates: dict[str, float]) -> dict[str, Any]:
+def verdict(row: dict[str, Any]) -> dict[str, Any]:
+    rates = row["tokens_per_s"]
     fixed = {policy: rate for policy, rate in rates.items() if policy != "adaptive"}
-    best = max(fixed, key=fixed.__getitem__)
-    return {"best_fixed": best, "of_the_best_fixed": rates["adaptive"] / fixed[best]}
+    best, widest = max(fixed, key=fixed.__getitem__), list(fixed)[-1]
+    return {
+        "best_fixed": best,
+        "of_the_best_fixed": rates["adaptive"] / fixed[best],
+        f"of_{widest.replace(' ', '_')}": rates["adaptive"] / fixed[widest],
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -113,7 +113,9 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     phases.end("device")
     pair = random_pair(options.model, 16, jnp.dtype(options.dtype))
     phases.end("weights")
-    engine = Engine.from_models(pair.models, pair.params, max_batch=options.slots)
+    engine = Engine.from_models(
+        pair.models, pair.params, max_batch=options.slots, prefix_caching=False
+    )
     phases.end("engine")
     prompt = list(range(100, 100 + PROMPT_TOKENS))
     params = SamplingParams(max_tokens=16, ignore_eos=True)

@@ -140,6 +140,7 @@ def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engi
         batch_sizes=tuple(sorted(options.concurrency)),
         prefill_shapes=((min(4, most), options.prompt),),
         driver="lockstep" if lockstep else "overlapped",
+        prefix_caching=False,
         synthetic_acceptance=None if plain or lockstep else keeps(options.accepted),
     )
 

@@ -232,6 +232,7 @@ class Bench:
                 batch_sizes=(slots,),
                 prefill_shapes=None if exact else ((min(4, slots), CHUNK),),
                 driver="overlapped",
+                prefix_caching=False,
                 num_drafts=self.pair.models.proposers[0].num_drafts,
                 ngram_threshold=0.0,
             )

@@ -58,6 +58,7 @@ def main() -> None:
             max_batch=options.batch,
             max_model_len=options.prompt + options.tokens,
             draft_sampling=draft_sampling,
+            prefix_caching=False,
         )
         prompts = prompts_of(engine, options)
         outputs = engine.generate(

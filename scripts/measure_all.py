@@ -83,35 +83,35 @@ def kernels(name: str, flags: str, seconds: int) -> Measurement:
 
 GROUPS = {
     "8b": [
-        bench("8b", "GSM8K=6.54,HumanEval=6.50,MATH-500=7.87,MT-Bench=4.24", 250),
-        steps("8b", 90),
+        bench("8b", "GSM8K=6.54,HumanEval=6.50,MATH-500=7.87,MT-Bench=4.24", 120),
+        steps("8b", 25),
     ],
     "4b": [
-        bench("4b", "GSM8K=6.53,HumanEval=6.64,MATH-500=7.84,MT-Bench=4.35", 210),
-        steps("4b", 80),
-        Measurement("spans-h100", "scripts/bench_spans.py --model qwen3-4b", 130),
+        bench("4b", "GSM8K=6.53,HumanEval=6.64,MATH-500=7.84,MT-Bench=4.35", 95),
+        steps("4b", 20),
+        Measurement("spans-h100", "scripts/bench_spans.py --model qwen3-4b", 100),
     ],
     "exact": [
         Measurement(
             "exact-chain-h100",
             "scripts/check_exact.py --model qwen3-0.6b --slots 2 --prompts 4 --tokens 80",
-            120,
+            75,
         ),
-        Measurement("exact-h100", "scripts/check_exact.py --model qwen3-0.6b", 230),
+        Measurement("exact-h100", "scripts/check_exact.py --model qwen3-0.6b", 90),
     ],
     "ngram": [
-        Measurement("ngram-h100", "scripts/bench_ngram.py --model qwen3-8b --num-drafts 3", 150),
+        Measurement("ngram-h100", "scripts/bench_ngram.py --model qwen3-8b --num-drafts 3", 55),
     ],
     "attention": [
         kernels(
             "kernels",
             f"mosaic --only paged_attention --page-size 64 16 --anchors {PEERS}",
-            180,
+            90,
         ),
     ],
     "chain": [
-        kernels("dense-chain", "mosaic xla --only dense_chain", 300),
-        kernels("qkv-write", "mosaic xla --only qkv_write", 40),
+        kernels("dense-chain", "mosaic xla --only dense_chain", 115),
+        kernels("qkv-write", "mosaic xla --only qkv_write", 30),
     ],
 }
 

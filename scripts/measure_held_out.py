@@ -43,9 +43,11 @@ HELD_OUT = Path(__file__).with_name("demo_held_out.txt")
 def main() -> None:
     options = parse()
     # XLA would multiply float32 in TF32, whose rounding makes greedy streams differ at near ties.
-    jax.config.update(
-        "jax_default_matmul_precision", "highest" if options.dtype == "float32" else None
-    )
+    with jax.default_matmul_precision("highest" if options.dtype == "float32" else None):
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
     opened = open_models(options.target, options.draft, dtype=options.dtype)
     assert opened.tokenizer is not None, "models from a folder come with a tokenizer"
     works = works_of(options, opened.tokenizer)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxspec
 from jaxspec import Engine, SamplingParams
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
@@ -148,6 +149,8 @@ def build_engines(sizes: Sizes) -> dict[str, Engine]:
         "num_pages": sizes.slots * -(-(longest + max(sizes.block_size, 16)) // PAGE_SIZE),
         "driver": "overlapped",
     }
+    if hasattr(getattr(jaxspec, "EngineOptions", None), "prefix_caching"):  # else there is no cache
+        options["prefix_caching"] = False
     acceptance = (1.0,) * ACCEPTED
     return {
         "plain": Engine.from_models(alone, params, **options),

@@ -2,6 +2,7 @@
 every request gets its tokens, that nothing is leaked and that the engine goes on.
 
     python scripts/sweep_faults.py --json docs/results/fault-sweep.json    all of it, over an hour
+    python scripts/sweep_faults.py --jobs 16 ...                           by so many processes
     python scripts/sweep_faults.py --stride 37                             every 37th, some minutes
     python scripts/sweep_faults.py --device --samples 40                   on this machine's device
 
@@ -14,10 +15,12 @@ import collections
 import dataclasses
 import importlib
 import json
+import multiprocessing
 import platform
 import random
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,20 +58,57 @@ class Row:
             self.wrong.append(f"{what}: {type(error).__name__}: {error}")
             print(f"WRONG {self.wrong[-1]}", flush=True)
 
+    def __add__(self, other: "Row") -> "Row":
+        """Both parts of the faults in one engine."""
+        return Row(
+            self.lines,
+            self.injections + other.injections,
+            self.outcomes + other.outcomes,
+            self.wrong + other.wrong,
+        )
 
-def sweep(stride: int, each_line_once: bool) -> dict[str, Row]:
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one process does of a sweep."""
+
+    engine: str
+    part: int
+    parts: int
+    stride: int
+    each_line_once: bool
+
+
+def sweep(stride: int, each_line_once: bool, jobs: int) -> dict[str, Row]:
     """Every `stride`th injection into every engine on the fake device, or one for each line."""
     rows: dict[str, Row] = {}
+    engines = importlib.import_module("sweep_configs").fakes()
+    shares = [Share(e, part, jobs, stride, each_line_once) for e in engines for part in range(jobs)]
+    # Processes that are spawned: those that are forked would share what jax has started.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for share, row in zip(shares, pool.map(swept, shares)):
+            rows[share.engine] = rows[share.engine] + row if share.part else row
+            if share.part == jobs - 1:
+                print(f"{share.engine}: {_in_words(rows[share.engine])}", flush=True)
+    return rows
+
+
+def swept(share: Share) -> Row:
+    """One process's part of the injections into one engine."""
     sweeping, configs = (importlib.import_module(name) for name in ("sweeping", "sweep_configs"))
     fakes = configs.fakes()
-    once = configs.each_line_once(fakes) if each_line_once else {}
-    for name, config in fakes.items():
-        true, lines, begin = config.truth(), config.lines(), time.perf_counter()
-        row = rows[name] = Row(lines=len(lines))
-        for injection in once[name] if once else list(sweeping.injections(lines))[::stride]:
+    config = fakes[share.engine]
+    # The fake device reads host arrays too, and uploads would take half of the time.
+    with mock.patch("jax.device_put", lambda values: values):
+        true, lines = config.truth(), config.lines()
+        row = Row(lines=len(lines))
+        if share.each_line_once:
+            injections = configs.each_line_once(fakes)[share.engine]
+        else:
+            injections = list(sweeping.injections(lines))[:: share.stride]
+        for injection in injections[share.part :: share.parts]:
             row.add(str(injection), partial(config.outcomes, true, injection))
-        print(f"{name}: {_in_words(row)}, {time.perf_counter() - begin:.0f} s", flush=True)
-    return rows
+    return row
 
 
 def send_signals(count: int) -> Row:
@@ -115,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--stride", type=int, default=1, help="take every so-many-th fault")
     parser.add_argument("--each-line-once", action="store_true", help="one fault for each line")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--signals", type=int, default=300, help="runs with a real signal")
     parser.add_argument("--device", action="store_true", help="the demo pair on this device")
     parser.add_argument("--samples", type=int, default=40, help="faults with --device")
@@ -124,15 +165,10 @@ def main() -> None:
     if options.device:
         rows = sample_on_device(options.samples)
     else:
-        # The fake device reads host arrays too, and uploads would take half of the time.
+        rows = sweep(options.stride, options.each_line_once, options.jobs)
         with mock.patch("jax.device_put", lambda values: values):
-            rows = sweep(options.stride, options.each_line_once)
-        rows["signals"] = send_signals(options.signals)
-    total = Row()
-    for row in rows.values():
-        total.injections += row.injections
-        total.outcomes += row.outcomes
-        total.wrong += row.wrong
+            rows["signals"] = send_signals(options.signals)
+    total = sum(rows.values(), Row())
     print(f"all: {_in_words(total)}")
     if options.json is not None:
         report = {

@@ -14,6 +14,10 @@ NO_SKIPS = "JAXSPEC_NO_SKIPS"
 """Environment variable with which a skipped test is a failure, as continuous integration wants it
 where everything that tests need was installed."""
 
+MOST_MAPPINGS = 25_000
+"""Linux allows a process 65,530 mappings by default. A program for CPUs takes several, and where no
+more are to be had XLA ends the process."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAXSPEC_CACHE_DIR"] = ""  # nothing of one run may decide the next
@@ -46,6 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if asked and not has_gpu():
         for item in asked:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Frees compiled programs before there are too many for the process."""
+    if num_mappings() > MOST_MAPPINGS:
+        free_programs()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -96,6 +107,24 @@ def rebuild_records_unchecked() -> None:
         return record
 
     jax.tree_util.register_dataclass = register
+
+
+def num_mappings() -> int:
+    """Pieces of memory that the system keeps for this process; 0 if it does not say."""
+    try:
+        return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def free_programs() -> None:
+    """Programs that somebody still holds go on running; others are compiled again when needed."""
+    import jax
+
+    from jaxspec.engine.step import compiled
+
+    compiled._SHARED.clear()
+    jax.clear_caches()
 
 
 def wants_gpu(config: pytest.Config) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxspec.errors import UsageError
 
@@ -31,6 +31,24 @@ class SyntheticAcceptance:
     def on_device(self) -> Float[Array, " drafts"]:
         """The rates as the steps read them."""
         return jax.device_put(np.array(self.conditional_rates, np.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedAcceptance:
+    """Several kinds of requests: one with seed s is of kind s modulo their number."""
+
+    kinds: tuple[SyntheticAcceptance, ...]
+
+    @property
+    def mean_length(self) -> float:
+        """The mean over all kinds, as if they took the same number of steps."""
+        return sum(kind.mean_length for kind in self.kinds) / len(self.kinds)
+
+    @property
+    def on_device(self) -> Float[Array, "kinds drafts"]:
+        """The rates as the steps read them."""
+        rates = [kind.conditional_rates for kind in self.kinds]
+        return jax.device_put(np.array(rates, np.float32))
 
 
 def from_rates(rates: Sequence[int | float], num_drafts: int) -> SyntheticAcceptance:
@@ -62,18 +80,20 @@ def from_length(length: int | float, num_drafts: int) -> SyntheticAcceptance:
 
 
 def draw_accepted(
-    rates: Float[Array, " drafts"],
+    rates: Float[Array, " drafts"] | Float[Array, "kinds drafts"],
     seeds: UInt32[Array, " batch"],
     lengths: Int[Array, " batch"],
     num_drafts: Int[Array, " batch"],
 ) -> Int[Array, " batch"]:
     """Number of accepted drafts per request, drawn at conditional rates. It is the same for the
     same seed and committed length. The rates are data, so one program serves all rates."""
+    of_request = rates if rates.ndim == 1 else rates[seeds % rates.shape[0]]
 
-    def accepts(seed: UInt32[Array, ""], length: Int[Array, ""]) -> Bool[Array, " drafts"]:
+    def luck(seed: UInt32[Array, ""], length: Int[Array, ""]) -> Float[Array, " drafts"]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), length)
-        return jax.random.uniform(key, rates.shape) < rates
+        return jax.random.uniform(key, rates.shape[-1:])
 
-    drafted = jnp.arange(rates.size)[None, :] < num_drafts[:, None]
-    accepted = jax.vmap(accepts)(seeds, lengths) & drafted
+    places = rates.shape[-1]
+    drafted = jnp.arange(places)[None, :] < num_drafts[:, None]
+    accepted = (jax.vmap(luck)(seeds, lengths) < of_request) & drafted
     return jnp.cumprod(accepted.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)

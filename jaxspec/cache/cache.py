@@ -42,6 +42,12 @@ class Cache[Layer: LayerCache]:
 
     layers: tuple[Layer, ...]
 
+    @property
+    def in_pages(self) -> bool:
+        """Whether all of it lies in pages, so that requests whose texts begin alike can share it.
+        A layer that keeps everything in pages says so by an attribute of this name."""
+        return all(getattr(layer, "in_pages", False) for layer in self.layers)
+
     def commit(self, block: Block) -> "Cache[Layer]":
         """Commits the same tokens in every layer."""
         return Cache(tuple(layer.commit(block) for layer in self.layers))

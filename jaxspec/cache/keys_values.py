@@ -21,6 +21,8 @@ class KeysValues:
     """Normed and rotated."""
     values: Pages
 
+    in_pages = True
+
     def commit(self, block: Block) -> "KeysValues":
         """Returns itself: cells that are not kept are overwritten before they are read."""
         return self

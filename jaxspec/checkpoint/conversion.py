@@ -9,13 +9,13 @@ from pathlib import Path
 import jax
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoint.draft_config import is_drafter
+from jaxspec.checkpoint.drafter_config import is_drafter
 from jaxspec.checkpoint.entries import read_entries
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.orbax_folder import save
 from jaxspec.checkpoint.stream import in_total
 from jaxspec.errors import JaxspecError, LoadError, UsageError, one_line, shown
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, Qwen3Config
 from jaxspec.text.tokenizer_files import TOKENIZER_FILES
 
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES)
@@ -49,7 +49,7 @@ def convert(
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)
         raise
-    kind = "drafter" if isinstance(checkpoint.config, DFlashConfig) else "target"
+    kind = "drafter" if isinstance(checkpoint.config, DrafterConfig) else "target"
     return f"{kind}, {len(jax.tree.leaves(params))} parameters, weights in {jax.numpy.dtype(dtype)}"
 
 
@@ -75,7 +75,7 @@ def _check_free(destination: Path) -> None:
         )
 
 
-def _open(source: Path) -> Checkpoint[Qwen3Config] | Checkpoint[DFlashConfig]:
+def _open(source: Path) -> Checkpoint[Qwen3Config] | Checkpoint[DrafterConfig]:
     if is_drafter(read_entries(source / "config.json")):
         return open_drafter(source)
     return open_target(source)
@@ -89,9 +89,9 @@ def _copy_files(source: Path, destination: Path) -> None:
             shutil.copyfile(path, copy)
 
 
-def _write_config(source: Path, config: Qwen3Config | DFlashConfig, destination: Path) -> None:
+def _write_config(source: Path, config: Qwen3Config | DrafterConfig, destination: Path) -> None:
     """Copies the source's config, with a relative path to the target made absolute."""
     entries = dict(read_entries(source / "config.json").values)
-    if isinstance(config, DFlashConfig) and config.target_path:
+    if isinstance(config, DrafterConfig) and config.target_path:
         entries["speculators_config"]["verifier"]["name_or_path"] = config.target_path
     (destination / "config.json").write_text(json.dumps(entries, indent=2) + "\n")

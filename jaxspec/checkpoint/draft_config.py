@@ -1,15 +1,22 @@
-"""Reads the config.json of a DFlash drafter, in z-lab's or in speculators' layout."""
+"""Reads the config.json of a drafter, in z-lab's or in speculators' layout.
+
+What DSpark and DFlash2 add to both is read in `dspark_config` and `dflash2_config`.
+"""
 
 from pathlib import Path
 
 from jaxspec.checkpoint.decoder_config import decoder_of, refuse_other_maths
+from jaxspec.checkpoint.dflash2_config import KIND as DFLASH2
+from jaxspec.checkpoint.dflash2_config import is_dflash2, with_dflash2
 from jaxspec.checkpoint.draft_masks import speculators_block_masks, zlab_block_masks
 from jaxspec.checkpoint.draft_refusals import refuse_other_drafters
+from jaxspec.checkpoint.dspark_config import Heads, speculators_heads, zlab_heads
 from jaxspec.checkpoint.entries import Entries, in_either, read_entries
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.models.config import DFlashConfig
 
 SPECULATORS_KEY = "speculators_model_type"
+SPECULATORS_KINDS = ("dflash", "dspark")
 SMALLEST_BLOCK = 2
 """The current token and one draft."""
 
@@ -18,18 +25,26 @@ def is_drafter(config: Entries) -> bool:
     """Whether a config.json belongs to a drafter of any kind, including those we refuse."""
     if SPECULATORS_KEY in config.values or "dflash_config" in config.values:
         return True
-    return any("Draft" in name or "DSpark" in name for name in config.texts("architectures"))
+    return any(
+        part in name
+        for name in config.texts("architectures")
+        for part in ("Draft", "DSpark", "Speculator")
+    )
 
 
 def read_draft_config(folder: Path, block_size: int | None = None) -> DFlashConfig:
     """The part of the config that is in config.json. Only the headers of the weights show whether
     the drafter has an embedding and a head of its own."""
+    check_block_size(block_size)
+    return draft_config_of(read_entries(folder / "config.json"), folder, block_size)
+
+
+def check_block_size(block_size: int | None) -> None:
     if block_size is not None and block_size < SMALLEST_BLOCK:
         raise UsageError(
             f"block size {block_size}: expected at least {SMALLEST_BLOCK} "
             "(the current token and one draft)"
         )
-    return draft_config_of(read_entries(folder / "config.json"), folder, block_size)
 
 
 def draft_config_of(
@@ -39,8 +54,8 @@ def draft_config_of(
     if not is_drafter(config):
         kind = ", ".join(config.texts("architectures")) or config.text("model_type") or "nothing"
         raise LoadError(
-            f"{config.where} is {kind}, expected a DFlash drafter (with dflash_config or "
-            f"{SPECULATORS_KEY}); use a DFlash checkpoint"
+            f"{config.where} is {kind}, expected a DFlash drafter or one like it (with "
+            f"dflash_config or {SPECULATORS_KEY}); use a drafter's checkpoint"
         )
     refuse_other_drafters(config)
     if SPECULATORS_KEY in config.values:
@@ -50,11 +65,11 @@ def draft_config_of(
 
 def _zlab(config: Entries, block_size: int | None) -> DFlashConfig:
     nested = config.within("dflash_config")
-    numbers = _nested_decoder(config)
+    numbers, heads = _nested_decoder(config), zlab_heads(config, nested)
     decoder = decoder_of(numbers)
-    return DFlashConfig(
+    plain = DFlashConfig(
         decoder=decoder,
-        block_size=block_size or _block_size(in_either("block_size", config, nested)),
+        block_size=block_size or _block_size(in_either("block_size", config, nested), heads),
         mask_token_id=in_either("mask_token_id", config, nested).integer("mask_token_id"),
         target_layer_ids=_zlab_layer_ids(config, nested),
         vocab_size=in_either("vocab_size", numbers, config).integer("vocab_size", 1),
@@ -62,27 +77,33 @@ def _zlab(config: Entries, block_size: int | None) -> DFlashConfig:
             Entries({**numbers.values, **config.values}, config.where), decoder.num_layers
         ),
         num_target_layers=_num_target_layers(in_either("num_target_layers", config, nested)),
+        **vars(heads),
     )
+    return with_dflash2(plain, nested) if is_dflash2(config) else plain
 
 
 def _speculators(config: Entries, folder: Path, block_size: int | None) -> DFlashConfig:
-    if config.get(SPECULATORS_KEY) != "dflash":
-        raise config.unsupported(SPECULATORS_KEY, "dflash")
+    is_second = is_dflash2(config)
+    kinds = (DFLASH2,) if is_second else SPECULATORS_KINDS
+    if config.get(SPECULATORS_KEY) not in kinds:
+        raise config.unsupported(SPECULATORS_KEY, " or ".join(kinds))
     refuse_other_maths(config)
-    numbers = _nested_decoder(config)
+    numbers, heads = _nested_decoder(config), speculators_heads(config)
     decoder, vocab_size = decoder_of(numbers), numbers.integer("vocab_size", 1)
     if config.get("target_hidden_size") not in (None, decoder.hidden_size):
         raise config.wrong("target_hidden_size", f"the drafter's own, {decoder.hidden_size}")
-    return DFlashConfig(
+    plain = DFlashConfig(
         decoder=decoder,
-        block_size=block_size or _block_size(config),
+        block_size=block_size or _block_size(config, heads),
         mask_token_id=config.integer("mask_token_id"),
         target_layer_ids=_speculators_layer_ids(config),
         vocab_size=vocab_size,
-        block_masks=speculators_block_masks(config, numbers, decoder.num_layers),
-        draft_vocab_size=_draft_vocab_size(config, vocab_size),
-        target_path=_verifier(config, folder),
+        block_masks=speculators_block_masks(config, numbers, decoder.num_layers, is_second),
+        draft_vocab_size=draft_vocab_size(config, vocab_size),
+        target_path=verifier_of(config, folder),
+        **vars(heads),
     )
+    return with_dflash2(plain, config) if is_second else plain
 
 
 def _nested_decoder(config: Entries) -> Entries:
@@ -91,8 +112,11 @@ def _nested_decoder(config: Entries) -> Entries:
     return nested if nested.values else config
 
 
-def _block_size(entries: Entries) -> int:
-    return entries.integer("block_size", SMALLEST_BLOCK)
+def _block_size(entries: Entries, heads: Heads) -> int:
+    """The size of a block with the current token. Where every row drafts, checkpoints count rows,
+    of which there is one less."""
+    missing = heads.tokens_without_row
+    return entries.integer("block_size", SMALLEST_BLOCK - missing) + missing
 
 
 def _zlab_layer_ids(config: Entries, nested: Entries) -> tuple[int, ...]:
@@ -101,7 +125,11 @@ def _zlab_layer_ids(config: Entries, nested: Entries) -> tuple[int, ...]:
         renamed = in_either("layer_ids", config, nested)
         if renamed.get("layer_ids") is not None:
             return renamed.integers("layer_ids")
-    return in_either(key, config, nested).integers(key)
+    entries = in_either(key, config, nested)
+    ids = entries.integers(key)
+    if min(ids) < 0:
+        raise entries.unsupported(key, "0 or more everywhere (-1 is the embedding, not a layer)")
+    return ids
 
 
 def _speculators_layer_ids(config: Entries) -> tuple[int, ...]:
@@ -119,7 +147,7 @@ def _num_target_layers(entries: Entries) -> int | None:
     return entries.integer("num_target_layers", 1)
 
 
-def _draft_vocab_size(config: Entries, vocab_size: int) -> int | None:
+def draft_vocab_size(config: Entries, vocab_size: int) -> int | None:
     """None if the drafter has the whole vocabulary."""
     if config.get("draft_vocab_size") is None:
         return None
@@ -129,7 +157,7 @@ def _draft_vocab_size(config: Entries, vocab_size: int) -> int | None:
     return None if size == vocab_size else size
 
 
-def _verifier(config: Entries, folder: Path) -> str | None:
+def verifier_of(config: Entries, folder: Path) -> str | None:
     """The target that the config names: a hub id, or a folder relative to the drafter's."""
     name = config.within("speculators_config").within("verifier").text("name_or_path")
     if not name:

@@ -2,7 +2,15 @@
 
 Published implementations disagree on sliding layers. Here the config's flag applies (is_causal, or
 else causal); without a flag, a sliding layer is causal and a full one is not.
+
+In a window, z-lab's code lets each token see the positions nearer than the window to itself. The
+training of speculators lets all tokens of a block see the window's positions before the block, and
+the block as if there was no window: in a block at position s,
+
+    token s + k sees    from s + k - window + 1 (z-lab)    from s - window (speculators)
 """
+
+from dataclasses import replace
 
 from jaxspec.checkpoint.entries import Entries, in_either
 from jaxspec.layers.decoder import BlockMask
@@ -21,14 +29,18 @@ def zlab_block_masks(config: Entries, num_layers: int) -> tuple[BlockMask, ...]:
 
 
 def speculators_block_masks(
-    config: Entries, decoder: Entries, num_layers: int
+    config: Entries, decoder: Entries, num_layers: int, is_dflash2: bool = False
 ) -> tuple[BlockMask, ...]:
-    """By default full layers are bidirectional and sliding ones causal; flags override this."""
-    sliding_causal = not config.flag("sliding_window_non_causal", False)
+    """By default full layers are bidirectional and sliding ones causal, but in DFlash2 not causal;
+    flags override this. A window in DFlash2 is the block's."""
+    sliding_causal = not config.flag("sliding_window_non_causal", is_dflash2)
     flag = _causal_flag(decoder, config)
-    return tuple(
+    masks = (
         _mask(kind, sliding_causal if kind == SLIDING and flag is None else flag, decoder, config)
         for kind in _layer_kinds(decoder, num_layers)
+    )
+    return tuple(
+        replace(mask, window_of_block=is_dflash2 and mask.window is not None) for mask in masks
     )
 
 

@@ -1,44 +1,59 @@
 """Refuses drafters that look like DFlash but compute something else; the error names their kind."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxspec.checkpoint.dflash2_config import SCALES, SIZES, is_dflash2
+from jaxspec.checkpoint.dspark_config import KEYS, ONLY_IN_TRAINING
 from jaxspec.checkpoint.entries import Entries
 from jaxspec.errors import LoadError
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A drafter whose config looks like DFlash's but whose mathematics differs."""
+    """A drafter whose files look like DFlash's but whose mathematics differs."""
 
     name: str
     names: tuple[str, ...]
     """Its names in architectures, speculators_model_type or projector_type."""
-    settings: tuple[str, ...]
+    settings: tuple[str, ...] = ()
     """Keys that only this variant sets, at the top level or in dflash_config."""
-    flat_settings: tuple[str, ...] = ()
-    """Keys that identify it only at the top level; in dflash_config they are left over from
-    training."""
+    tensors: tuple[str, ...] = ()
+    """What the names of tensors that only this variant stores begin with."""
 
 
 VARIANTS = (
     Variant(
-        "DFlash2",
-        ("DFlash2DraftModel", "DFlash2Speculator", "dflash2"),
-        ("conv_group_size", "conv_kernel_size", "selector_rank", "selector_top_k"),
-    ),
-    Variant(
         "Domino",
         ("DominoDraftModel", "DominoSpeculator", "domino"),
         ("gru_hidden_dim", "emb_dim", "shift_label"),
+        ("prefix_gru.", "embed_proj."),
     ),
     Variant(
-        "DSpark (anchor-first)",
-        ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "dspark"),
-        ("markov_rank", "markov_head_type", "enable_confidence_head", "sample_from_anchor"),
-        flat_settings=("num_anchors",),
+        "DFlare",
+        ("QwenDFlareDraftModel", "DFlareDraftModel", "DFlareSpeculator", "dflare"),
+        tensors=("layer_fusion_weights",),
     ),
-    Variant("DFlare", ("DFlareDraftModel", "DFlareSpeculator", "dflare"), ()),
+    Variant(
+        "LiLiCorr",
+        ("LiLiCorrDraftModel", "LiLiCorrSpeculator", "lilicorr"),
+        ("lilicorr_candidate_topk", "lilicorr_hidden_size", "lilicorr_num_layers"),
+        ("lilicorr",),
+    ),
+    Variant(
+        "xPress",
+        ("XPressDraftModel", "XPressSpeculator", "xpress"),
+        ("xpress_rank", "xpress_mlp_ratio", "num_jacobi_passes"),
+        ("refiner_head.",),
+    ),
+    Variant("JetSpec", ("JetSpecDraftModel", "jetspec"), ("causal_head", "draft_shift")),
+    Variant(
+        "P-EAGLE",
+        ("PEagleSpeculator", "PEagleDraftModel", "peagle"),
+        tensors=("mask_hidden",),
+    ),
 )
+HELP = "use a DFlash, DFlash2 or DSpark drafter"
 
 READ_KEYS = {
     "mask_token_id",
@@ -50,26 +65,31 @@ READ_KEYS = {
     "causal",
     "use_swa",
     "swa_window_size",
+    "projector_type",
+    *KEYS,
 }
-TRAINING_KEYS = {"mask_token", "num_anchors", "loss_decay_gamma"}
+TRAINING_KEYS = {"mask_token", "num_anchors", "loss_decay_gamma", *ONLY_IN_TRAINING}
 ONLY_AS = {
     "use_aux_hidden_state": True,
     "attention_sink_bias": False,
     "attention_value_scale": 1,
     "position_scheme": "incremental",
-    "projector_type": "dflash",
     "pure_draft_prefix_len": 1,
     "use_mask_embedding": False,
+    "attention_mode": "gqa",
 }
-"""Keys with the only value (besides null) that they have in plain DFlash."""
+"""Keys with the only value (besides null) that they have in DFlash, DFlash2 and DSpark."""
+PROJECTORS = ("dflash", "dflash2", "dspark")
 
 
 def refuse_other_drafters(config: Entries) -> None:
-    """Raises a LoadError that names the difference between this config and plain DFlash."""
+    """Raises a LoadError that names the difference between this config and those that we read."""
     nested = config.within("dflash_config")
     for variant in VARIANTS:
         _refuse_variant(variant, config, nested)
     for entries in config, nested:
+        if entries.get("projector_type") not in (None, *PROJECTORS):
+            raise entries.unsupported("projector_type", " or ".join(PROJECTORS))
         for key, plain in ONLY_AS.items():
             if entries.get(key) not in (None, plain):
                 raise entries.unsupported(key, str(plain).lower())
@@ -81,18 +101,29 @@ def _refuse_variant(variant: Variant, config: Entries, nested: Entries) -> None:
     names |= {entries.text("projector_type") for entries in (config, nested)}
     evidence = sorted(names & set(variant.names))
     evidence += [key for key in variant.settings if config.get(key) or nested.get(key)]
-    evidence += [key for key in variant.flat_settings if config.get(key)]
     if evidence:
         raise LoadError(
             f"{config.where} is a {variant.name} drafter (it has {evidence[0]}), which is not "
-            "implemented; use a plain DFlash drafter"
+            f"implemented; {HELP}"
         )
+
+
+def refuse_tensors_of_others(stored: Iterable[str], where: str) -> None:
+    """Raises a LoadError if tensors show another kind of drafter than the config does."""
+    for variant in VARIANTS:
+        for name in stored:
+            if name.startswith(variant.tensors):
+                raise LoadError(
+                    f"{where} is a {variant.name} drafter (it has the tensor {name}), which is not "
+                    f"implemented; {HELP}"
+                )
 
 
 def _refuse_unknown(config: Entries, nested: Entries) -> None:
     """An unknown key of dflash_config may change the mathematics, so it is refused."""
     of_variants = {key for variant in VARIANTS for key in variant.settings}
-    known = READ_KEYS | TRAINING_KEYS | set(ONLY_AS) | of_variants
+    known = READ_KEYS | TRAINING_KEYS | set(ONLY_AS) | of_variants | set(SIZES)
+    known |= set(SCALES) if is_dflash2(config) else set()
     for key, value in nested.values.items():
         if key not in known and value is not None and not _restates_theta(config, key, value):
             raise nested.unsupported(key, "absent")

@@ -7,6 +7,7 @@ Opening reads configs and headers only, and finds every mistake in them; loading
 A folder is in Hugging Face's layout or written by `jaxspec convert`.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,8 +17,11 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
-from jaxspec.checkpoint.draft_config import read_draft_config
+from jaxspec.checkpoint import eagle3_names
+from jaxspec.checkpoint.dflash2_config import refuse_reduced_vocabulary
+from jaxspec.checkpoint.draft_refusals import refuse_tensors_of_others
 from jaxspec.checkpoint.draft_vocabulary import check_ids, target_ids_of
+from jaxspec.checkpoint.drafter_config import read_drafter_config
 from jaxspec.checkpoint.names import (
     Source,
     check_tensors,
@@ -35,7 +39,8 @@ from jaxspec.checkpoint.stream import (
 )
 from jaxspec.checkpoint.target_config import read_target_config
 from jaxspec.errors import LoadError
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import DFlashConfig, DrafterConfig, Qwen3Config
+from jaxspec.models.eagle3_config import Eagle3Config
 from jaxspec.models.parameters import Params
 
 MASK_EMBEDDING = "mask_embedding.pt"
@@ -78,15 +83,12 @@ def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
     )
 
 
-def open_drafter(folder: str | Path, block_size: int | None = None) -> Checkpoint[DFlashConfig]:
+def open_drafter(folder: str | Path, block_size: int | None = None) -> Checkpoint[DrafterConfig]:
     folder = Path(folder)
-    config = read_draft_config(folder, block_size)
+    config = read_drafter_config(folder, block_size)
     if is_orbax(folder):
-        owned = orbax_arrays(folder).keys()
-        config = _with_ownership(
-            config, "embedding/embedding" in owned, "head/kernel" in owned, "target_ids" in owned
-        )
-        return _open_orbax(folder, config, drafter_sources(config))
+        config = _completed(config, orbax_arrays(folder).keys(), str(folder))
+        return _open_orbax(folder, config, sources_of(config))
     return _open_safetensors_drafter(folder, config)
 
 
@@ -105,24 +107,24 @@ def _open_orbax[Config](
         params = restore(folder, arrays, dtype)
         if progress is not None:
             progress(num_bytes)
-        if isinstance(config, DFlashConfig) and "target_ids" in params:
+        if isinstance(config, DrafterConfig) and "target_ids" in params:
             check_ids(np.asarray(params["target_ids"]), config.vocab_size, str(folder))
         return params
 
     return Checkpoint(config, jnp.result_type(*weights), load, num_bytes)
 
 
-def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[DFlashConfig]:
+def _open_safetensors_drafter(folder: Path, config: DrafterConfig) -> Checkpoint[DrafterConfig]:
     if (folder / MASK_EMBEDDING).exists():
         raise LoadError(
             f"{folder} holds {MASK_EMBEDDING}, a mask embedding of its own, which is not "
             "implemented; use a drafter whose mask is a row of the target's embedding"
         )
     stored = stored_tensors(folder)
-    config = _with_ownership(
-        config, "embed_tokens.weight" in stored, "lm_head.weight" in stored, "d2t" in stored
-    )
-    sources = drafter_sources(config)
+    if not isinstance(config, Eagle3Config):
+        refuse_tensors_of_others(stored, str(folder))
+    config = _completed(config, eagle3_names.parameters_in(stored, str(folder)), str(folder))
+    sources = sources_of(config, stored)
     check_tensors(sources, stored, str(folder), unused=(KEPT_IDS,))
     weights = {path: source for path, source in sources.items() if path != "target_ids"}
     target_ids = _target_ids(config, stored, str(folder))
@@ -132,6 +134,23 @@ def _open_safetensors_drafter(folder: Path, config: DFlashConfig) -> Checkpoint[
         return params if target_ids is None else {**params, "target_ids": jnp.asarray(target_ids)}
 
     return Checkpoint(config, exact_dtype(weights, stored), load, bytes_of(weights, stored))
+
+
+def sources_of(config: DrafterConfig, stored: Collection[str] = ()) -> dict[str, Source]:
+    """The tensors that each parameter of a drafter is made of, in files with these names."""
+    if isinstance(config, Eagle3Config):
+        return eagle3_names.eagle3_sources(config, stored)
+    return drafter_sources(config)
+
+
+def _completed(config: DrafterConfig, parameters: Collection[str], where: str) -> DrafterConfig:
+    """The config, completed by which of our parameters the drafter has."""
+    if isinstance(config, Eagle3Config):
+        return eagle3_names.completed(config, parameters)
+    owned = "embedding/embedding", "head/kernel", "target_ids"
+    completed = _with_ownership(config, *(path in parameters for path in owned))
+    refuse_reduced_vocabulary(completed, where)
+    return completed
 
 
 def _with_ownership(
@@ -152,7 +171,7 @@ def _with_ownership(
 
 
 def _target_ids(
-    config: DFlashConfig, stored: dict[str, StoredTensor], where: str
+    config: DrafterConfig, stored: dict[str, StoredTensor], where: str
 ) -> Int[np.ndarray, " draft_vocab"] | None:
     """The ids of a reduced vocabulary, which are small enough to be read and checked on opening."""
     if config.draft_vocab_size is None:

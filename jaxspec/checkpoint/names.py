@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError
+from jaxspec.layers.convolution import SIDES
 from jaxspec.layers.decoder import Decoder
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import DFlashConfig, MarkovHead, Qwen3Config, Selector
 
 Shape = tuple[int, ...]
 WEIGHTS = ("BF16", "F16", "F32")
@@ -50,7 +51,7 @@ def target_sources(config: Qwen3Config) -> dict[str, Source]:
     }
     if not config.tie_word_embeddings:
         sources["head/kernel"] = _matrix(hidden, {"lm_head.weight": config.vocab_size})
-    return sources | _layers(config.decoder)
+    return sources | layer_sources(config.decoder)
 
 
 def drafter_sources(config: DFlashConfig) -> dict[str, Source]:
@@ -68,16 +69,79 @@ def drafter_sources(config: DFlashConfig) -> dict[str, Source]:
         sources["head/kernel"] = _matrix(hidden, {"lm_head.weight": head_size})
     if config.draft_vocab_size is not None:
         sources["target_ids"] = Source({"d2t": (head_size,)}, dtypes=IDS)
-    return sources | _layers(config.decoder)
+    sources |= _dspark(config, head_size) | _selector(config)
+    return sources | layer_sources(config.decoder, _convolutions(config))
 
 
-def _layers(decoder: Decoder) -> dict[str, Source]:
+def _dspark(config: DFlashConfig, head_size: int) -> dict[str, Source]:
+    """The Markov head and the confidence head, if the drafter has them."""
+    hidden, head, sources = config.decoder.hidden_size, config.transition, {}
+    rank = 0 if head is None else head.rank
+    if isinstance(head, MarkovHead):
+        codebook = lambda name, vocab: Source({f"markov_head.{name}.weight": (vocab, rank)})
+        sources["transition/preceding/embedding"] = codebook("markov_w1", config.vocab_size)
+        sources["transition/following/embedding"] = codebook("markov_w2", head_size)
+        if head.kind == "gated":
+            gate = "markov_head.gate_proj", hidden + rank, rank
+            sources |= _with_bias("transition/gate", *gate)
+        if head.kind == "rnn":
+            joint = "markov_head.joint_proj", hidden + 2 * rank, 3 * rank
+            sources |= _with_bias("transition/joint", *joint)
+    if config.confidence is not None:
+        inputs = hidden + rank * config.confidence.reads_token
+        sources |= _with_bias("confidence_head", "confidence_head.proj", inputs, 1)
+    return sources
+
+
+def _with_bias(path: str, name: str, inputs: int, outputs: int) -> dict[str, Source]:
+    return {
+        f"{path}/kernel": _matrix(inputs, {f"{name}.weight": outputs}),
+        f"{path}/bias": Source({f"{name}.bias": (outputs,)}),
+    }
+
+
+def _convolutions(config: DFlashConfig) -> dict[str, Source]:
+    """Those of one layer."""
+    sizes, hidden = config.convolutions, config.decoder.hidden_size
+    if sizes is None:
+        return {}
+    changes = SIDES * sizes.taps * (hidden // sizes.group_size)
+    return {
+        f"{sublayer}_convolution/{path}": source
+        for sublayer in ("attention", "mlp")
+        for path, source in {
+            "base": Source({f"{sublayer}_conv.base_kernel": (SIDES, sizes.taps, hidden)}),
+            "projection/kernel": _matrix(
+                hidden, {f"{sublayer}_conv.kernel_projection.weight": changes}
+            ),
+        }.items()
+    }
+
+
+def _selector(config: DFlashConfig) -> dict[str, Source]:
+    if not isinstance(config.transition, Selector):
+        return {}
+    rank, stored = config.transition.rank, "candidate_selector"
+    codebook = lambda name: Source({f"{stored}.{name}": (config.vocab_size, rank)})
+    return {
+        "transition/preceding/embedding": codebook("predecessor_codebook"),
+        "transition/following/embedding": codebook("successor_codebook"),
+        "transition/projection/kernel": _matrix(
+            config.decoder.hidden_size, {f"{stored}.hidden_projection.weight": rank}
+        ),
+    }
+
+
+def layer_sources(decoder: Decoder, added: dict[str, Source] | None = None) -> dict[str, Source]:
+    """The layers of a decoder, by the names that all layouts use; `added` is what each of them has
+    besides."""
+    layer = _layer(decoder) | (added or {})
     return {
         f"layers_{i}/{path}": replace(
             source, tensors={f"layers.{i}.{name}": s for name, s in source.tensors.items()}
         )
         for i in range(decoder.num_layers)
-        for path, source in _layer(decoder).items()
+        for path, source in layer.items()
     }
 
 
@@ -85,13 +149,16 @@ def _layer(decoder: Decoder) -> dict[str, Source]:
     hidden, inner, width = decoder.hidden_size, decoder.intermediate_size, decoder.head_dim
     heads, kv_heads = decoder.num_heads * width, decoder.num_kv_heads * width
     qkv = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    norms = {
+        "attention/q_norm/scale": Source({"self_attn.q_norm.weight": (width,)}),
+        "attention/k_norm/scale": Source({"self_attn.k_norm.weight": (width,)}),
+    }
     return {
         "attention/norm/scale": Source({"input_layernorm.weight": (hidden,)}),
         "attention/qkv/kernel": _matrix(
             hidden, {f"self_attn.{name}.weight": size for name, size in qkv.items()}
         ),
-        "attention/q_norm/scale": Source({"self_attn.q_norm.weight": (width,)}),
-        "attention/k_norm/scale": Source({"self_attn.k_norm.weight": (width,)}),
+        **(norms if decoder.head_norms else {}),
         "attention/out/kernel": _matrix(heads, {"self_attn.o_proj.weight": hidden}),
         "mlp/norm/scale": Source({"post_attention_layernorm.weight": (hidden,)}),
         "mlp/gate_up/kernel": _matrix(

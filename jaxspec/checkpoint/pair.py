@@ -1,13 +1,25 @@
 """Checks from their configs alone whether a drafter fits a target."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from jaxspec.errors import LoadError
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.eagle3_config import Eagle3Config, default_layer_ids
 
 
-def check_pair(target: Qwen3Config, drafter: DFlashConfig) -> None:
+def fitted(target: Qwen3Config, drafter: DrafterConfig) -> DrafterConfig:
+    """The config of a drafter that fits the target, with the layers that it reads by default if
+    its files name none."""
+    if isinstance(drafter, Eagle3Config) and not drafter.target_layer_ids:
+        ids = default_layer_ids(target.decoder.num_layers)
+        drafter = replace(drafter, target_layer_ids=ids)
+    check_pair(target, drafter)
+    return drafter
+
+
+def check_pair(target: Qwen3Config, drafter: DrafterConfig) -> None:
     """Raises a LoadError that names the first property that does not fit."""
     for misfit in (
         _hidden_size_misfit(target, drafter),
@@ -15,6 +27,7 @@ def check_pair(target: Qwen3Config, drafter: DFlashConfig) -> None:
         _mask_misfit(target, drafter),
         _num_layers_misfit(target, drafter),
         _layer_ids_misfit(target, drafter),
+        _width_misfit(target, drafter),
     ):
         if misfit:
             raise LoadError(f"the drafter does not fit the target: {misfit}")
@@ -32,8 +45,10 @@ def check_same_tokenizer(target: Mapping[int, str], drafter: Mapping[int, str]) 
             )
 
 
-def _hidden_size_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+def _hidden_size_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
     hidden_size, expected = drafter.decoder.hidden_size, target.decoder.hidden_size
+    if isinstance(drafter, Eagle3Config):
+        hidden_size = drafter.target_hidden_size
     if hidden_size == expected:
         return None
     return (
@@ -42,7 +57,7 @@ def _hidden_size_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | Non
     )
 
 
-def _vocabulary_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+def _vocabulary_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
     if drafter.vocab_size == target.vocab_size:
         return None
     return (
@@ -51,8 +66,8 @@ def _vocabulary_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None
     )
 
 
-def _mask_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
-    if drafter.mask_token_id < target.vocab_size:
+def _mask_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+    if isinstance(drafter, Eagle3Config) or drafter.mask_token_id < target.vocab_size:
         return None
     return (
         f"its mask_token_id {drafter.mask_token_id} is outside the embedding, expected less than "
@@ -60,7 +75,7 @@ def _mask_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
     )
 
 
-def _num_layers_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+def _num_layers_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
     num_layers, expected = drafter.num_target_layers, target.decoder.num_layers
     if num_layers in (None, expected):
         return None
@@ -70,7 +85,7 @@ def _num_layers_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None
     )
 
 
-def _layer_ids_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
+def _layer_ids_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
     ids, last = list(drafter.target_layer_ids), target.decoder.num_layers - 1
     if any(one >= other for one, other in pairwise(ids)):
         return f"its target layer ids {ids} are not in order, expected them strictly increasing"
@@ -86,3 +101,20 @@ def _layer_ids_misfit(target: Qwen3Config, drafter: DFlashConfig) -> str | None:
             "before or after the final norm; use a drafter that leaves it out"
         )
     return None
+
+
+def _width_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+    """A drafter of another width than the target's cannot use its embedding and head."""
+    width, expected = drafter.decoder.hidden_size, target.decoder.hidden_size
+    if width == expected:
+        return None
+    if drafter.owns_embedding and (drafter.owns_head or not _needs_head(drafter)):
+        return None
+    return (
+        f"its hidden_size is {width}, expected an embedding and a head of its own or the "
+        f"target's {expected}; use a whole checkpoint"
+    )
+
+
+def _needs_head(drafter: DrafterConfig) -> bool:
+    return not (isinstance(drafter, Eagle3Config) and drafter.head_is_embedding)

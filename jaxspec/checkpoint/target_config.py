@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxspec.checkpoint.decoder_config import decoder_of
-from jaxspec.checkpoint.draft_config import is_drafter
+from jaxspec.checkpoint.drafter_config import is_drafter
 from jaxspec.checkpoint.entries import Entries, read_entries
 from jaxspec.errors import LoadError
 from jaxspec.models.config import Qwen3Config

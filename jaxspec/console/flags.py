@@ -26,7 +26,18 @@ def add_flags(group: Any, record: type[Any], *names: str, also: str = "", **sett
     for name in names:
         made = _settings(fields[name], get_type_hints(record)[name]) | settings
         made.setdefault("help", help_of(record, name))
-        group.add_argument(flag_of(name), *also.split(), **made)
+        flag = flag_of(name)
+        if made.get("action") == "store_true" and made.get("default"):
+            flag, made = _switched_off(name, made)
+        elif made.get("default") is True:  # a flag that has its opposite
+            made["help"] += " (default: %(default)s)"
+        group.add_argument(flag, *also.split(), **made)
+
+
+def _switched_off(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The flag that switches off what is on by default."""
+    text = f"Do not {settings['help'][0].lower()}{settings['help'][1:]}"
+    return flag_of(f"no_{name}"), settings | {"action": "store_false", "dest": name, "help": text}
 
 
 def flag_of(name: str) -> str:

@@ -1,6 +1,7 @@
 """Statistics of finished requests, as lines for a person and as objects for a program."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,16 @@ def output_object(prompt: Any, output: RequestOutput) -> dict[str, Any]:
     if output.logprobs is not None:
         as_json["logprobs"] = [dict(token) for token in output.logprobs]
     return as_json
+
+
+def output_lines(
+    prompts: Sequence[Any], outputs: Sequence[RequestOutput], made_with: dict[str, Any]
+) -> list[str]:
+    """A line of JSON for each prompt, with everything that is needed to repeat the run."""
+    return [
+        json.dumps(output_object(prompt, output) | {"environment": made_with})
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
 
 
 def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:

@@ -41,18 +41,40 @@ class Texts:
         self.continues = continues
         self.headings = headings and len(prompts) > 1
         self.in_terminal = is_terminal(sys.stdout)
+        self._turn = 0
+        """The prompt whose text is being written."""
+        self._waiting = dict.fromkeys(range(len(prompts)), "")
+        """What is not written yet of it and of the prompts after it."""
+        self._ended: set[int] = set()
 
-    def begin(self, index: int) -> None:
-        prompt = self.prompts[index]
+    def begin(self) -> None:
+        self._begin()
+        sys.stdout.flush()
+
+    def add(self, index: int, text: str, is_last: bool) -> None:
+        """Takes more of one prompt's text, and writes all that it is the turn of."""
+        self._waiting[index] += text
+        if is_last:
+            self._ended.add(index)
+        while self._turn in self._waiting:
+            self._write(self._waiting[self._turn])
+            self._waiting[self._turn] = ""
+            if self._turn not in self._ended:
+                break
+            self._write("\n")
+            self._turn += 1
+            if self._turn in self._waiting:
+                self._begin()
+        sys.stdout.flush()
+
+    def _begin(self) -> None:
+        index, prompt = self._turn, self.prompts[self._turn]
         if self.headings:
             shown = "" if self.in_terminal else f": {shortened(prompt)}"
             heading = f"==> prompt {index + 1} of {len(self.prompts)}{shown} <=="
-            self.write(("\n" if index else "") + dim(heading, sys.stdout) + "\n")
+            self._write(("\n" if index else "") + dim(heading, sys.stdout) + "\n")
         if self.in_terminal:
-            self.write(dim(prompt, sys.stdout) + ("" if self.continues else "\n"))
+            self._write(dim(prompt, sys.stdout) + ("" if self.continues else "\n"))
 
-    def write(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         sys.stdout.write(text)
-
-    def end(self) -> None:
-        self.write("\n")

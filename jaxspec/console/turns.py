@@ -47,7 +47,7 @@ class Talk:
         self.quiet = quiet
         self.goes_on = True
         self.encode = engine.tokenizer.encode
-        self.prepared: set[tuple[int, int]] = set()
+        self.prepared: set[int] = set()
         """Sizes of prompts whose programs are ready."""
 
     def greet(self) -> None:
@@ -65,7 +65,7 @@ class Talk:
         try:
             self._take(parsed(line))
         except JaxspecError as error:
-            self.say(f"error: {' '.join(str(error).split())}")
+            self.say(f"error: {error}")
         except KeyboardInterrupt:  # before the first token
             self.say("(stopped)")
 
@@ -134,11 +134,11 @@ class Talk:
 
     def _prepare_for(self, ids: list[int]) -> None:
         """Makes programs ready, unless an earlier turn of about this length did."""
-        size = self.engine.plan.shapes.prefill_for([len(ids)])
-        if size not in self.prepared and len(ids) < self.engine.max_model_len:
+        width = self.engine.plan.shapes.width_for(len(ids))
+        if width not in self.prepared and len(ids) < self.engine.max_model_len:
             params = dataclasses.replace(self.params, max_tokens=1)
             warmed_up(self.engine, [ids], params, self.say, self.quiet)
-            self.prepared.add(size)
+            self.prepared.add(width)
 
 
 def _statistics(output: RequestOutput, tokens_per_s: float | None) -> str:

@@ -11,10 +11,12 @@ from jaxspec.engine.requests.output import RequestOutput, output_of
 from jaxspec.engine.requests.prompts import Prompt, ReadPrompt, read_prompt
 from jaxspec.engine.requests.request import Increment, Request
 from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.ledger import found_tokens
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.schedule.refusals import never_fits
 from jaxspec.engine.setup.warmup import make_first_programs
 from jaxspec.engine.step.io import Models
+from jaxspec.errors import UsageError
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.stream import TextStream, stop_scan
 from jaxspec.text.tokenizer import Tokenizer
@@ -30,6 +32,20 @@ class Calls:
     options: EngineOptions
     chat_template: ChatTemplate | None
     _numbers: Iterator[int]
+
+    def _submit(self, prompts: Sequence[ReadPrompt], params: Sequence[SamplingParams]) -> list[int]:
+        """Queues prompts in one turn, all or none of them, and returns their ids."""
+        requests, refusals = self._requests(prompts, params)
+        if refused := [index for index, reason in enumerate(refusals) if reason is not None]:
+            which = f"prompt {refused[0]}: " if len(prompts) > 1 else ""
+            raise UsageError(f"{which}{refusals[refused[0]]}")
+        ids = [request.id for request in requests]
+        try:
+            self.loop.submit(requests, refusals)
+            return ids
+        except BaseException:
+            self.loop.abandon(ids)
+            raise
 
     def _outputs(
         self,
@@ -77,16 +93,18 @@ class Calls:
         run = [request for request, refusal in zip(requests, refusals) if refusal is None]
         if now.running or now.waiting or not any(one.params.max_tokens > 1 for one in run):
             return False
-        prompts = [request.prompt for request in run]
+        prompts = [request.prompt[found_tokens(now, request) :] for request in run]
         draws = any(request.draws for request in run)
-        return make_first_programs(self.loop.device, self.loop.plan, prompts, draws)
+        scores = any(request.reads_whole_prompt for request in run)
+        return make_first_programs(self.loop.device, self.loop.plan, prompts, draws, scores)
 
     def _event(self, index: int, increment: Increment) -> StreamEvent:
         output = None
         if increment.ended is not None:
             synthetic = self.loop.device.models.synthetic
             output = output_of(increment.ended, self.loop.plan.block_size - 1, synthetic)
-        return StreamEvent(index, increment.token_ids, increment.text, output)
+        new, of_prompt = increment.gained, increment.prompt_logprobs
+        return StreamEvent(index, new.token_ids, new.text, output, new.logprobs, of_prompt)
 
     def _read(self, prompts: Sequence[Prompt]) -> list[ReadPrompt]:
         vocab_size = self.models.target.vocab_size
@@ -108,13 +126,15 @@ class Calls:
         return requests, reasons
 
     def _request(self, number: int, prompt: ReadPrompt, params: SamplingParams) -> Request:
-        eos = () if params.ignore_eos else self.models.target.eos_token_ids
+        own = frozenset(() if params.ignore_eos else self.models.target.eos_token_ids)
         return Request(
             id=number,
             prompt=prompt.ids,
             text_prompt=prompt.text,
+            cache_salt=prompt.cache_salt,
             params=params,
-            stop_ids=frozenset((*eos, *params.stop_token_ids)),
+            stop_ids=own | frozenset(params.stop_token_ids),
+            end_ids=own,
             seed=(self.options.seed + number) % 2**32 if params.seed is None else params.seed,
             stream=TextStream(),
             scan=stop_scan(params.stop),

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import jax
 from jax.typing import DTypeLike
 
-from jaxspec.acceptance.synthetic import SyntheticAcceptance
+from jaxspec.acceptance.synthetic import MixedAcceptance, SyntheticAcceptance
 from jaxspec.engine.plan.kernels import log_kernels, refuse_device
 from jaxspec.engine.plan.options import EngineKeywords, EngineOptions, options_of
 from jaxspec.engine.plan.plan import Plan
@@ -146,8 +146,15 @@ class Engine(TextGeneration):
         """Most tokens of a prompt and its output together."""
         return self.plan.max_model_len
 
+    def most_tokens(self, prompt_tokens: int) -> int:
+        """The largest `max_tokens` with which a prompt of this many tokens can run, or less than 1
+        if it cannot run at all."""
+        pool = self.total_pages * self.plan.page_size - self.plan.positions_of(-1)
+        return min(self.max_model_len, pool) - prompt_tokens
+
     @property
     def free_pages(self) -> int:
+        """Pages that no request holds, whether or not the prefix cache has a use for them."""
         return len(self.loop.current.book.free)
 
     @property
@@ -189,7 +196,14 @@ class Engine(TextGeneration):
             finished=now.finished,
             latencies=now.latencies,
             kernels=self.kernels,
+            prefix_cache_queries=now.prefix_cache_queries,
+            prefix_cache_hits=now.prefix_cache_hits,
         )
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets everything that was read: no prompt is found in the prefix cache until it has
+        been read again. Requests that run are not affected."""
+        self.loop.reset_prefix_cache()
 
     def warm_up(
         self,
@@ -209,16 +223,22 @@ class Engine(TextGeneration):
         plan = self.plan
         if prompts is not None:
             plan = for_first_prompts(plan, self._that_fit(as_list(prompts)[0], params))
-        programs = self.programs(params.draws, only_needed=True, plan=plan)
+        scores = params.prompt_logprobs is not None
+        programs = self.programs(params.draws, only_needed=True, plan=plan, scores=scores)
         return compile_side_by_side(programs, progress)
 
     def programs(
-        self, draws: bool, only_needed: bool = False, plan: Plan | None = None
+        self,
+        draws: bool,
+        only_needed: bool = False,
+        plan: Plan | None = None,
+        scores: bool = False,
     ) -> Iterator[Program]:
         """Every program that the engine can run. With `draws`, requests sample or return
-        log probabilities. With `only_needed`, no request opts out of drafting."""
+        log probabilities. With `only_needed`, no request opts out of drafting. With `scores`, some
+        request returns log probabilities of its prompt."""
         self.loop.refuse_if_closed()
-        return every_program(self.loop.device, plan or self.plan, draws, only_needed)
+        return every_program(self.loop.device, plan or self.plan, draws, only_needed, scores)
 
     def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
         """Traces the program of one step for inputs of these shapes, without running it."""
@@ -260,15 +280,15 @@ class Engine(TextGeneration):
     def num_decoding(self) -> int:
         """Running requests whose prompts have been read and that have their first token."""
         running = self.loop.current.running.values()
-        return sum(request.is_prefilled and bool(request.token_ids) for request in running)
+        return sum(request.is_prefilled and request.num_tokens > 0 for request in running)
 
-    def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance) -> None:
+    def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance | MixedAcceptance) -> None:
         """Changes the rates at which an engine with synthetic acceptance accepts drafts. They are
-        data of its programs: nothing is compiled again."""
+        data of its programs: nothing is compiled again, unless the number of kinds changes."""
         self.loop.refuse_if_closed()
         if not self.loop.device.models.synthetic:
             raise UsageError("the engine was made without synthetic_acceptance; make it with some")
-        self.loop.device.params = self.params | {"synthetic": acceptance.on_device}
+        self.loop.device.use_params(self.params | {"synthetic": acceptance.on_device})
 
     def _that_fit(self, prompts: list[Prompt], params: SamplingParams) -> list[tuple[int, ...]]:
         """Token ids of the prompts that fit into the engine; raises a UsageError if none does."""

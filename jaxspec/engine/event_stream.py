@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxspec.engine.requests.failures import failure_of
 from jaxspec.engine.requests.output import RequestOutput
-from jaxspec.engine.requests.request import Increment
+from jaxspec.engine.requests.request import Increment, PromptLogprobs, TokenLogprobs
 from jaxspec.engine.schedule.loop import Loop
 
 
@@ -20,6 +20,10 @@ class StreamEvent:
     text: str
     output: RequestOutput | None
     """The whole output in the last event of a prompt; None in earlier events."""
+    logprobs: tuple[TokenLogprobs, ...] = dataclasses.field(default=(), repr=False)
+    """Per token, log probabilities by token id; empty if the request did not ask for them."""
+    prompt_logprobs: PromptLogprobs | None = dataclasses.field(default=None, repr=False)
+    """Those of the prompt, in the first event of a prompt, if the request asked for them."""
 
 
 class EventStream:

@@ -10,7 +10,7 @@ from jaxspec.engine.event_stream import EventStream, StreamEvent
 from jaxspec.engine.requests.chats import ChatOptions, Messages, as_chats
 from jaxspec.engine.requests.failures import Errors, raise_refusals
 from jaxspec.engine.requests.output import RequestOutput
-from jaxspec.engine.requests.prompts import Prompt, as_list
+from jaxspec.engine.requests.prompts import Prompt, ReadPrompt, as_list
 from jaxspec.engine.requests.request import Increment
 from jaxspec.engine.requests.sampling_keywords import SamplingKeywords, SomeParams, params_for_each
 from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -175,14 +175,54 @@ class TextGeneration(Calls):
         """Queues one prompt for `step` to work on, and returns its id. A request that can never run
         raises a UsageError; one that fails in a step says so in its output."""
         each = params_for_each(1, params, sampling_params, keywords)
-        [request], refusals = self._requests(self._read([prompt]), each)
-        raise_refusals(refusals, of_list=False)
-        try:
-            self.loop.submit([request], [None])
-            return request.id
-        except BaseException:
-            self.abort(request.id)
-            raise
+        return self._submit(self._read([prompt]), each)[0]
+
+    def submit_all(self, prompts: Sequence[Prompt], params: SomeParams | None = None) -> list[int]:
+        """Queues prompts for `step` to work on, all in one turn, and returns their ids. `params`
+        are those of all prompts, or a list with those of each. If one of them can never run, a
+        UsageError says which, and none is queued."""
+        each = params_for_each(len(prompts), params, None, {})
+        return self._submit(self._read(prompts), each)
+
+    def submit_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **keywords: Unpack[SamplingKeywords],
+    ) -> int:
+        """Like `submit`, for the messages of one chat, which `chat` describes."""
+        prompt = self.chat_prompt(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            enable_thinking=enable_thinking,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._submit([prompt], params_for_each(1, params, sampling_params, keywords))[0]
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ReadPrompt:
+        """The text and the token ids that `chat` gives to the model for one chat. Raises a
+        UsageError if the messages are wrong. Nothing is queued, and no turn is waited for."""
+        options = ChatOptions(
+            tools, add_generation_prompt, enable_thinking, chat_template_kwargs or NO_VARIABLES
+        )
+        [prompt] = self._read_chats([messages], options)
+        raise_refusals([prompt.refusal], of_list=False)
+        return prompt
 
     def step(self, ids: Iterable[int]) -> list[StreamEvent]:
         """Runs one step of all requests. Returns the events of `ids`, with the id as the index."""

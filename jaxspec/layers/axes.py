@@ -24,7 +24,8 @@ class Axis:
     """One axis of a parameter, or one section of a fused axis."""
 
     name: str
-    """hidden, heads, kv_heads, head_dim, inner, features, vocab or draft_vocab."""
+    """hidden, heads, kv_heads, head_dim, inner, features, rank, vocab or draft_vocab; sides, taps
+    and channel_groups of convolutions."""
     size: int
     unit: int = 1
     """Number of neighbours that stay together, for example the head_dim numbers of one head."""

@@ -44,7 +44,9 @@ def run_chained(
 ) -> tuple[Hidden, list[Hidden], Cache[KeysValues]]:
     """The same results as `run_layers`."""
     chain = chain_for(layers[0], x, paged.implementation)
-    paged = dataclasses.replace(paged, over_pages=chain.paged_attention)
+    if paged.packing is None:
+        paged = dataclasses.replace(paged, over_pages=chain.paged_attention)
+    assert paged.packing is None or chain.filled_batch == chain.batch, "packed in multiples of 8"
     readers = [Reader(layer.attention.norm, layer.attention.qkv) for layer in layers]
     x = chain.filled(x)
     with jax.named_scope("layer_0"), jax.named_scope("qkv"):

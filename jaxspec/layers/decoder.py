@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspec.layers.axes import Axis, Fused
+from jaxspec.layers.convolution import Convolution, Convolutions
 from jaxspec.layers.linear import Linear, RMSNorm
 from jaxspec.layers.rope import Rope
 
@@ -27,6 +28,8 @@ class Decoder:
     rms_norm_eps: float
     rope: Rope
     max_position_embeddings: int
+    head_norms: bool = True
+    """Whether every query and key head is normed before it is rotated."""
 
     @property
     def hidden(self) -> Axis:
@@ -57,6 +60,9 @@ class BlockMask:
     """Whether a token attends only to the block's tokens up to itself, or to the whole block."""
     window: int | None = None
     """Distance below which positions are visible; None if all positions are."""
+    window_of_block: bool = False
+    """Whether the window belongs to the block instead of each of its tokens: all of them see the
+    `window` positions before the block, and the window hides nothing of the block."""
 
 
 @runtime_checkable
@@ -71,8 +77,19 @@ class Attending[Memory](Protocol):
         ...
 
 
+@runtime_checkable
+class AttendingBlocks[Memory](Attending[Memory], Protocol):
+    """Attention that also knows where the blocks begin, which convolutions need."""
+
+    def by_block(
+        self, tokens: Float[Array, "batch tokens outputs"]
+    ) -> Float[Array, "*blocks width outputs"]:
+        """The tokens with an axis along each block."""
+        ...
+
+
 class Attention(nn.Module):
-    """Grouped query attention with normed heads; how queries attend is passed in."""
+    """Grouped query attention; how queries attend is passed in."""
 
     geometry: Decoder
     mask: BlockMask
@@ -82,10 +99,16 @@ class Attention(nn.Module):
         g = self.geometry
         head = Axis("head_dim", g.head_dim)
         self.norm = RMSNorm(g.hidden, g.rms_norm_eps, self.dtype)
-        self.qkv = Linear(g.hidden, g.fused, self.dtype)
-        self.q_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
-        self.k_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
+        self.qkv = Linear(self.inputs, g.fused, self.dtype)
+        if g.head_norms:
+            self.q_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
+            self.k_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
         self.out = Linear(g.attended, g.hidden, self.dtype)
+
+    @property
+    def inputs(self) -> Axis:
+        """What queries, keys and values are made of."""
+        return self.geometry.hidden
 
     def __call__[Memory](
         self, x: Float[Array, "batch width hidden"], attend: Attending[Memory], memory: Memory
@@ -133,20 +156,46 @@ class DecoderLayer(nn.Module):
 
     x --+-----------------------+--+------------------------------+-- x
         norm, qkv, attend, out -^  norm, gate and up, SiLU, down -^
+
+    A layer with convolutions has one after each norm and one before each sum.
     """
 
     geometry: Decoder
     mask: BlockMask
     dtype: DTypeLike = jnp.float32
+    convolutions: Convolutions | None = None
 
     def setup(self) -> None:
         self.attention = Attention(self.geometry, self.mask, self.dtype)
         self.mlp = MLP(self.geometry, self.dtype)
+        if self.convolutions is not None:
+            around = self.convolutions, self.geometry.hidden, self.dtype
+            self.attention_convolution = Convolution(*around)
+            self.mlp_convolution = Convolution(*around)
 
     def __call__(
         self, x: Float[Array, "batch width hidden"], attend: Attending[Any], memory: Any
     ) -> tuple[Float[Array, "batch width hidden"], Any]:
         """The residual stream after the layer, and the layer's new cache."""
+        if self.convolutions is not None:
+            assert isinstance(attend, AttendingBlocks), "convolutions need to know the blocks"
+            return self.convolved(x, attend, memory)
         attended, memory = self.attention(x, attend, memory)
         x = x + attended
         return x + self.mlp(x), memory
+
+    def convolved(
+        self, x: Float[Array, "batch width hidden"], attend: AttendingBlocks[Any], memory: Any
+    ) -> tuple[Float[Array, "batch width hidden"], Any]:
+        attention, mlp = self.attention, self.mlp
+        with jax.named_scope("qkv"):
+            normed, after = self.attention_convolution(attention.norm(x), attend.by_block)
+            qkv = attention.qkv(normed)
+        attended, memory = attend(attention, qkv, memory)
+        with jax.named_scope("attention_out"):
+            x = x + after(attention.out(attended))
+        with jax.named_scope("gate_up"):
+            normed, after = self.mlp_convolution(mlp.norm(x), attend.by_block)
+            gated = mlp.gated(normed)
+        with jax.named_scope("down"):
+            return x + after(mlp.down(gated)), memory

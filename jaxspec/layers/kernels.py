@@ -13,15 +13,26 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.layers.plain_heads import NOT_NORMED
+from pallas_kernels import NotForThisKernel
 from pallas_kernels.add_norm.api import ADD_NORM
 from pallas_kernels.dense_chain import ChainShape, chain_choice
 from pallas_kernels.dense_chain.chain import filled_shape
-from pallas_kernels.dispatch import Choice, Implementation, kernels_run
+from pallas_kernels.dispatch import (
+    XLA_ASKED_FOR,
+    Choice,
+    Implementation,
+    kernels_run,
+    refusal_of_device,
+)
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
 
 OpChoice = tuple[str, Choice]
 """The name of an op, and what runs it."""
+
+CONVOLVED = "convolutions around every sublayer; expected none"
+"""The reason why no kernel runs from one attention to the next."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +60,28 @@ def chain_shape(decoder: Decoder, batch: int, width: int) -> ChainShape:
     )
 
 
-def choices_of_layers(shape: StackShape, masks: tuple[BlockMask, ...]) -> Iterator[OpChoice]:
+def choices_of_layers(
+    shape: StackShape, masks: tuple[BlockMask, ...], convolved: bool = False
+) -> Iterator[OpChoice]:
     """The ops of a block that is written and attended, in layers with these masks."""
-    yield "qkv_write", _write(shape, queries=True)
-    for mask in dict.fromkeys(masks):
-        yield "paged_attention", _attention(shape, mask)
+    yield from choices_of_attention(shape, masks)
     if not kernels_run(shape.implementation):
+        return
+    if convolved:
+        yield "dense_chain", Choice("xla", CONVOLVED)
         return
     wanted = filled_shape(chain_shape(shape.decoder, shape.batch, shape.width), shape.width)
     chain = chain_choice(wanted, shape.dtype, shape.implementation)
     yield "dense_chain", chain
     if chain.implementation == "xla":
         yield "add_norm", _add_norm(shape)
+
+
+def choices_of_attention(shape: StackShape, masks: tuple[BlockMask, ...]) -> Iterator[OpChoice]:
+    """The ops of layers that use no kernels but those of attention."""
+    yield "qkv_write", _write(shape, queries=True)
+    for mask in dict.fromkeys(masks):
+        yield "paged_attention", _attention(shape, mask)
 
 
 def choice_of_context(shape: StackShape) -> OpChoice:
@@ -70,6 +91,8 @@ def choice_of_context(shape: StackShape) -> OpChoice:
 
 def _write(shape: StackShape, queries: bool) -> Choice:
     g, array = shape.decoder, _arrays(shape)
+    if not g.head_norms:
+        return _write_without_norms(shape.implementation)
     sections = g.fused if queries else g.fused[1:]
     scale = array(g.head_dim)
     angles = array(shape.batch, shape.width, g.head_dim // 2, dtype=jnp.float32)
@@ -87,6 +110,14 @@ def _write(shape: StackShape, queries: bool) -> Choice:
     )
 
 
+def _write_without_norms(implementation: Implementation) -> Choice:
+    if implementation == "xla":
+        return Choice("xla", XLA_ASKED_FOR)
+    if implementation == "auto":
+        return Choice("xla", refusal_of_device(implementation) or NOT_NORMED)
+    raise NotForThisKernel(f"qkv_write on {implementation!r}: {NOT_NORMED}")
+
+
 def _attention(shape: StackShape, mask: BlockMask) -> Choice:
     g, array = shape.decoder, _arrays(shape)
     group = g.num_heads // g.num_kv_heads
@@ -101,6 +132,7 @@ def _attention(shape: StackShape, mask: BlockMask) -> Choice:
         rows,
         causal=mask.causal,
         window=mask.window,
+        window_of_block=mask.window_of_block,
         filled_batch=shape.batch,
     )
 

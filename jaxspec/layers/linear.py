@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.layers.axes import Axis, Fused, size_of
-from jaxspec.layers.parameter import keeps_scale, ones, parameter, small
+from jaxspec.layers.parameter import keeps_scale, ones, parameter, small, zeros
 from pallas_kernels import add_norm, split_product
 from pallas_kernels.add_norm.reference import rms_norm
 from pallas_kernels.dispatch import Implementation
@@ -51,6 +51,22 @@ class Linear(nn.Module):
     def operand(self) -> Operand:
         """The matrix itself, for a kernel that multiplies by it."""
         return self.kernel
+
+
+class BiasedLinear(nn.Module):
+    """A small matrix with a bias, whose inputs are several vectors side by side."""
+
+    inputs: Fused
+    outputs: Axis | Fused
+    dtype: DTypeLike
+
+    def setup(self) -> None:
+        axes = self.inputs, self.outputs
+        self.kernel = parameter(self, "kernel", keeps_scale, axes, self.dtype)
+        self.bias = parameter(self, "bias", zeros, (self.outputs,), self.dtype)
+
+    def __call__(self, *inputs: Float[Array, "..."]) -> Float[Array, "*tokens outputs"]:
+        return jnp.concatenate(inputs, axis=-1) @ self.kernel + self.bias
 
 
 class Embedding(nn.Module):

@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 import jax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
 from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues, empty_pages
+from jaxspec.cache.packing import Packing
 from jaxspec.layers.decoder import Attention, Decoder
+from jaxspec.layers.plain_heads import write_without_norms
 from jaxspec.layers.rope import Rotation, rotation
 from pallas_kernels import paged_attention, qkv_write
 from pallas_kernels.dispatch import Implementation
@@ -27,6 +29,9 @@ class Paged:
     over_pages: Callable[..., Array] = paged_attention
     """The attention op. In a chain of kernels, it leaves its result where the next kernel reads it.
     """
+    packing: Packing | None = None
+    """Where the block's tokens are if they are packed: in what the layers compute, each of them is
+    then a request of width 1, and `rotation` is that of the packed tokens."""
 
     def __call__(
         self, attention: Attention, qkv: Float[Array, "batch width fused"], pages: KeysValues
@@ -44,6 +49,7 @@ class Paged:
         mask, block = attention.mask, self.block
         with jax.named_scope("qkv_write"):
             query, pages = self.write(attention, qkv, pages)
+            query = self._by_request(query)
         with jax.named_scope("attention"):
             attended = self.over_pages(
                 query,
@@ -54,9 +60,25 @@ class Paged:
                 block.counts,
                 causal=mask.causal,
                 window=mask.window,
+                window_of_block=mask.window_of_block,
                 implementation=self.implementation,
             )
-        return attended.reshape(*attended.shape[:2], -1), pages
+        attended = attended.reshape(*attended.shape[:2], -1)
+        return attended if self.packing is None else self.packing.pack(attended), pages
+
+    def _by_request(
+        self, query: Float[Array, "filled kv_heads ..."]
+    ) -> Float[Array, "batch kv_heads ..."]:
+        """The queries of the block, if they are packed."""
+        if self.packing is None:
+            return query
+        return self.packing.unpack(query.swapaxes(1, 2)).swapaxes(1, 2)
+
+    def by_block(
+        self, tokens: Float[Array, "batch width outputs"]
+    ) -> Float[Array, "batch width outputs"]:
+        """Every request has one block."""
+        return tokens
 
     def write_context(
         self, attention: Attention, context: Float[Array, "batch width hidden"], pages: KeysValues
@@ -72,12 +94,14 @@ class Paged:
         pages: KeysValues,
         queries: bool = True,
     ) -> tuple[Float[Array, "batch kv_heads width group head_dim"], KeysValues]:
+        if not attention.geometry.head_norms:
+            return write_without_norms(qkv, self.rotation, self.block.cells, pages, queries)
         query, *written = qkv_write(
             qkv,
             attention.q_norm.scale if queries else None,
             attention.k_norm.scale,
             *self.rotation,
-            self.block.cells,
+            self._cells(pages),
             pages.keys,
             pages.values,
             eps=attention.geometry.rms_norm_eps,
@@ -85,11 +109,22 @@ class Paged:
         )
         return query, KeysValues(*written)
 
+    def _cells(self, pages: KeysValues) -> Int[Array, "filled width"]:
+        if self.packing is None:
+            return self.block.cells
+        return self.packing.cells(self.block, pages.keys.shape[1])
 
-def paged(decoder: Decoder, block: Block, implementation: Implementation) -> Paged:
+
+def paged(
+    decoder: Decoder,
+    block: Block,
+    implementation: Implementation,
+    packing: Packing | None = None,
+) -> Paged:
     """The attention that all layers of a decoder share in one step."""
-    rotated = rotation(decoder.rope, decoder.head_dim, block.positions)
-    return Paged(block, rotated, implementation)
+    positions = block.positions if packing is None else packing.pack(block.positions)
+    rotated = rotation(decoder.rope, decoder.head_dim, positions)
+    return Paged(block, rotated, implementation, packing=packing)
 
 
 def empty_cache(

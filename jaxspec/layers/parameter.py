@@ -54,6 +54,10 @@ def ones(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array
     return jnp.ones(shape, dtype)
 
 
+def zeros(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    return jnp.zeros(shape, dtype)
+
+
 def small(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Small random values, as usual for embeddings."""
     return _normal(key, shape, jnp.dtype(dtype), 0.02)

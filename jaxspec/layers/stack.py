@@ -22,9 +22,10 @@ def run_layers(
     """Normed hidden states, the residual stream after each layer, and the cache with the block.
 
     If kernels run, neighbouring layers are run from attention to attention, which gives the same
-    numbers except for rounding.
+    numbers except for rounding. With convolutions more happens between one attention and the next
+    than those kernels know of.
     """
-    if kernels_run(paged.implementation):
+    if kernels_run(paged.implementation) and layers[0].convolutions is None:
         return run_chained(layers, norm, x, paged, cache)
     after, written = [], []
     for i, (layer, pages) in enumerate(zip(layers, cache.layers, strict=True)):

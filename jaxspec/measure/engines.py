@@ -1,7 +1,7 @@
 """Engines that share parameters, one per method, with only the programs that the loads use."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,33 +16,34 @@ from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.measure.load import Work
-from jaxspec.models.config import DFlashConfig, Qwen3Config
-from jaxspec.models.dflash import DFlash
+from jaxspec.models.config import DrafterConfig, Qwen3Config
 from jaxspec.models.parameters import random_params
-from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.presets import drafter_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.proposers.dflash import DFlashProposer
-from jaxspec.proposers.methods import METHODS
+from jaxspec.proposers.drafters import proposer_of
+from jaxspec.proposers.methods import DRAFTERS, METHODS
 
 
-def random_pair(shape: str, block_size: int, dtype: DTypeLike, seed: int = 0) -> Opened:
-    """A published geometry with random weights, and a drafter for it; nothing is downloaded."""
+def random_pair(
+    shape: str, block_size: int | None, dtype: DTypeLike, seed: int = 0, kind: str = DRAFTERS[0]
+) -> Opened:
+    """A published geometry with random weights, and a drafter of this kind for it; nothing is
+    downloaded."""
     config = qwen3(shape)
-    return random_models(config, dflash_for(config, block_size), dtype, seed)
+    return random_models(config, drafter_for(kind, config, block_size), dtype, seed)
 
 
 def random_models(
-    config: Qwen3Config, draft: DFlashConfig, dtype: DTypeLike, seed: int = 0
+    config: Qwen3Config, draft: DrafterConfig, dtype: DTypeLike, seed: int = 0
 ) -> Opened:
     """A target and its drafter with random weights."""
-    target, drafter = Qwen3(config, draft.target_layer_ids, dtype), DFlash(draft, dtype)
+    target, proposer = Qwen3(config, draft.target_layer_ids, dtype), proposer_of(draft, dtype)
     target_key, drafter_key = jax.random.split(jax.random.key(seed))
     params = {
         "target": random_params(target, target_key),
-        "drafter": random_params(drafter, drafter_key),
+        "drafter": random_params(proposer.drafter, drafter_key),
     }
-    models = Models(target, (DFlashProposer(drafter),))
-    return Opened(models, jax.block_until_ready(params), None, None)
+    return Opened(Models(target, (proposer,)), jax.block_until_ready(params), None, None)
 
 
 def without_drafter(opened: Opened) -> Opened:
@@ -74,7 +75,7 @@ def engines_for(
                 "longest request with its output"
             )
         longest = max_model_len
-    pages_each = -(-(longest + _widest_block(opened)) // page_size)
+    pages_each = -(-(longest + _widest_block(opened, options)) // page_size)
     return {
         method: engine_for(
             opened,
@@ -91,8 +92,9 @@ def engines_for(
     }
 
 
-def _widest_block(opened: Opened) -> int:
-    return max(WIDTH_WITHOUT_DRAFTER, *(one.num_drafts + 1 for one in opened.models.proposers), 0)
+def _widest_block(opened: Opened, options: Mapping[str, Any]) -> int:
+    drafts = [one.num_drafts for one in opened.models.proposers]
+    return max(WIDTH_WITHOUT_DRAFTER, 1 + max(*drafts, options.get("num_drafts") or 0, 0))
 
 
 def engine_for(
@@ -104,7 +106,9 @@ def engine_for(
 ) -> Engine:
     """An engine that compiles decode steps only for these batch sizes, and prefill steps only in
     the widths that prompts of these lengths need. An adaptive engine keeps its default batch sizes.
+    Without `prefix_caching` every prompt is read in full, so that the times of reading are honest.
     """
+    options.setdefault("prefix_caching", False)
     if method in METHODS and not METHODS[method].drafter:
         opened = without_drafter(opened)
     if method == "none":

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.engine.setup.memory import num_bytes
 from jaxspec.engine.setup.timing import seconds_per_call
 from jaxspec.engine.step.io import Models
+from jaxspec.models.parameters import num_bytes
 from jaxspec.proposers.device import Params
 
 COPY_BYTES = {"cpu": 2**26}

@@ -30,6 +30,7 @@ def plain_engine(engine: Engine, longest_prompt: int, tokens: int) -> Engine:
         driver=plan.driver,
         exact=False,
         width=None,
+        prefix_caching=False,
         # These would have no effect, which the log would say.
         adaptive=False,
         memory_fraction=EngineOptions.memory_fraction,

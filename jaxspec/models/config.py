@@ -4,8 +4,11 @@ Reading them from a config.json is the work of `jaxspec.checkpoint`.
 """
 
 import dataclasses
+from typing import Literal
 
+from jaxspec.layers.convolution import Convolutions
 from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.models.eagle3_config import Eagle3Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +20,45 @@ class Qwen3Config:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...] = ()
     """Every id that ends a generation, from config.json and generation_config.json together."""
+
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovHead:
+    """DSpark's transition: a bias on the logits of a drafted place, of low rank, that depends on
+    the token before it."""
+
+    kind: MarkovKind
+    """What it looks at besides that token: nothing, the place's hidden state, or that and the
+    places before."""
+    rank: int
+    candidates: int | None = None
+    """Likeliest tokens, by the logits without the bias, among which a place chooses; None for all
+    tokens of the drafter's vocabulary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selector:
+    """DFlash2's transition: among the likeliest tokens of a drafted place, the choice depends on
+    the token before it and on the place's hidden state."""
+
+    rank: int
+    candidates: int
+    """Likeliest tokens, by the logits alone, among which a place chooses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfidenceHead:
+    """Predicts for each drafted place whether its token will be accepted, given those before it."""
+
+    reads_token: bool
+    """Whether it reads the transition's row of the token before, besides the hidden state."""
+
+
+Transition = MarkovHead | Selector
+"""How the choice at one drafted place changes the scores at the next."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +87,44 @@ class DFlashConfig:
     """The target that the checkpoint names (the verifier in speculators' terms)."""
     num_target_layers: int | None = None
     """Layers of the target it was trained on; None if the config does not say."""
+    anchor_first: bool = False
+    """Whether the row of the current token drafts too: then every row predicts the token after its
+    own position, and the last token of a block needs no row."""
+    transition: Transition | None = None
+    """None if the drafted places do not depend on each other's tokens."""
+    convolutions: Convolutions | None = None
+    """Convolutions around every sublayer, as DFlash2 has them; None if there are none."""
+    embedding_scale: float = 1.0
+    """Factor on the embedded tokens of a block."""
+    logit_scale: float = 1.0
+    """Factor on the logits of drafted places."""
+    logit_cap: float | None = None
+    """Bound towards which these logits are bent, after the factor; None if they are not."""
+    confidence: ConfidenceHead | None = None
+    """None if the drafter does not predict which of its drafts will be accepted."""
+
+    @property
+    def kind(self) -> str:
+        """The name by which methods call this drafter."""
+        if isinstance(self.transition, Selector):
+            return "dflash2"
+        has_heads = isinstance(self.transition, MarkovHead) or self.confidence is not None
+        return "dspark" if has_heads else "dflash"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether logits come from the drafter, not from the target's head."""
+        return self.owns_head
 
     @property
     def num_drafts(self) -> int:
         return self.block_size - 1
+
+    @property
+    def rows(self) -> int:
+        """Tokens that the drafter reads in one pass: the current one, and masks."""
+        return self.block_size - 1 if self.anchor_first else self.block_size
+
+
+DrafterConfig = DFlashConfig | Eagle3Config
+"""The config of a drafter of any kind."""

@@ -4,7 +4,8 @@
     [current, mask, mask, ...]   --embedding-->  block   --layers attending pages + block--> hidden
 
 The context is projected once and shared by all layers; it is never normed per layer, queried or
-passed through an MLP. Row k of the block predicts the token at its own position.
+passed through an MLP. Row k of the block predicts the token at its own position; in a drafter whose
+config says `anchor_first`, the token after it.
 """
 
 import dataclasses
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block, one_token
@@ -27,20 +27,19 @@ from jaxspec.layers.kernels import (
     choice_of_context,
     choices_of_layers,
 )
-from jaxspec.layers.linear import Embedding, Linear, RMSNorm
-from jaxspec.layers.paged import empty_cache, paged
-from jaxspec.layers.parameter import counting, parameter
+from jaxspec.layers.linear import BiasedLinear, Linear, RMSNorm
+from jaxspec.layers.paged import paged
 from jaxspec.layers.stack import run_layers
-from jaxspec.models.config import DFlashConfig
-from pallas_kernels.dispatch import Implementation
+from jaxspec.models.config import ConfidenceHead, DFlashConfig, MarkovHead, Selector
+from jaxspec.models.drafter import DrafterModule
+from jaxspec.models.markov import Markov
+from jaxspec.models.selector import CandidateSelector
 
 
-class DFlash(nn.Module):
+class DFlash(DrafterModule):
     """The drafter. Embedding and head are the target's unless the checkpoint has its own."""
 
     config: DFlashConfig
-    dtype: DTypeLike = jnp.float32
-    implementation: Implementation = "auto"
 
     def setup(self) -> None:
         config, decoder = self.config, self.config.decoder
@@ -48,26 +47,19 @@ class DFlash(nn.Module):
         features = Axis("features", len(config.target_layer_ids) * hidden.size)
         self.feature_projection = Linear(features, hidden, self.dtype)
         self.feature_norm = RMSNorm(hidden, eps, self.dtype)
-        self.layers = [DecoderLayer(decoder, mask, self.dtype) for mask in config.block_masks]
+        self.layers = [
+            DecoderLayer(decoder, mask, self.dtype, config.convolutions)
+            for mask in config.block_masks
+        ]
         self.norm = RMSNorm(hidden, eps, self.dtype)
-        vocab = drafted = Axis("vocab", config.vocab_size)
-        if config.owns_embedding:
-            self.embedding = Embedding(vocab, hidden, self.dtype)
-        if config.draft_vocab_size is not None:
-            drafted = Axis("draft_vocab", config.draft_vocab_size)
-            # Ids, not weights; they are among the parameters because they belong to the head.
-            self.target_ids = parameter(self, "target_ids", counting, (drafted,), jnp.int32)
-        if config.owns_head:
-            self.head = Linear(hidden, drafted, self.dtype)
-
-    @nn.nowrap
-    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
-        """An empty cache: pages of keys and values for every layer, nothing per slot."""
-        return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
-
-    @nn.nowrap
-    def with_kernels(self, implementation: Implementation) -> "DFlash":
-        return self.clone(implementation=implementation)
+        vocab, drafted = Axis("vocab", config.vocab_size), self.set_up_vocabulary()
+        if isinstance(config.transition, MarkovHead):
+            self.transition = Markov(config.transition, hidden, vocab, drafted, self.dtype)
+        if isinstance(config.transition, Selector):
+            self.transition = CandidateSelector(config.transition, hidden, vocab, self.dtype)
+        if config.confidence is not None:
+            inputs = (hidden, *self._row_read(config.confidence))
+            self.confidence_head = BiasedLinear(inputs, Axis("confidence", 1), self.dtype)
 
     @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
@@ -75,8 +67,9 @@ class DFlash(nn.Module):
         config, implementation = self.config, self.implementation
         shape = StackShape(config.decoder, self.dtype, implementation, batch, width, page_size)
         yield choice_of_context(shape)
-        drafting = dataclasses.replace(shape, width=config.block_size)
-        yield from choices_of_layers(drafting, config.block_masks)
+        drafting = dataclasses.replace(shape, width=config.rows)
+        convolved = config.convolutions is not None
+        yield from choices_of_layers(drafting, config.block_masks, convolved)
 
     def __call__(
         self, embedded: Float[Array, "batch width hidden"], block: Block, cache: Cache[KeysValues]
@@ -87,7 +80,8 @@ class DFlash(nn.Module):
         target has committed those tokens.
         """
         attend = paged(self.config.decoder, block, self.implementation)
-        hidden, _, cache = run_layers(self.layers, self.norm, embedded, attend, cache)
+        x = self.scaled(embedded)
+        hidden, _, cache = run_layers(self.layers, self.norm, x, attend, cache)
         return hidden, cache
 
     def write_context(
@@ -99,22 +93,38 @@ class DFlash(nn.Module):
         layers = zip(self.layers, cache.layers, strict=True)
         return Cache(tuple(write(layer.attention, context, pages) for layer, pages in layers))
 
-    def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]:
-        """Embeds tokens; only for a checkpoint with an embedding of its own."""
-        return self.embedding(tokens)
+    @nn.nowrap
+    def scaled(
+        self, embedded: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "batch width hidden"]:
+        """Embedded tokens as the first layer reads them."""
+        scale = self.config.embedding_scale
+        return embedded if scale == 1 else embedded * jnp.asarray(scale, embedded.dtype)
 
-    def logits(
-        self, hidden: Float[Array, "batch width hidden"]
+    @nn.nowrap
+    def capped(
+        self, logits: Float[Array, "batch width draft_vocab"]
     ) -> Float[Array, "batch width draft_vocab"]:
-        """Logits of hidden states; only for a checkpoint with a head of its own."""
-        with jax.named_scope("head"):
-            return self.head(hidden)
+        """Logits of the head as drafts are chosen by them: scaled, and bent towards a bound."""
+        scale, cap = self.config.logit_scale, self.config.logit_cap
+        scaled = logits if scale == 1 else logits * jnp.asarray(scale, logits.dtype)
+        return scaled if cap is None else cap * jnp.tanh(scaled / cap)
 
-    def target_tokens(self, drafted: Int[Array, "batch width"]) -> Int[Array, "batch width"]:
-        """Converts ids of the drafter's vocabulary to ids of the target's."""
-        if self.config.draft_vocab_size is None:
-            return drafted
-        return jnp.take(self.target_ids, drafted, axis=0)
+    def confidence(
+        self, hidden: Float[Array, "batch drafts hidden"], previous: Int[Array, "batch drafts"]
+    ) -> Float[Array, "batch drafts"]:
+        """How likely each drafted place's token is accepted if those before it are, given the token
+        before each place; only for a drafter with a confidence head."""
+        head = self.config.confidence
+        assert head is not None, "this drafter has no confidence head"
+        rows = (self.transition.preceding(previous),) if head.reads_token else ()
+        logits = self.confidence_head(hidden, *rows)[..., 0]
+        return jax.nn.sigmoid(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+
+    def _row_read(self, head: ConfidenceHead) -> tuple[Axis, ...]:
+        """The axis of the row that the confidence head reads besides the hidden state, if any."""
+        transition = self.config.transition
+        return (Axis("rank", transition.rank),) if head.reads_token and transition else ()
 
     def touch(self) -> None:
         """Uses every parameter once, for initialisation."""
@@ -122,7 +132,8 @@ class DFlash(nn.Module):
         embedded = jnp.zeros((1, 1, self.config.decoder.hidden_size), self.dtype)
         features = jnp.tile(embedded, len(self.config.target_layer_ids))
         hidden, cache = self(embedded, block, self.write_context(features, block, cache))
-        if self.config.owns_embedding:
-            self.embed(block.positions)
-        if self.config.owns_head:
-            self.target_tokens(jnp.argmax(self.logits(hidden), axis=-1))
+        self.touch_vocabulary(block.positions, hidden)
+        if self.config.transition is not None:
+            self.transition.touch()
+        if self.config.confidence is not None:
+            self.confidence(hidden, block.positions)

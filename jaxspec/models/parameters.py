@@ -51,6 +51,11 @@ def parameter_axes(model: Touchable) -> dict[str, Axes]:
     return {path: one.axes for path, one in described_parameters(model).items()}
 
 
+def num_bytes(tree: Any) -> int:
+    """Bytes of all arrays, or shapes of arrays, in a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def described_parameters(model: Touchable) -> dict[str, Described]:
     # `touch` runs every layer, but only the parameters are outputs, so nothing else is computed.
     plain = model.clone(implementation="xla")  # tracing kernels takes time

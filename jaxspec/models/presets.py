@@ -1,13 +1,25 @@
 """Geometries of published models, for benchmarks with random weights."""
 
+import dataclasses
+
 from jaxspec.errors import UsageError
+from jaxspec.layers.convolution import Convolutions
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import (
+    ConfidenceHead,
+    DFlashConfig,
+    DrafterConfig,
+    MarkovHead,
+    Qwen3Config,
+    Selector,
+)
+from jaxspec.models.eagle3_config import Eagle3Config, default_layer_ids
 from jaxspec.models.shapes import NAMES, QWEN3
 
 VOCABULARY = 151936
 MASK_TOKEN = 151669
+EAGLE3_VOCABULARY = 32000
 
 
 def qwen3(name: str) -> Qwen3Config:
@@ -16,6 +28,17 @@ def qwen3(name: str) -> Qwen3Config:
         raise UsageError(f"no model shape {name!r}; expected one of {', '.join(NAMES)}")
     layers, hidden, intermediate, heads, kv_heads, tied = QWEN3[name]
     return Qwen3Config(_decoder(layers, hidden, intermediate, heads, kv_heads), VOCABULARY, tied)
+
+
+def drafter_for(kind: str, target: Qwen3Config, block_size: int | None = None) -> DrafterConfig:
+    """A drafter of one of the kinds that are methods, by default with the published block size."""
+    make = {
+        "dflash": dflash_for,
+        "dflash2": dflash2_for,
+        "dspark": dspark_for,
+        "eagle3": eagle3_for,
+    }[kind]
+    return make(target) if block_size is None else make(target, block_size)
 
 
 def dflash_for(target: Qwen3Config, block_size: int = 16, num_layers: int = 5) -> DFlashConfig:
@@ -32,6 +55,46 @@ def dflash_for(target: Qwen3Config, block_size: int = 16, num_layers: int = 5) -
         target_layer_ids=features,
         vocab_size=target.vocab_size,
         block_masks=(BlockMask(causal=False),) * num_layers,
+        num_target_layers=d.num_layers,
+    )
+
+
+def dflash2_for(target: Qwen3Config, block_size: int = 16) -> DFlashConfig:
+    """A drafter with the proportions of the published DFlash2 drafters: those of DFlash, with
+    convolutions of two taps and a selector of rank 256 among 16 candidates."""
+    return dataclasses.replace(
+        dflash_for(target, block_size),
+        convolutions=Convolutions(taps=2, group_size=16),
+        transition=Selector(rank=256, candidates=16),
+    )
+
+
+def dspark_for(target: Qwen3Config, block_size: int = 8, num_layers: int = 5) -> DFlashConfig:
+    """A drafter with the proportions of DeepSpec's: seven rows that all draft, an embedding and a
+    head of its own, a Markov head of rank 256 and a confidence head."""
+    return dataclasses.replace(
+        dflash_for(target, block_size, num_layers),
+        owns_embedding=True,
+        owns_head=True,
+        anchor_first=True,
+        transition=MarkovHead("vanilla", rank=256, candidates=16),
+        confidence=ConfidenceHead(reads_token=True),
+    )
+
+
+def eagle3_for(target: Qwen3Config, block_size: int = 4) -> Eagle3Config:
+    """A drafter with the proportions of the published ones: one layer whose heads are not normed,
+    three features, a reduced vocabulary."""
+    d = target.decoder
+    decoder = _decoder(1, d.hidden_size, d.intermediate_size, d.num_heads, d.num_kv_heads)
+    return Eagle3Config(
+        decoder=dataclasses.replace(decoder, head_norms=False),
+        num_drafts=block_size - 1,
+        target_layer_ids=default_layer_ids(d.num_layers),
+        target_hidden_size=d.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=min(EAGLE3_VOCABULARY, target.vocab_size),
+        owns_head=True,
         num_target_layers=d.num_layers,
     )
 

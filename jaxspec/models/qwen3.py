@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec.cache.block import Block, one_token
 from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
+from jaxspec.cache.packing import Packing
 from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import BlockMask, DecoderLayer
 from jaxspec.layers.kernels import OpChoice, StackShape, choices_of_layers
@@ -57,6 +58,8 @@ class Qwen3(nn.Module):
         shape = StackShape(decoder, self.dtype, implementation, batch, width, page_size)
         return choices_of_layers(shape, (BlockMask(causal=True),))
 
+    takes_packed = True
+
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
@@ -70,13 +73,22 @@ class Qwen3(nn.Module):
         return self.config.decoder.max_position_embeddings
 
     def __call__(
-        self, tokens: Int[Array, "batch width"], block: Block, cache: Cache[KeysValues]
+        self,
+        tokens: Int[Array, "batch width"],
+        block: Block,
+        cache: Cache[KeysValues],
+        packing: Packing | None = None,
     ) -> tuple[
-        Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache[KeysValues]
+        Float[Array, "filled tokens hidden"],
+        Float[Array, "filled tokens features"],
+        Cache[KeysValues],
     ]:
-        """Final hidden states, the captured features concatenated, and the cache with the block."""
-        x = self.embedding(tokens)
-        attend = paged(self.config.decoder, block, self.implementation)
+        """Final hidden states, the captured features concatenated, and the cache with the block.
+
+        With a packing, the results are those of the packed tokens, each as a request of width 1.
+        """
+        x = self.embedding(tokens if packing is None else packing.pack(tokens))
+        attend = paged(self.config.decoder, block, self.implementation, packing)
         hidden, after, cache = run_layers(self.layers, self.norm, x, attend, cache)
         features = [after[i] for i in self.capture] or [x[..., :0]]
         return hidden, jnp.concatenate(features, axis=-1), cache

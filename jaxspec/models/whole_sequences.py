@@ -69,6 +69,7 @@ class Blocks:
     def by_block(
         self, tokens: Float[Array, "batch tokens ..."]
     ) -> Float[Array, "batch blocks {self.width} ..."]:
+        """The tokens with an axis along each block."""
         return tokens.reshape(*self.anchors.shape, self.width, *tokens.shape[2:])
 
 
@@ -119,7 +120,7 @@ def block_hidden(
     """Final hidden states of every block, `block_size` tokens each, one block after the other."""
     context = drafter.feature_norm(drafter.feature_projection(features))
     blocks = blocks_at(anchors, drafter.config.block_size, context, drafter.config.decoder)
-    x = embedded
+    x = drafter.scaled(embedded)
     for layer in drafter.layers:
         x, _ = layer(x, blocks, None)
     return drafter.norm(x)
@@ -181,14 +182,20 @@ def block_attention(
 def visible_context(
     mask: BlockMask, anchors: Int[Array, "batch blocks"], width: int, length: int
 ) -> Bool[Array, "batch blocks {width} {length}"]:
-    """Context strictly before the anchor, and within the window of the token."""
+    """Context strictly before the anchor, and within the window of the token or of the block."""
     position = jnp.arange(length)
     own = (anchors[..., None] + jnp.arange(width))[..., None]
     visible = jnp.broadcast_to(position < anchors[..., None, None], (*anchors.shape, width, length))
-    return visible if mask.window is None else visible & (position > own - mask.window)
+    if mask.window is None:
+        return visible
+    if mask.window_of_block:
+        return visible & (position >= anchors[..., None, None] - mask.window)
+    return visible & (position > own - mask.window)
 
 
 def visible_block(mask: BlockMask, width: int) -> Bool[Array, "{width} {width}"]:
     own, other = jnp.arange(width)[:, None], jnp.arange(width)[None, :]
     visible = (other <= own) if mask.causal else jnp.ones((width, width), bool)
-    return visible if mask.window is None else visible & (abs(other - own) < mask.window)
+    if mask.window is None or mask.window_of_block:
+        return visible
+    return visible & (abs(other - own) < mask.window)

@@ -70,6 +70,8 @@ class Committed:
     tokens: Int[Array, "batch width"]
     features: Float[Array, "batch width features"]
     """The target's hidden states of these tokens, after each layer that the proposer reads."""
+    target: Target
+    """The target, whose embedding a drafter may use."""
 
 
 @runtime_checkable
@@ -117,6 +119,49 @@ class DeviceProposer(Protocol):
         """Least number of bytes of parameters that one call of `propose` reads. `target_head` is
         the size of the target's head in bytes, for proposers that use it."""
         ...
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """A proposer whose state for a slot can be made from tokens alone, so that requests can begin
+    behind pages that others have filled.
+
+    A proposer needs nothing for that if it keeps everything in pages, and says so by an attribute
+    `in_pages = True`. With a proposer that does neither, an engine has no prefix cache.
+
+    A proposer whose entries for a token depend on the token after it says so by `looks_ahead = 1`:
+    a page is then found only if that token is the same as well.
+    """
+
+    def recall(
+        self,
+        state: Any,
+        slot: Int[Array, ""],
+        tokens: Int[Array, " positions"],
+        count: Int[Array, ""],
+    ) -> Any:
+        """The state after a new request in this slot has committed the first `count` of these
+        tokens, which may be none."""
+        ...
+
+
+@runtime_checkable
+class DraftsAnyNumber(Protocol):
+    """A proposer with a drafter that drafts one token after the other, as many as are wanted."""
+
+    def with_num_drafts[Itself](self: Itself, num_drafts: int) -> Itself:
+        """The same proposer, with so many drafts per step."""
+        ...
+
+
+def can_skip_tokens(proposer: Any) -> bool:
+    """Whether a request need not show this proposer the tokens that were found in the cache."""
+    return isinstance(proposer, Recalls) or getattr(proposer, "in_pages", False)
+
+
+def looks_ahead(proposer: Any) -> int:
+    """How many tokens after a token its entries in pages depend on."""
+    return getattr(proposer, "looks_ahead", 0)
 
 
 def no_drafts(batch: int, width: int = 1) -> Drafts:

@@ -1,47 +1,45 @@
-"""DFlash as a device proposer: the drafter fills a block of masks in one pass over it."""
+"""DFlash as a device proposer: the drafter fills a block of masks in one pass over it.
+
+A drafter with a transition then walks over the drafted places, and one with a confidence head can
+propose fewer drafts than there are places.
+"""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
 from jaxspec.cache.cache import Cache
-from jaxspec.layers.kernels import OpChoice
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import num_bytes
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
+from jaxspec.proposers.drafter import DrafterProposer
+from jaxspec.proposers.walk import Drawing, walk, walk_bytes
 from jaxspec.sampling import draw_drafts
-from pallas_kernels.dispatch import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
-class DFlashProposer:
+class DFlashProposer(DrafterProposer):
     """The DFlash proposer. Its state is the drafter's cache, whose context comes from the features
     of committed tokens."""
 
     drafter: DFlash
+    confidence_threshold: float = 0.0
+    """A proposal ends before the first place whose confidence is lower; 0 for whole proposals."""
 
-    @property
-    def num_drafts(self) -> int:
-        return self.drafter.config.num_drafts
+    in_pages = True
 
     @property
     def max_positions(self) -> int:
         config = self.drafter.config
-        return config.decoder.max_position_embeddings - config.block_size
+        return config.decoder.max_position_embeddings - config.rows
 
     def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> Cache:
         return self.drafter.new_cache(num_slots, num_pages, page_size)
-
-    def with_kernels(self, implementation: Implementation) -> "DFlashProposer":
-        return DFlashProposer(self.drafter.with_kernels(implementation))
-
-    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
-        return self.drafter.kernel_choices(batch, width, page_size)
 
     def propose(
         self,
@@ -55,64 +53,92 @@ class DFlashProposer:
     ) -> tuple[Cache, Drafts]:
         """Also writes the block into the cache, as scratch: `absorb` overwrites the cells of
         tokens that are kept."""
-        block = inputs.block(self.drafter.config.block_size)
-        logits, state = self.logits(target, params, inputs.tokens, block, state)
-        if drawn:
-            logits = self._over_target_vocabulary(params, logits)
-            tokens = draw_drafts(logits, inputs.sampling, block.positions[:, 1:])
+        config, places = self.drafter.config, width - 1
+        block = inputs.block(config.rows)
+        hidden, state = self._hidden(target, params, inputs.tokens, block, state)
+        logits = self.drafter.capped(self.logits(target, params, hidden))
+        drawing = partial(self._drawing, inputs, block) if drawn else None
+        if config.transition is None:
+            tokens, logits = self._independently(params, logits, drawing)
         else:
-            likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            tokens = self._apply(params, likeliest, method="target_tokens")
-        places = width - 1
-        return state, Drafts(
-            tokens[:, :places], inputs.num_drafts, logits[:, :places] if drawn else None
-        )
+            first = hidden[:, :places], logits[:, :places]
+            tokens, logits = self._walking(params, inputs.tokens, *first, drawing)
+        tokens, wanted = tokens[:, :places], inputs.num_drafts
+        if self.confidence_threshold > 0:
+            sure = self._sure(params, inputs.tokens, hidden[:, :places], tokens)
+            wanted = jnp.minimum(wanted, sure)
+        return state, Drafts(tokens, wanted, None if logits is None else logits[:, :places])
 
     def absorb(self, params: Params, state: Cache, committed: Committed) -> Cache:
         features, block = committed.features, committed.block
-        return self._apply(params, features, block, state, method="write_context")
+        return self.apply(params, features, block, state, method="write_context")
 
     def bytes_read(self, params: Params, target_head: int) -> int:
-        own = {name: part for name, part in params["drafter"].items() if name != "embedding"}
-        head = 0 if self.drafter.config.owns_head else target_head
-        return head + sum(leaf.nbytes for leaf in jax.tree.leaves(own))
+        config, drafter = self.drafter.config, params["drafter"]
+        unread = {"embedding", "transition"}
+        if self.confidence_threshold == 0:
+            unread.add("confidence_head")
+        own = {name: part for name, part in drafter.items() if name not in unread}
+        head = 0 if config.owns_head else target_head
+        walked = 0 if config.transition is None else walk_bytes(config, drafter["transition"])
+        return head + walked + num_bytes(own)
 
-    def logits(
+    def _hidden(
         self,
         target: Target,
         params: Params,
         current: Int[Array, " batch"],
         block: Block,
         cache: Cache,
-    ) -> tuple[Float[Array, "batch drafts draft_vocab"], Cache]:
-        """Logits of the drafted places, over the drafter's own vocabulary if it has one."""
+    ) -> tuple[Float[Array, "batch drafts hidden"], Cache]:
+        """Hidden states of the drafted places."""
         config = self.drafter.config
         masks = jnp.full(block.positions.shape, config.mask_token_id, jnp.int32)
         tokens = masks.at[:, 0].set(current)
-        of_target = lambda *inputs, method: _apply(target, params["target"], *inputs, method=method)
-        of_drafter = lambda *inputs, **how: self._apply(params, *inputs, **how)
-        embedded = (of_drafter if config.owns_embedding else of_target)(tokens, method="embed")
-        hidden, cache = of_drafter(embedded.astype(self.drafter.dtype), block, cache)
-        head = of_drafter if config.owns_head else of_target
-        return head(hidden[:, 1:], method="logits"), cache
+        hidden, cache = self.apply(params, self.embedded(target, params, tokens), block, cache)
+        return hidden[:, config.rows - config.num_drafts :], cache
 
-    def _over_target_vocabulary(
-        self, params: Params, logits: Float[Array, "batch drafts draft_vocab"]
-    ) -> Float[Array, "batch drafts vocab"]:
-        """Logits over the target's vocabulary: minus infinity for tokens that the drafter's reduced
-        vocabulary leaves out."""
-        config = self.drafter.config
-        if config.draft_vocab_size is None:
-            return logits
-        own = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
-        ids = self._apply(params, own, method="target_tokens")[0]
-        nowhere = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf, logits.dtype)
-        return nowhere.at[..., ids].set(logits)
+    def _independently(
+        self,
+        params: Params,
+        logits: Float[Array, "batch drafts draft_vocab"],
+        drawing: Callable[[], Drawing] | None,
+    ) -> tuple[Int[Array, "batch drafts"], Float[Array, "batch drafts vocab"] | None]:
+        """A token for each drafted place on its own, and the logits that it was drawn from."""
+        if drawing is None:
+            likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return self.apply(params, likeliest, method="target_tokens"), None
+        logits = self.over_target_vocabulary(params, logits)
+        how = drawing()
+        return draw_drafts(logits, how.sampling, how.positions), logits
 
-    def _apply(self, params: Params, *inputs: Any, method: str = "__call__") -> Any:
-        return _apply(self.drafter, params["drafter"], *inputs, method=method)
+    def _walking(
+        self,
+        params: Params,
+        current: Int[Array, " batch"],
+        hidden: Float[Array, "batch drafts hidden"],
+        logits: Float[Array, "batch drafts draft_vocab"],
+        drawing: Callable[[], Drawing] | None,
+    ) -> tuple[Int[Array, "batch drafts"], Float[Array, "batch drafts vocab"] | None]:
+        """The same, with each place chosen given the one before it."""
+        how = None if drawing is None else drawing()
+        tokens, scores = walk(self.drafter, params["drafter"], current, hidden, logits, how)
+        return tokens, None if scores is None else self.over_target_vocabulary(params, scores)
 
+    def _sure(
+        self,
+        params: Params,
+        current: Int[Array, " batch"],
+        hidden: Float[Array, "batch drafts hidden"],
+        tokens: Int[Array, "batch drafts"],
+    ) -> Int[Array, " batch"]:
+        """Number of drafts before the first one whose confidence is below the threshold."""
+        previous = jnp.concatenate([current[:, None], tokens[:, :-1]], axis=1)
+        confidence = self.apply(params, hidden, previous, method="confidence")
+        sure = confidence >= self.confidence_threshold
+        return jnp.cumprod(sure, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
 
-def _apply(model: Any, params: Params, *inputs: Any, method: str) -> Any:
-    with jax.named_scope(type(model).__name__.lower()):
-        return model.apply({"params": params}, *inputs, method=method)
+    def _drawing(self, inputs: DraftInputs, block: Block) -> Drawing:
+        after_rows = self.drafter.config.anchor_first
+        positions = block.positions + 1 if after_rows else block.positions[:, 1:]
+        return Drawing(inputs.sampling, positions)

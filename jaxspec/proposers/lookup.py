@@ -57,13 +57,22 @@ class Lookup:
         block = committed.block
         return state.at[block.slots[:, None], block.positions].set(committed.tokens, mode="drop")
 
+    def recall(
+        self,
+        state: History,
+        slot: Int[Array, ""],
+        tokens: Int[Array, " positions"],
+        count: Int[Array, ""],
+    ) -> History:
+        return state.at[slot].set(tokens)
+
     def bytes_read(self, params: Params, target_head: int) -> int:
         return 0
 
 
 def lookup_of(options: SpeculationOptions, num_drafts: int) -> Lookup:
     return Lookup(
-        min(options.num_drafts, num_drafts),
+        min(options.drafts_of_lookup, num_drafts),
         num_drafts,
         options.min_ngram,
         options.max_ngram,

@@ -60,9 +60,12 @@ def _lookup(options: SpeculationOptions, num_drafts: int) -> "DeviceProposer":
     return lookup_of(options, num_drafts)
 
 
+DRAFTERS = ("dflash", "dflash2", "dspark", "eagle3")
+"""Kinds of drafter models. Each is a method, alone and together with prompt lookup."""
+
 METHODS = {
-    "dflash": Method(drafter=True),
+    **{kind: Method(drafter=True) for kind in DRAFTERS},
     "ngram": Method(device=_lookup, host=NgramProposer),
-    "dflash+ngram": Method(drafter=True, host=long_matches),
+    **{f"{kind}+ngram": Method(drafter=True, host=long_matches) for kind in DRAFTERS},
     "none": Method(),
 }

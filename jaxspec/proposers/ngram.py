@@ -49,7 +49,7 @@ class NgramProposer:
         if not is_open(lookup.gate, self.options):
             return ()
         if self.alone:
-            room = min(room, self.options.num_drafts)
+            room = min(room, self.options.drafts_of_lookup)
         drafts = lookup.index.continuation(room)
         lookup.proposed = bool(drafts)
         return drafts

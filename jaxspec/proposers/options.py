@@ -9,6 +9,7 @@ DraftSampling = Literal["drawn", "likeliest"]
 Match = Literal["recent", "earliest"]
 DRAFT_SAMPLING = get_args(DraftSampling)
 MATCHES = get_args(Match)
+DRAFTS_OF_LOOKUP = 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +21,12 @@ class SpeculationOptions:
     drafts are accepted; likeliest: it takes its most likely tokens, so that a seed gives the same
     text with and without a drafter. With `exact` always likeliest."""
 
-    num_drafts: int = 7
-    """Most drafts per step of a method without a drafter; with a drafter, its block size sets the
-    number."""
+    confidence_threshold: float = 0.0
+    """End a proposal before the first draft that the drafter's confidence head gives a lower chance
+    of being accepted; 0 proposes whole blocks. Only for drafters with such a head."""
+    num_drafts: int | None = None
+    """Most drafts per step: of prompt lookup, by default 7; of an EAGLE-3 drafter, by default as
+    many as its files say, or 5. Other drafters draft their block."""
     max_ngram: int = 5
     """Longest run of tokens that ngram looks up."""
     min_ngram: int = 1
@@ -40,6 +44,11 @@ class SpeculationOptions:
     """Steps without drafts after which a request below `ngram_threshold` tries again; each failed
     try makes the next wait longer by this number, up to eight times this number."""
 
+    @property
+    def drafts_of_lookup(self) -> int:
+        """Most drafts per step of prompt lookup."""
+        return DRAFTS_OF_LOOKUP if self.num_drafts is None else self.num_drafts
+
     def __post_init__(self) -> None:
         for wrong, actual, expected in self._speculation_rules():
             if wrong:
@@ -53,7 +62,12 @@ class SpeculationOptions:
                 f"draft_sampling is {self.draft_sampling!r}",
                 f"one of {', '.join(DRAFT_SAMPLING)}",
             ),
-            (self.num_drafts < 1, f"num_drafts is {self.num_drafts}", "at least 1"),
+            (
+                not 0 <= self.confidence_threshold <= 1,
+                f"confidence_threshold is {self.confidence_threshold}",
+                "a number in [0, 1]",
+            ),
+            (self.drafts_of_lookup < 1, f"num_drafts is {self.num_drafts}", "at least 1"),
             (low < 1, f"min_ngram is {low}", f"1 to max_ngram ({high})"),
             (low > high, f"min_ngram is {low} and max_ngram {high}", "min_ngram <= max_ngram"),
             (

@@ -1,10 +1,11 @@
 """From logits to tokens, with the sampling parameters of each request."""
 
-from jaxspec.sampling.logprobs import TopLogprobs, top_logprobs
+from jaxspec.sampling.logprobs import PIECE, TopLogprobs, top_logprobs, top_logprobs_in_pieces
 from jaxspec.sampling.rejection import draw_drafts, rejection_sample
 from jaxspec.sampling.tokens import SlotSampling, greedy, sample
 
 __all__ = [
+    "PIECE",
     "SlotSampling",
     "TopLogprobs",
     "draw_drafts",
@@ -12,4 +13,5 @@ __all__ = [
     "rejection_sample",
     "sample",
     "top_logprobs",
+    "top_logprobs_in_pieces",
 ]

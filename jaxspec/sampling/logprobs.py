@@ -1,6 +1,7 @@
 """Log probabilities of the emitted tokens and of the likeliest alternatives."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ from jaxtyping import Array, Float, Int
 GROUP = 64
 """Size of a group of neighbouring token ids. The first of two searches compares the maxima of such
 groups."""
+PIECE = 64
+"""Most tokens whose logits exist at the same time when those of many tokens are needed."""
 
 
 @jax.tree_util.register_dataclass
@@ -17,7 +20,7 @@ class TopLogprobs:
     """Log probabilities under the model's own distribution, before temperature and filters."""
 
     chosen: Float[Array, "batch width"]
-    """Log probabilities of the emitted tokens."""
+    """Log probabilities of the emitted tokens, or of the prompt's."""
     values: Float[Array, "batch width top"]
     """Log probabilities of the likeliest tokens, in falling order."""
     tokens: Int[Array, "batch width top"]
@@ -32,6 +35,33 @@ def top_logprobs(
     values, tokens = likeliest(logprobs, min(count, logits.shape[-1]))
     own = jnp.take_along_axis(logprobs, chosen[..., None], axis=-1)[..., 0]
     return TopLogprobs(own, values, tokens)
+
+
+def top_logprobs_in_pieces(
+    head: Callable[[Float[Array, "batch width hidden"]], Float[Array, "batch width vocab"]],
+    hidden: Float[Array, "batch width hidden"],
+    chosen: Int[Array, "batch width"],
+    count: int,
+) -> TopLogprobs:
+    """The same from hidden states, with the head applied to a few tokens at a time: the logits of
+    all tokens of a long prompt would need gigabytes."""
+    tokens = chosen.size
+    piece = min(tokens, PIECE)
+    padding = -tokens % piece
+
+    def split(x: Array) -> Array:
+        flat = x.reshape(tokens, *x.shape[2:])
+        padded = jnp.pad(flat, [(0, padding)] + [(0, 0)] * (flat.ndim - 1))
+        return padded.reshape(-1, 1, piece, *flat.shape[1:])
+
+    def joined(x: Array) -> Array:
+        flat = x.reshape(-1, *x.shape[3:])[:tokens]
+        return flat.reshape(*chosen.shape, *flat.shape[1:])
+
+    found = jax.lax.map(
+        lambda one: top_logprobs(head(one[0]), one[1], count), (split(hidden), split(chosen))
+    )
+    return jax.tree.map(joined, found)
 
 
 def likeliest(

@@ -44,12 +44,25 @@ def open_chat_template(folder: str | Path, seconds: float = RENDER_SECONDS) -> C
             f"tokenizer_config.json; {ADVICE}"
         )
     source = config.chat_templates["default"]
-    template = ChatTemplate(
-        source=source,
-        tools_source=config.chat_templates.get("tool_use", source),
-        special_tokens=config.special_tokens,
-        folder=str(folder),
+    return _checked(
+        ChatTemplate(
+            source=source,
+            tools_source=config.chat_templates.get("tool_use", source),
+            special_tokens=config.special_tokens,
+            folder=str(folder),
+        ),
+        seconds,
     )
+
+
+def chat_template_of(
+    source: str, special_tokens: Mapping[str, str], where: str, seconds: float = RENDER_SECONDS
+) -> ChatTemplate:
+    """Compiles a template that is in no model folder; `where` it is from is for error messages."""
+    return _checked(ChatTemplate(source, source, special_tokens, where), seconds)
+
+
+def _checked(template: ChatTemplate, seconds: float) -> ChatTemplate:
     for one in dict.fromkeys((template.source, template.tools_source)):
         _text(TEMPLATES.ask(one, None, seconds), template.folder, seconds)
     return template

@@ -19,6 +19,10 @@ class TextStream:
     """The first bytes, at most three, of a character whose last byte has not arrived yet."""
 
 
+WHOLE = TextStream()
+"""No character is incomplete."""
+
+
 def feed_tokens(
     stream: TextStream,
     tokenizer: Tokenizer,
@@ -29,10 +33,10 @@ def feed_tokens(
     """The next state, and the characters that these tokens complete. Joined, all pieces are the
     decoded text."""
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-    fresh = b"".join(tokenizer.token_bytes(id) for id in map(int, ids) if id not in skipped)
-    data = stream.pending + fresh
+    fresh = [tokenizer.token_bytes(int(id)) for id in ids if id not in skipped]
+    data = b"".join((stream.pending, *fresh))
     piece, consumed = codecs.utf_8_decode(data, "replace", False)
-    return TextStream(pending=data[consumed:]), piece
+    return TextStream(data[consumed:]) if consumed < len(data) else WHOLE, piece
 
 
 def finish_tokens(stream: TextStream) -> str:
@@ -62,13 +66,15 @@ def feed_text(scan: StopScan, piece: str) -> tuple[StopScan, str]:
     """Adds text. Returns the next state, and the text that no stop string can contain any more."""
     if scan.found is not None:
         return scan, ""
+    if not scan.stops:
+        return scan, piece
     text = scan.held + piece
     starts = {stop: text.find(stop) for stop in scan.stops}
     hits = [(start + len(stop), start, stop) for stop, start in starts.items() if start >= 0]
     if hits:
         _, start, stop = min(hits)
         return replace(scan, held="", found=stop), text[:start]
-    released = len(text) - _held_length(text, scan.stops)
+    released = len(text) - held_length(text, scan.stops)
     return replace(scan, held=text[released:]), text[:released]
 
 
@@ -77,8 +83,15 @@ def finish_text(scan: StopScan) -> str:
     return scan.held
 
 
-def _held_length(text: str, stops: tuple[str, ...]) -> int:
+def held_length(text: str, stops: tuple[str, ...]) -> int:
     """Length of the longest end of `text` that is the start of a stop string."""
-    longest = max((len(stop) for stop in stops), default=1) - 1
-    lengths = range(min(longest, len(text)), 0, -1)
-    return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), 0)
+    return max(_overlap(text, stop) for stop in stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is the start of this stop string, and not all of
+    it."""
+    start = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return len(text) - start if start >= 0 else 0

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import tokenizers
 
 from jaxspec.errors import LoadError, UsageError, one_line
 from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
+
+LONG_TEXT = 4096
+"""Characters from which on a text is worth a call that lets other threads run meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,10 @@ class Tokenizer:
     """Ids of the special tokens by role, such as `eos_token`."""
     special_ids: frozenset[int] = field(repr=False)
     """Ids that decoding with `skip_special_tokens` leaves out."""
+    _known_bytes: dict[int, bytes] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """The bytes of tokens that were asked for before."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -33,6 +40,11 @@ class Tokenizer:
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         return {id: token for token, id in vocabulary.items()}
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self.vocabulary.values()), default=1)
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. `add_special_tokens` runs the tokenizer's post-processor; a rendered chat
         already contains its special tokens."""
@@ -42,13 +54,22 @@ class Tokenizer:
             raise UsageError(
                 f"the text is not valid Unicode ({one_line(error)}); give it as UTF-8"
             ) from error
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of the library's calls, those for several texts let other threads of Python run meanwhile.
+        [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of one token; empty for an id in the embedding's padding."""
+        if id not in self._known_bytes:
+            self._known_bytes[id] = self._read_bytes(id)
+        return self._known_bytes[id]
+
+    def _read_bytes(self, id: int) -> bytes:
         token = self.backend.id_to_token(id)
         if token is None:
             return b""

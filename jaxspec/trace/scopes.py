@@ -16,6 +16,8 @@ PARTS = (
     "dense",
     "embedding",
     "feature_projection",
+    "confidence_head",
+    "convolution",
 )
 PHASE_OF_MODULE = {
     "jit_prefill_step": "prefill",
@@ -58,7 +60,7 @@ def _phase(path: Sequence[str], module: str) -> str:
 
 
 def _part(path: Sequence[str]) -> str:
-    for outer in ("context", "head"):
+    for outer in ("context", "walk", "head"):
         if outer in path:
             return outer
     from_innermost = (name.split(".")[0] for name in reversed(path))

@@ -10,6 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxspec.errors import LoadError, one_line
+from jaxspec.models.parameters import num_bytes
 from jaxspec.training.checksums import damaged_file, save_checksums
 from jaxspec.training.health import all_finite, check_state
 from jaxspec.training.notices import notice
@@ -71,7 +72,7 @@ class Snapshots:
             return
         check_state(step, state)
         try:
-            check_room(self.folder, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+            check_room(self.folder, num_bytes(state))
             with quiet_orbax():
                 self._manager.save(step, args=ocp.args.StandardSave(_tree(state)))
             save_checksums(self._path(step))

@@ -5,7 +5,8 @@ it, so it pays to keep it apart from the programs that it is part of; and those 
 be lowered by several processes at once.
 """
 
-from pallas_kernels.kept.call import Files, keep_lowered_kernels, kept, lowered_by_workers
+from pallas_kernels.kept.call import keep_lowered_kernels, kept, lowered_by_workers
+from pallas_kernels.kept.files import Files
 from pallas_kernels.kept.surroundings import hash_of_sources, settings
 
 __all__ = [

@@ -5,28 +5,21 @@ import functools
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 
+from pallas_kernels.kept.compiled import make_ready
+from pallas_kernels.kept.files import Files
 from pallas_kernels.kept.kernel import JITTED, Kernel, bound, read
 from pallas_kernels.kept.later import lowered_later
+from pallas_kernels.kept.surroundings import settings
 from pallas_kernels.kept.workers import Workers
 
 log = logging.getLogger("pallas_kernels")
-
-
-@runtime_checkable
-class Files(Protocol):
-    """Where lowered kernels are kept, by name."""
-
-    def read(self, name: str) -> bytes | None:
-        """What was written under this name, or None."""
-        ...
-
-    def write(self, name: str, content: bytes) -> None: ...
 
 
 @dataclasses.dataclass
@@ -46,7 +39,8 @@ def keep_lowered_kernels(files: Files | None) -> None:
 @contextmanager
 def lowered_by_workers() -> Iterator[None]:
     """Kernels of programs that are traced inside this block are lowered in other processes, if
-    kernels are kept. A program that is lowered waits for its kernels."""
+    kernels are kept. A program that is lowered waits for its kernels. Meanwhile kernels are
+    compiled, in threads."""
     if _keeping.workers is not None:
         yield
         return
@@ -92,12 +86,17 @@ _functions: dict[Hashable, Callable[..., Any]] = {}
 
 def _callable(kernel: Kernel, jitted: Callable[..., Any], files: Files) -> Callable[..., Any]:
     """The kernel as a function of the arrays, one for all layers that call it."""
-    key = kernel, jitted
+    key = kernel, jitted, str(settings())
     if key not in _functions:
         name = kernel.name
         content = files.read(name)
         exported = None if content is None else read(content)
-        function = _missing(kernel, name, jitted, files) if exported is None else exported.call
+        if exported is None:
+            function = _missing(kernel, name, jitted, files)
+        else:
+            function = exported.call
+            if _keeping.workers is not None:
+                _keeping.workers.run(lambda: make_ready(name, exported, files))
         _functions[key] = jax.jit(function)
     return _functions[key]
 
@@ -107,7 +106,9 @@ def _missing(
 ) -> Callable[..., Any]:
     """A kernel that is lowered when the program is, unless a worker has done it by then."""
     results = jax.eval_shape(bound(jitted, kernel), *kernel.shapes)
-    elsewhere = None if _keeping.workers is None else _keeping.workers.lower(kernel)
+    elsewhere = None
+    if _keeping.workers is not None:
+        elsewhere = _keeping.workers.lower(kernel, then=partial(_make_ready, name, files))
 
     @functools.cache
     def lowered() -> jax.export.Exported:
@@ -119,7 +120,14 @@ def _missing(
             content = kernel.lower(jitted)
             exported = read(content)
             assert exported is not None, "it was written here and now"
+            if kernel.name != name:  # this thread has other settings than the one that traced
+                return exported
         files.write(name, content)
         return exported
 
     return lowered_later(lowered, kernel.shapes, results)
+
+
+def _make_ready(name: str, files: Files, content: bytes) -> None:
+    if (exported := read(content)) is not None:
+        make_ready(name, exported, files)

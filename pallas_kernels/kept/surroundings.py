@@ -22,14 +22,26 @@ def settings() -> dict[str, object]:
     }
 
 
-def surroundings() -> str:
-    """A hash that two processes share if they lower a kernel alike."""
-    chosen = {
+def shared_settings() -> dict[str, object]:
+    """Those of them that processes with other devices can share."""
+    return {
         name: value
         for name, value in settings().items()
         if not any(word in name for word in OF_THE_PROCESS)
     }
-    return hashlib.sha256(f"{sources()} {jax.__version__} {chosen}".encode()).hexdigest()
+
+
+def adopt(settings: dict[str, object]) -> None:
+    """Gives this process the settings of another one."""
+    for name, value in settings.items():
+        if jax.config.values.get(name) != value:
+            jax.config.update(name, value)
+
+
+def surroundings() -> str:
+    """A hash that two processes share if they lower a kernel alike."""
+    described = f"{sources()} {jax.__version__} {shared_settings()}"
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def hash_of_sources(root: pathlib.Path, folders: Iterable[str]) -> str:

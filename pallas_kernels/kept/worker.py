@@ -5,17 +5,16 @@ import pickle
 import sys
 from typing import BinaryIO
 
-from pallas_kernels.kept.surroundings import surroundings
+from pallas_kernels.kept.surroundings import adopt, surroundings
 
 
-def main(expected_surroundings: str) -> None:
+def main() -> None:
     """Answers until its standard input is closed. An empty answer says that it cannot lower this
     kernel, or would not lower it as the process that asks."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints does not print into the answers
-    same = surroundings() == expected_surroundings
     while (request := _read(sys.stdin.buffer)) is not None:
-        answer = _answer(request) if same else b""
+        answer = _answer(request)
         answers.write(len(answer).to_bytes(8) + answer)
         answers.flush()
 
@@ -27,6 +26,8 @@ def _read(requests: BinaryIO) -> bytes | None:
 
 def _answer(request: bytes) -> bytes:
     try:
-        return pickle.loads(request).lower()
+        settings, expected_surroundings, kernel = pickle.loads(request)
+        adopt(settings)
+        return kernel.lower() if surroundings() == expected_surroundings else b""
     except Exception:  # the process that asks will meet it too, and says what it was
         return b""

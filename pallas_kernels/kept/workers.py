@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pallas_kernels.kept.kernel import Kernel
-from pallas_kernels.kept.surroundings import surroundings
+from pallas_kernels.kept.surroundings import shared_settings, surroundings
 
 MOST = 8
 HOME = str(Path(__file__).resolve().parents[2])
@@ -32,12 +32,25 @@ class Workers:
         self._started: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
-    def lower(self, kernel: Kernel) -> Callable[[], bytes | None]:
-        """A function that waits for the lowered kernel; None means that the caller has to do it."""
+    def lower(
+        self, kernel: Kernel, then: Callable[[bytes], None] = lambda _: None
+    ) -> Callable[[], bytes | None]:
+        """A function that waits for the lowered kernel; None means that the caller has to do it.
+        `then` is called with the lowered kernel in a thread, for which nobody waits but `close`.
+
+        The process takes over the settings of jax that the calling thread has now."""
         if self._threads is None:
             return lambda: None
-        lowering = self._threads.submit(self._lower, pickle.dumps(kernel))
+        request = pickle.dumps((shared_settings(), surroundings(), kernel))
+        lowering = self._threads.submit(self._lower, request)
+        # In the same thread, after those who wait for the kernel were woken.
+        lowering.add_done_callback(lambda done: _pass_on(done, then))
         return lambda: _result(lowering)
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Calls a function in one of the threads that wait for processes."""
+        if self._threads is not None:
+            self._threads.submit(function)
 
     def close(self) -> None:
         """Ends all processes. What they have not lowered by now is left to the callers."""
@@ -72,7 +85,7 @@ class Workers:
 def start() -> subprocess.Popen[bytes]:
     """A process that reads pickled kernels, and writes what they are lowered to."""
     path = f"import sys; sys.path[:] = {[HOME, *sys.path]!r}"
-    program = f"{path}; from pallas_kernels.kept.worker import main; main({surroundings()!r})"
+    program = f"{path}; from pallas_kernels.kept.worker import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
@@ -103,6 +116,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(OSError):  # what was not written yet is lost, as it should be
             if pipe is not None:
                 pipe.close()
+
+
+def _pass_on(lowering: "Future[bytes | None]", then: Callable[[bytes], None]) -> None:
+    if (content := _result(lowering)) is not None:
+        then(content)
 
 
 def _result(lowering: "Future[bytes | None]") -> bytes | None:

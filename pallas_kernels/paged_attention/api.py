@@ -19,6 +19,7 @@ def paged_attention(
     *,
     causal: bool,
     window: int | None = None,
+    window_of_block: bool = False,
     implementation: Implementation = "auto",
 ) -> Float[Array, "batch width heads head_dim"]:
     """Attends `width` tokens of each request over the request's pages.
@@ -34,7 +35,8 @@ def paged_attention(
     Only the first `counts[r]` tokens of the block are in the pages (all if `counts` is None). No
     token sees the others, whose outputs are undefined.
 
-    With `window`, a token at position p sees only positions in (p - window, p + window).
+    With `window`, a token at position p sees only positions in (p - window, p + window). With
+    `window_of_block`, all tokens of the block see the positions from lengths[r] - window on.
     Scores are scaled by head_dim ** -0.5; softmax and sums are float32. Cells that no token may
     see do not affect the result: they may hold NaN.
 
@@ -51,6 +53,7 @@ def paged_attention(
         counts,
         causal=causal,
         window=window,
+        window_of_block=window_of_block,
         filled_batch=query.shape[0],
         implementation=implementation,
     )
@@ -66,6 +69,7 @@ def filled_attention(
     *,
     causal: bool,
     window: int | None = None,
+    window_of_block: bool = False,
     filled_batch: int,
     implementation: Implementation = "auto",
 ) -> Float[Array, "filled width heads head_dim"]:
@@ -81,6 +85,7 @@ def filled_attention(
         jnp.full_like(lengths, query.shape[2]) if counts is None else counts,
         causal=causal,
         window=window,
+        window_of_block=window_of_block,
         filled_batch=filled_batch,
     )
 
@@ -94,25 +99,30 @@ def pack_queries(
     return grouped.transpose(0, 2, 1, 3, 4)
 
 
-def _mosaic(*arguments: Any, **options: Any) -> Any:
+# The kernels refuse every window, so they need not know which kind it is.
+def _mosaic(*arguments: Any, window_of_block: bool = False, **options: Any) -> Any:
     from pallas_kernels.paged_attention import mosaic  # importing Mosaic GPU takes a second
 
     return mosaic.paged_attention(*arguments, **options)
 
 
-def _portable(*arguments: Any, filled_batch: int, **options: Any) -> Any:
+def _portable(
+    *arguments: Any, filled_batch: int, window_of_block: bool = False, **options: Any
+) -> Any:
     from pallas_kernels.paged_attention import portable
 
     return reference.filled_up(portable.paged_attention(*arguments, **options), filled_batch)
 
 
-def _check(*arguments: Any, **options: Any) -> None:
+def _check(*arguments: Any, window_of_block: bool = False, **options: Any) -> None:
     from pallas_kernels.paged_attention import mosaic
 
     mosaic.plan_of(*arguments, **options)
 
 
-def _check_portable(*arguments: Any, filled_batch: int, **options: Any) -> None:
+def _check_portable(
+    *arguments: Any, filled_batch: int, window_of_block: bool = False, **options: Any
+) -> None:
     from pallas_kernels.paged_attention import portable
 
     portable.call_of(*arguments, **options)

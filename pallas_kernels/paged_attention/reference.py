@@ -17,12 +17,14 @@ def paged_attention(
     *,
     causal: bool,
     window: int | None,
+    window_of_block: bool = False,
     filled_batch: int,
 ) -> Float[Array, "filled width heads head_dim"]:
     batch, kv_heads, width, group, head_dim = query.shape
     keys = gather_pages(key_pages, page_table)
     values = gather_pages(value_pages, page_table)
-    visible = visible_positions(lengths, counts, width, keys.shape[1], causal, window)
+    mask = causal, window, window_of_block
+    visible = visible_positions(lengths, counts, width, keys.shape[1], *mask)
     # A masked weight is 0, but 0 * NaN is NaN: cells that no token may see are zeroed before use.
     used = visible.any(axis=1)[:, :, None, None]
     keys = jnp.where(used, keys, 0)
@@ -58,12 +60,15 @@ def visible_positions(
     positions: int,
     causal: bool,
     window: int | None,
+    window_of_block: bool = False,
 ) -> Bool[Array, "batch {width} {positions}"]:
     """Which positions each token of each request may see."""
     key = jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
     row = lengths[:, None, None] + jnp.arange(width, dtype=lengths.dtype)[None, :, None]
     last = row if causal else jnp.broadcast_to(row[:, -1:], row.shape)
     visible = (key <= last) & (key < (lengths + counts)[:, None, None])
-    if window is not None:
-        visible &= (key > row - window) & (key < row + window)
-    return visible
+    if window is None:
+        return visible
+    if window_of_block:
+        return visible & (key >= lengths[:, None, None] - window)
+    return visible & ((key > row - window) & (key < row + window))

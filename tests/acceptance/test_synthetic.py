@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.acceptance.synthetic import draw_accepted, from_length, from_rates
+from jaxspec.acceptance.synthetic import MixedAcceptance, draw_accepted, from_length, from_rates
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.planning import choose_driver, synthetic_of
 from jaxspec.errors import UsageError
@@ -29,6 +29,14 @@ def test_the_rates_asked_for():
     accepted = drawn(from_rates((0.8, 0.5, 0.5), 4), 4)
     rates = [(accepted >= place).mean() for place in (1, 2, 3, 4)]
     assert rates == pytest.approx([0.8, 0.5, 0.5, 0.0], abs=0.02)
+
+
+def test_kinds_of_requests_take_turns_by_seed():
+    mixed = MixedAcceptance((from_length(4.0, 4), from_length(1.5, 4)))
+    assert mixed.mean_length == pytest.approx(2.75)
+    for seed, length in ((2, 4.0), (3, 1.5)):
+        assert drawn(mixed, 4, seed).mean() + 1 == pytest.approx(length, abs=0.05)
+        assert (drawn(mixed, 4, seed) == drawn(from_length(length, 4), 4, seed)).all()
 
 
 def test_no_more_than_was_drafted_and_the_same_again():

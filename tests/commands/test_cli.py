@@ -33,7 +33,7 @@ def test_exit_codes(command, code, debug, capsys):
     assert not out
     assert ("Traceback" in err) == (debug and code != 0)
     if code in (1, 2):
-        assert err.endswith("error: two lines\n")
+        assert err.endswith("error: two\\nlines\n")
 
 
 def test_our_own_bugs_are_not_swallowed():

@@ -36,7 +36,10 @@ DECIDED_LATER = {
     "target": "required",
     "data": "required",
 }
-DECIDED_LATER_HERE = {(bench, "max_model_len"): "as long as the longest request"}
+DECIDED_LATER_HERE = {
+    (bench, "max_model_len"): "as long as the longest request",
+    (bench, "prefix_caching"): "off, so that every prompt is read",
+}
 """Fields whose flags do not have the field's default, and what they have instead."""
 
 
@@ -59,6 +62,8 @@ class Toy(Base):
     """Some."""
     on: bool = False
     """A switch."""
+    off: bool = True
+    """A switch that is on."""
 
     def method(self) -> None:
         """No field's."""
@@ -67,13 +72,15 @@ class Toy(Base):
 def toy_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("toy")
     add_flags(parser, Toy, "must", also="-m --needed")
-    add_flags(parser, Toy, "share", "long_name", "kind", "several", "on")
+    add_flags(parser, Toy, "share", "long_name", "kind", "several", "on", "off")
     return parser
 
 
 def test_a_record_goes_through_flags_and_back():
-    given = toy_parser().parse_args(["-m", "x", "--several", "1", "2", "--on", "--kind", "that"])
-    assert filled(Toy, vars(given)) == Toy(must="x", several=(1, 2), on=True, kind="that")
+    flags = ["-m", "x", "--several", "1", "2", "--on", "--no-off", "--kind", "that"]
+    given = filled(Toy, vars(toy_parser().parse_args(flags)))
+    assert given == Toy(must="x", several=(1, 2), on=True, off=False, kind="that")
+    assert filled(Toy, vars(toy_parser().parse_args(["-m", "x"]))).off
     assert filled(Toy, {"must": "y", "other": 1, "share": None}) == Toy(must="y")
 
 
@@ -83,7 +90,9 @@ def test_help_is_the_docstring_with_flags_and_default():
     assert "(default: 0.5) --long-name N By default none --kind {this,that} One of" in text
     # Python 3.13 names the value once.
     assert re.search("--must( MUST)?, -m( MUST)?, --needed MUST Has no default --share", text)
-    assert text.endswith("--several N [N ...] Some (default: none) --on A switch")
+    assert text.endswith(
+        "--several N [N ...] Some (default: none) --on A switch --no-off Do not a switch that is on"
+    )
 
 
 @pytest.mark.parametrize("wrong", [[], ["-m", "x", "--kind", "other"], ["-m", "x", "--share", "y"]])
@@ -116,7 +125,8 @@ def test_defaults_are_the_records(command):
         same = flag.default == fields[flag.dest].default
         later = flag.dest in DECIDED_LATER or (command, flag.dest) in DECIDED_LATER_HERE
         assert same != later, flag.dest
-        assert flag.help and flag.option_strings[0] == flag_of(flag.dest)
+        name = f"no_{flag.dest}" if flag.const is False else flag.dest
+        assert flag.help and flag.option_strings[0] == flag_of(name)
 
 
 def added_by_hand(module) -> list[tuple[str, dict[str, ast.expr]]]:
@@ -151,7 +161,8 @@ def test_help_says_what_happens_without_a_flag(command):
     for action in PARSERS[command]._actions[1:]:  # the first one is --help
         text = action.help or ""
         takes_a_value = action.nargs != 0 and action.option_strings and not action.required
-        if action.default not in (None, False, []):
+        switches_off = isinstance(action, argparse._StoreFalseAction)
+        if action.default not in (None, False, []) and not switches_off:
             assert "(default: %(default)s)" in text, action.dest
         if takes_a_value and not isinstance(action, argparse.BooleanOptionalAction):
             assert "default" in text, action.dest

@@ -26,12 +26,14 @@ def steps(report):
 
 
 def spans(report):
-    (row,) = report["phases"]
-    rates = row["tokens_per_s"]
-    assert list(rates) == ["plain", "width 2", "adaptive"] and min(rates.values()) > 0
-    assert sum(row["widths"].values()) == 3
-    best = max(rates["plain"], rates["width 2"])
-    assert row["of_the_best_fixed"] == pytest.approx(rates["adaptive"] / best)
+    assert [row["phase"] for row in report["phases"]] == ["1 x 2", "2 x 2+1"]
+    for row in report["phases"]:
+        rates = row["tokens_per_s"]
+        assert list(rates) == ["plain", "width 2", "adaptive"] and min(rates.values()) > 0
+        assert sum(row["widths"].values()) == 3
+        best = max(rates["plain"], rates["width 2"])
+        assert row["of_the_best_fixed"] == pytest.approx(rates["adaptive"] / best)
+        assert row["of_width_2"] == pytest.approx(rates["adaptive"] / rates["width 2"])
 
 
 def ngram(report):
@@ -54,6 +56,13 @@ def exact(report):
     assert 0 <= report["leads_nat"]["least"] <= report["leads_nat"]["median"]
 
 
+def prefix(report):
+    assert report["cached_tokens"] == 48 and report["prompts"] == 2
+    assert report["equal_tokens"] == report["equal_bits"] == 2
+    assert min(report["read_ms"].values()) > 0 and min(report["found_ms"].values()) > 0
+    assert min(report["book"].values()) > 0
+
+
 def kernels(report):
     attention = [row for row in report["rows"] if row["op"] == "paged_attention"]
     assert [row["case"].split()[-1] for row in attention] == ["16", "64"]
@@ -68,7 +77,7 @@ SCRIPTS_AND_CHECKS = {
         steps,
     ),
     "bench_spans": (
-        "--model tiny --phases 1x2 --steps 3 --fixed-steps 2 --block-size 2",
+        "--model tiny --phases 1x2,2x2+1 --steps 3 --fixed-steps 2 --block-size 2",
         spans,
     ),
     "bench_ngram": (
@@ -78,6 +87,10 @@ SCRIPTS_AND_CHECKS = {
     "check_exact": (
         "--model tiny --prompts 1 --slots 1 --tokens 8 --longest-prompt 8 --methods replay",
         exact,
+    ),
+    "bench_prefix": (
+        "--model tiny --prompt 64 --page-size 16 --prompts 1 --tokens 4 --book-pages 100 --exact",
+        prefix,
     ),
     "bench_kernels": ("--cases tiny --implementations xla --page-size 16 64", kernels),
 }

@@ -9,11 +9,11 @@ SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "trace_step.py"
 
 
 @pytest.mark.slow
-def test_one_warm_step_is_fourteen_files_and_390_lines():
+def test_one_warm_step_is_seventeen_files_and_425_lines():
     spec = importlib.util.spec_from_file_location("trace_step", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     walk = module.walk_one_step()
     names = {code.co_qualname for code in walk.functions}
     assert {"Loop.take_or_step", "launch_decode", "emit"} <= names, "the step was not followed"
-    assert len(walk.files) <= 14 and walk.lines <= 390
+    assert len(walk.files) <= 17 and walk.lines <= 425

@@ -24,7 +24,7 @@ class Engine:
     chat_template = None
     tokenizer = types.SimpleNamespace(encode=lambda text, add_special_tokens: [*text.encode()])
     max_model_len = 10_000
-    plan = types.SimpleNamespace(shapes=types.SimpleNamespace(prefill_for=lambda lengths: (1, 64)))
+    plan = types.SimpleNamespace(shapes=types.SimpleNamespace(width_for=lambda length: 64))
     loop = types.SimpleNamespace(device=types.SimpleNamespace(clock=Clock()))
 
     def stream(self, prompts, params):

@@ -16,10 +16,9 @@ class Terminal(io.StringIO):
 def written(monkeypatch, stream, prompts, **options) -> str:
     monkeypatch.setattr(sys, "stdout", stream)
     texts = Texts(prompts, **{"continues": True} | options)
+    texts.begin()
     for index, _ in enumerate(prompts):
-        texts.begin(index)
-        texts.write(f"text {index}")
-        texts.end()
+        texts.add(index, f"text {index}", is_last=True)
     return stream.getvalue()
 
 
@@ -38,6 +37,24 @@ def test_in_a_terminal_the_text_follows_its_dim_prompt(monkeypatch):
     assert written(monkeypatch, Terminal(), ["Why?"], continues=False) == (
         f"{DIM}Why?{PLAIN}\ntext 0\n"
     )
+
+
+def test_texts_come_in_the_order_of_their_prompts_and_as_early_as_that_allows(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    texts = Texts(["a", "b", "c"], continues=True, headings=False)
+    texts.begin()
+    steps = [
+        (1, "b1", False, ""),
+        (0, "a1", False, "a1"),
+        (2, "c1", True, "a1"),
+        (0, "a2", True, "a1a2\nb1"),
+        (1, "b2", False, "a1a2\nb1b2"),
+        (1, "", True, "a1a2\nb1b2\nc1\n"),
+    ]
+    for index, text, is_last, so_far in steps:
+        texts.add(index, text, is_last)
+        assert stream.getvalue() == so_far
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

@@ -51,6 +51,13 @@ def next_token(history: list[int], seed: int = 0, drafted: bool = False) -> int:
     return zlib.crc32(np.array(told, np.int32).tobytes()) % OVERFLOWS
 
 
+def score(history: list[int], following: int) -> float:
+    """The log probability of the token after a text."""
+    if OVERFLOWS in history and len(history) >= OVERFLOWS_AT:
+        return float("nan")
+    return -float(zlib.crc32(np.array([*history, 1000, following], np.int32).tobytes()) % 997)
+
+
 def continuation(prompt: list[int], max_tokens: int, ignore_eos: bool) -> list[int]:
     """What the model says, alone and token by token, if it is not sampled."""
     tokens = []
@@ -168,7 +175,15 @@ class FakeDevice(Device):
         self.may_fail = lambda: True
         self.ran: list[str] = []
 
-    def run(self, step, *inputs, draws: bool = False, drafting: Drafting | None = None):
+    def run(
+        self,
+        step,
+        *inputs,
+        draws: bool = False,
+        drafting: Drafting | None = None,
+        num_tokens: int | None = None,
+    ):
+        assert num_tokens is None, "fake engines share out no tokens"
         name, fault = step.__name__, None
         for observer in tuple(self.observers):
             observer.program(step, inputs, {"draws": draws, "drafting": drafting})
@@ -216,19 +231,21 @@ class FakeDevice(Device):
 
     def _step_result(self, result: tuple, fault: str | None) -> StepResult:
         error = Fault("its result cannot be read") if fault in ("read", "unread") else None
-        tokens, emitted, num_drafts = (OnDevice(np.array(x), error) for x in result)
-        none = OnDevice(np.zeros((len(result[1]), len(result[0][0]), 0)), error)
+        tokens, emitted, num_drafts = (OnDevice(np.array(x), error) for x in result[:3])
+        none = OnDevice(np.zeros((len(result[1]), 99, 0)), error)
         logprobs = record(TopLogprobs, chosen=none, values=none, tokens=none)
-        return record(
-            StepResult, tokens=tokens, emitted=emitted, num_drafts=num_drafts, logprobs=logprobs
-        )
+        fields = {"tokens": tokens, "emitted": emitted, "num_drafts": num_drafts}
+        if len(result) > 3 and result[3] is not None:
+            chosen = OnDevice(result[3], error)
+            fields["prompt"] = record(TopLogprobs, chosen=chosen, values=none, tokens=none)
+        return record(StepResult, logprobs=logprobs, **fields)
 
     # The steps
 
     def admit_step(self, state, admission):
         slot = int(admission.slot)
         state.page_table[slot] = np.asarray(admission.pages)
-        state.lengths[slot] = 0
+        state.lengths[slot] = int(admission.length)
         state.limits[slot] = int(admission.limit)
         hot = float(admission.sampling.temperature) > 0
         state.seeds[slot] = int(admission.sampling.seed) + 1 if hot else 0
@@ -244,7 +261,17 @@ class FakeDevice(Device):
             said.append(next_token(state.read(state.cells, slot, end), seed) if count else 0)
             state.lengths[slot] = end
             state.last_tokens[slot] = max(said[-1] if known < 0 else known, 0)
-        return [[token] for token in said], [1] * len(said), [0] * len(said)
+        scores = None if chunk.following is None else self._scores(state, chunk)
+        return [[token] for token in said], [1] * len(said), [0] * len(said), scores
+
+    def _scores(self, state, chunk):
+        columns = chunk.slots, chunk.starts, chunk.counts, chunk.following
+        scores = np.zeros(chunk.tokens.shape)
+        for line, (slot, start, count, following) in enumerate(zip(*map(np.asarray, columns))):
+            for at in range(count):
+                read = state.read(state.cells, slot, start + at + 1)
+                scores[line, at] = score(read, following[at])
+        return scores
 
     def draft_step(self, state, slots, num_drafts, drafting):
         count = drafting.width - 1
@@ -345,7 +372,9 @@ def fake_engine(
     num_pages: int = 25,
     max_model_len: int = 48,
     prefill_chunk: int = 5,
+    prefill_budget: int = 15,
     adaptive: bool = False,
+    prefix_caching: bool = True,
 ) -> Engine:
     uses = METHODS[method]
     on_device = uses.device is not None and driver == "overlapped"
@@ -368,6 +397,8 @@ def fake_engine(
         drawn_drafts=uses.drafter and not exact,
         host_drafts=host_drafts,
         reads_before_decoding=host_drafts or driver == "lockstep",
+        prefill_budget=prefill_budget,
+        prefix_caching=prefix_caching,
     )
     device = FakeDevice(fake_models(), plan)
     proposer = Guesser() if uses.host is not None else None

@@ -30,12 +30,14 @@ def fake_asks(method: str) -> Asks:
     """With adaptive widths, which tokens are drafts depends on the neighbours."""
     sampled = greedy(7, temperature=0.7, seed=3, speculate=method != "adaptive")
     return Asks(
-        bystander=Ask((5, 6, 7, 5), greedy(12)),
-        submitted=Ask((9, 8), greedy(8)),
+        bystander=Ask((5, 6, 7, 5, 3), greedy(12)),
+        submitted=Ask((5, 6, 7, 5, 9, 8), greedy(8)),  # its first page is the bystander's
         aborted=Ask((4, 4, 4), greedy(12)),
         left=(Ask((1, 2, 3), greedy(6)), Ask((2,) * 11, greedy(6))),
         generated=(
             Ask((3, 1, 4, 1, 5, 9, 2), SamplingParams(max_tokens=6, stop_token_ids=[7, 11])),
+            Ask((8, 2, 8, 1, 8, 2, 8), SamplingParams(max_tokens=0, prompt_logprobs=0)),
+            Ask((4, 5, 9, 4, 5, 2), greedy(3, prompt_logprobs=0)),
             Ask((2, 7), sampled),
             Ask((OVERFLOWS, 8, 2, 8), greedy(12)),
             Ask((1,) * 40, greedy(40)),

@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 
-from fake_device import Guesser
+from book_checks import check_book, check_contents
+from fake_device import FakeState, Guesser
 
 import jaxspec.engine
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.failures import Errors, RequestFailed
 from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.engine.requests.request import PromptLogprobs
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.observer import StepObserver
 
@@ -209,8 +211,10 @@ def after(engine: Engine, asks: Asks) -> Reply:
 # What must be so
 
 
-Truth = dict[str, tuple[list[int], str, str | None]]
-"""Tokens, finish reason and error of every request of a run without faults."""
+Ending = tuple[list[int], str, str | None, PromptLogprobs | None]
+Truth = dict[str, Ending]
+"""Tokens, finish reason, error and log probabilities of the prompt of every request of a run
+without faults."""
 
 
 def truth(engine: Engine, asks: Asks) -> Truth:
@@ -219,15 +223,16 @@ def truth(engine: Engine, asks: Asks) -> Truth:
     return {name: _ending(reply) for name, reply in replies.items()}
 
 
-def _ending(reply: Reply) -> tuple[list[int], str, str | None]:
+def _ending(reply: Reply) -> Ending:
     if reply.output is None:
         raise Wrong(f"a request has no output: {reply}")
-    return reply.tokens, reply.output.finish_reason, reply.output.error
+    output = reply.output
+    return reply.tokens, output.finish_reason, output.error, output.prompt_logprobs
 
 
 def check_reply(name: str, reply: Reply, true: Truth, may_end: tuple[str, ...] = ()) -> str:
     """How a request ended. `may_end` are the exceptions that may be its error."""
-    tokens, _, error = true[name]
+    tokens, _, error, _ = true[name]
     if reply.output is not None and list(reply.output.token_ids) != reply.tokens:
         raise Wrong(f"{name}: events {reply.tokens}, output {reply.output.token_ids}")
     if reply.tokens != tokens[: len(reply.tokens)]:
@@ -274,6 +279,10 @@ def _check_nothing_is_leaked(engine: Engine) -> None:
         raise Wrong(f"leaked: {found}")
     if sorted(left.book.free) != list(range(1, loop.plan.num_pages)):
         raise Wrong(f"pages are missing: {left.book.free}")
+    check_book(left.book, loop.plan.num_pages)
+    state = loop.device.state
+    if isinstance(state, FakeState) and loop.trusted and not state.deleted:
+        check_contents(left.book, state.cells, state.context)
 
 
 # Raising at a line

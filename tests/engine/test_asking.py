@@ -154,3 +154,22 @@ def test_abort_takes_one_id_or_several():
     while not any(event.output for event in told):
         told += engine.step(ids)
     assert {event.index for event in told} == {ids[3]}
+
+
+def test_many_prompts_are_queued_in_one_turn_or_none_of_them():
+    engine, turns = fake_engine(), []
+    submit = engine.loop.submit
+    engine.loop.submit = lambda *args: turns.append(1) or submit(*args)
+    ids = engine.submit_all([FITS] * 5, [budget(n + 1) for n in range(5)])
+    assert engine.num_waiting == 5 and turns == [1]
+    told = {id: [] for id in ids}
+    while not engine.loop.idle:
+        for event in engine.step(ids):
+            told[event.index] += event.token_ids
+    assert list(told.values()) == [TOKENS[: n + 1] for n in range(5)]
+    assert engine.submit_all([], budget(3)) == []
+    with pytest.raises(UsageError, match="^prompt 1: prompt of 40 and"):
+        engine.submit_all([FITS, TOO_LONG], budget(40))
+    with pytest.raises(UsageError, match="^prompt of 40 and"):
+        engine.submit_all([TOO_LONG], budget(40))
+    assert engine.loop.idle

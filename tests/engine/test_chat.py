@@ -116,3 +116,16 @@ def test_without_a_template_or_a_tokenizer_a_chat_is_refused_in_a_line():
             call(ASKS, errors="return")
     with pytest.raises(UsageError, match="^the engine has no tokenizer, which a chat needs"):
         fake_engine().chat(ASKS)
+
+
+def test_a_submitted_chat_is_the_same_chat(engine):
+    answer = engine.chat(TURNS, budget(6))
+    id, events = engine.submit_chat(TURNS, budget(6)), []
+    while not events or events[-1].output is None:
+        events += engine.step([id])
+    output = events[-1].output
+    assert (output.prompt, output.token_ids) == (answer.prompt, answer.token_ids)
+    assert output.prompt == engine.chat_prompt(TURNS).text
+    with pytest.raises(UsageError, match="no such role"):
+        engine.submit_chat(REFUSED)
+    assert engine.num_waiting == engine.num_running == 0

@@ -4,6 +4,9 @@ import dataclasses
 import functools
 import logging
 import os
+import pathlib
+import subprocess
+import sys
 import threading
 
 import jax
@@ -24,6 +27,7 @@ from pallas_kernels.kept import call as kernels_kept
 from pallas_kernels.kept import keep_lowered_kernels
 
 PROMPT = trajectories()[0]["prompt"]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def forget_programs() -> None:
@@ -273,3 +277,38 @@ class TestFingerprint:
         assert "RMSNorm.__call__ is not the function of its source" in caplog.text
         monkeypatch.undo()
         assert self.of() is not None
+
+
+def test_engines_share_programs_only_under_equal_settings(kept):
+    folder, _ = kept
+    programs = lambda: golden_engine(cache_dir=str(folder)).loop.device.programs
+    with jax.default_matmul_precision("highest"):
+        precise = programs()
+        assert programs() is precise
+    assert programs() is not precise
+
+
+WITH_THE_CACHE_OF_JAX = """
+import jax
+from golden_pair import budget, golden_engine, trajectories
+from jaxspec.engine.step import compiled
+prompt, tokens = trajectories()[0]["prompt"], []
+for folder in (False, "ours", "ours"):
+    compiled._SHARED.clear()
+    jax.clear_caches()
+    engine = golden_engine(method="none", cache_dir=folder)
+    tokens.append(engine.generate(prompt, budget(3)).token_ids)
+assert tokens[0] == tokens[1] == tokens[2], tokens
+"""
+
+
+def test_what_comes_out_of_the_cache_of_jax_is_not_kept_again(tmp_path):
+    """On a CPU such a program could be written and loaded, but not run."""
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "of jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests" / "engine"))),
+    }
+    program = [sys.executable, "-c", WITH_THE_CACHE_OF_JAX]
+    subprocess.run(program, env=environment, cwd=tmp_path, check=True)
+    assert any((tmp_path / "of jax").iterdir())

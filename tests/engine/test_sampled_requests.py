@@ -57,6 +57,26 @@ def test_logprobs_equal_a_plain_forward():
     assert list(drawn.token_ids) != list(greedy.token_ids)
 
 
+def test_logprobs_of_no_likeliest_tokens_and_of_every_event():
+    case, engine = trajectories()[2], golden_engine()
+    prompts, stopped = [case["prompt"]] * 3, case["greedy"][11]
+    params = [budget(30, logprobs=0), budget(30, logprobs=3, stop_token_ids=[stopped]), budget(30)]
+    told: dict[int, list] = {0: [], 1: [], 2: []}
+    outputs = {}
+    for event in engine.stream(prompts, params):
+        assert len(event.logprobs) == (0 if event.index == 2 else len(event.token_ids))
+        told[event.index].extend(event.logprobs)
+        outputs[event.index] = event.output
+    for index in (0, 1):
+        assert tuple(told[index]) == outputs[index].logprobs
+        assert len(outputs[index].logprobs) == len(outputs[index].token_ids)
+    assert [list(one) for one in told[0]] == [[token] for token in outputs[0].token_ids]
+    for own, several in zip(told[0], told[1]):
+        for token, value in own.items():
+            np.testing.assert_allclose(several[token], value, atol=2e-4)
+    assert len(told[1]) == case["greedy"].index(stopped) + 1 and outputs[2].logprobs is None
+
+
 def test_a_seed_says_the_same_alone_in_company_and_without_a_drafter():
     cases = trajectories()[1:5]
     prompts = [case["prompt"] for case in cases]
@@ -82,12 +102,13 @@ def test_an_engine_s_seed_makes_unseeded_requests_reproducible():
     assert draw(1)[0] != draw(1)[3], "two requests without a seed do not draw alike"
 
 
-def test_speculation_keeps_the_distribution():
+@pytest.mark.parametrize("which", ["a", "dflash2"])
+def test_speculation_keeps_the_distribution(which):
     """Three tokens of two likeliest each: 8 outcomes, counted over 240 seeds against the exact
     product of plain forwards. The limit is the 1 - 1e-6 quantile of chi-squared for 7 degrees."""
     prompt, count = trajectories()[10]["prompt"], 240
     params = [budget(4, temperature=3.0, top_k=2, seed=1000 + seed) for seed in range(count)]
-    outputs = golden_engine().generate([prompt] * count, params)
+    outputs = golden_engine(which).generate([prompt] * count, params)
     seen = {}
     for output in outputs:
         seen[output.token_ids[:3]] = seen.get(output.token_ids[:3], 0) + 1

@@ -15,14 +15,15 @@ def decode(tokens) -> str:
     return opened().tokenizer.decode(tokens)
 
 
-def cut_at_string(tokens: list[int], stops: list[str]) -> tuple[list[int], str]:
-    """The tokens up to the one that completes a stop string, and the text before it."""
+def cut_at_string(tokens: list[int], stops: list[str]) -> tuple[list[int], str, str | None]:
+    """The tokens up to the one that completes a stop string, the text before it, and which."""
     for count in range(1, len(tokens) + 1):
         text = decode(tokens[:count])
         found = [stop for stop in stops if stop in text]
         if found:
-            return tokens[:count], text[: min(text.index(stop) for stop in found)]
-    return tokens, decode(tokens)
+            first = min(found, key=lambda stop: (text.index(stop) + len(stop), text.index(stop)))
+            return tokens[:count], text[: text.index(first)], first
+    return tokens, decode(tokens), None
 
 
 @pytest.mark.parametrize("place", PROMPTS)
@@ -33,7 +34,7 @@ def test_stop_ids_cut_at_their_first_occurrence(place):
     params = [budget(TOKENS, stop_token_ids=[greedy[i], 511]) for i in stops]
     for i, output in zip(stops, engine.generate([case["prompt"]] * len(stops), params)):
         assert list(output.token_ids) == greedy[: i + 1]
-        assert output.finish_reason == "stop"
+        assert output.finish_reason == "stop" and output.stop_reason == greedy[i]
         assert output.text == decode(greedy[:i]), "the ending token is no text"
         steps = output.stats.acceptance_lengths
         assert list(steps) == case["acceptance_lengths"][: len(steps)]
@@ -52,8 +53,9 @@ def test_stop_strings_cut_the_text_and_end_at_the_token_that_completes_them(plac
     params = [budget(TOKENS, stop=stop) for stop in stops]
     ended = 0
     for stop, output in zip(stops, engine.generate([case["prompt"]] * len(stops), params)):
-        tokens, before = cut_at_string(greedy, stop)
+        tokens, before, which = cut_at_string(greedy, stop)
         assert list(output.token_ids) == tokens and output.text == before
+        assert output.stop_reason == which
         assert output.finish_reason == ("length" if stop == ["never in it"] else "stop")
         ended += output.finish_reason == "stop"
     assert ended >= 3
@@ -82,10 +84,14 @@ def test_the_model_s_own_end_tokens_end_unless_ignored():
         target = EndsSooner
 
     engine.models = Models
-    params = [SamplingParams(max_tokens=TOKENS), budget(TOKENS)]
-    ended, ignored = engine.generate([case["prompt"]] * 2, params)
+    asked = {"max_tokens": TOKENS, "stop_token_ids": [end]}
+    params = [SamplingParams(max_tokens=TOKENS), budget(TOKENS), SamplingParams(**asked)]
+    ended, ignored, both = engine.generate([case["prompt"]] * 3, params)
     assert list(ended.token_ids) == greedy[: first + 1] and ended.finish_reason == "stop"
-    assert ended.text == decode(greedy[:first])
+    assert ended.text == decode(greedy[:first]) and ended.stop_reason is None
+    assert both.token_ids == ended.token_ids and both.stop_reason is None
+    [stopped] = engine.generate([case["prompt"]], SamplingParams(**asked, ignore_eos=True))
+    assert stopped.token_ids == ended.token_ids and stopped.stop_reason == end
     assert list(ignored.token_ids) == greedy and ignored.finish_reason == "length"
     assert engine.loop.idle
 

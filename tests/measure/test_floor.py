@@ -10,7 +10,7 @@ from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.measure import floor
 from jaxspec.measure.engines import random_models, without_drafter
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import ConfidenceHead, DFlashConfig, MarkovHead, Qwen3Config
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, FEATURES = 8, 12, 4, 2, 6, 50, 3
 TARGET_LAYERS, DRAFT_LAYERS, NUMBER = 5, 2, 2
@@ -67,6 +67,28 @@ def test_a_drafter_with_a_head_of_its_own_reads_that_instead():
         if jnp.issubdtype(leaf.dtype, jnp.integer)
     )
     assert least.draft == NUMBER * (DRAFTER + HIDDEN * 20) + ids
+
+
+@pytest.mark.parametrize(("candidates", "rows"), [(4, 4), (None, 20), (30, 20)])
+def test_a_walk_reads_rows_of_its_codebooks(candidates, rows):
+    """Three places of a reduced vocabulary of 20 tokens, and the gate once."""
+    rank, places = 5, 3
+    gate = (HIDDEN + rank) * rank + rank
+    own = dataclasses.replace(
+        DRAFT,
+        owns_head=True,
+        draft_vocab_size=20,
+        transition=MarkovHead("gated", rank, candidates),
+        confidence=ConfidenceHead(reads_token=True),
+    )
+    opened = random_models(UNTIED, own, jnp.bfloat16)
+    ids = 20 * 4
+    read = DRAFTER + HIDDEN * 20 + gate + places * rank * (1 + rows)
+    assert floor.step_bytes(opened.models, opened.params).draft == NUMBER * read + ids
+    proposer = dataclasses.replace(opened.models.proposers[0], confidence_threshold=0.5)
+    models = dataclasses.replace(opened.models, proposers=(proposer,))
+    with_confidence = read + HIDDEN + rank + 1
+    assert floor.step_bytes(models, opened.params).draft == NUMBER * with_confidence + ids
 
 
 def test_plain_decoding_has_no_draft_bytes():

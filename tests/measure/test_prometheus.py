@@ -9,7 +9,7 @@ import pytest
 from jaxspec.engine.stats.acceptance import PooledStats, RequestStats
 from jaxspec.engine.stats.engine_stats import EngineStats
 from jaxspec.engine.stats.latencies import Latencies, with_request
-from jaxspec.engine.stats.prometheus import exposition
+from jaxspec.engine.stats.prometheus import ServedMetrics, exposition
 from jaxspec.errors import LoadError
 
 FINISHED = PooledStats(
@@ -20,7 +20,9 @@ FINISHED = PooledStats(
     num_requests=2,
     generation_tokens=9,
 )
-STATS = EngineStats(1, 2, 3, 12, None, FINISHED, Latencies())
+STATS = EngineStats(
+    1, 2, 3, 12, None, FINISHED, Latencies(), prefix_cache_queries=30, prefix_cache_hits=16
+)
 
 
 def test_counters_and_gauges():
@@ -30,13 +32,15 @@ def test_counters_and_gauges():
     text = exposition(STATS)
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     values_by_name = {(s.name, s.labels.get("position")): s.value for s in samples}
-    assert values_by_name["jaxspec:num_requests_waiting", None] == 1
-    assert values_by_name["jaxspec:num_requests_running", None] == 2
-    assert values_by_name["jaxspec:kv_cache_usage_perc", None] == 0.25
-    assert values_by_name["jaxspec:spec_decode_num_drafts_total", None] == 4
-    assert values_by_name["jaxspec:spec_decode_num_accepted_tokens_total", None] == 4
-    assert values_by_name["jaxspec:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
-    assert values_by_name["jaxspec:synthetic_acceptance", None] == 0
+    assert values_by_name["vllm:num_requests_waiting", None] == 1
+    assert values_by_name["vllm:num_requests_running", None] == 2
+    assert values_by_name["vllm:kv_cache_usage_perc", None] == 0.25
+    assert values_by_name["vllm:spec_decode_num_drafts_total", None] == 4
+    assert values_by_name["vllm:spec_decode_num_accepted_tokens_total", None] == 4
+    assert values_by_name["vllm:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
+    assert values_by_name["vllm:synthetic_acceptance", None] == 0
+    assert values_by_name["vllm:prefix_cache_queries_total", None] == 30
+    assert values_by_name["vllm:prefix_cache_hits_total", None] == 16
     assert not any("peak_memory" in name for name, _ in values_by_name), (
         "the CPU does not report it"
     )
@@ -70,15 +74,15 @@ def values(family, suffix):
 @pytest.mark.parametrize(
     ("name", "up_to", "count", "total"),
     [
-        ("time_to_first_token", {0.5: 0, 1: 1, 1000: 1}, 2, 4000.75),
+        ("time_to_first_token", {0.5: 0, 1: 1, 640: 1}, 2, 4000.75),
         ("inter_token_latency", {0.2: 0, 0.5: 3}, 3, 1.0),
         ("request_time_per_output_token", {0.2: 0, 0.5: 1}, 1, 0.25),
-        ("e2e_request_latency", {1: 0, 2: 1, 1000: 1}, 2, 4001.75),
+        ("e2e_request_latency", {1: 0, 2: 1, 640: 1}, 2, 4001.75),
         ("request_queue_time", {0.0005: 1, 0.2: 1, 0.5: 2}, 2, 0.5),
     ],
 )
 def test_latencies_counted_by_hand(histograms, name, up_to, count, total):
-    family = histograms[f"jaxspec:{name}_seconds"]
+    family = histograms[f"vllm:{name}_seconds"]
     bounds = [float(s.labels["le"]) for s in family.samples if "le" in s.labels]
     below = dict(zip(bounds, values(family, "bucket"), strict=True))
     assert {bound: below[bound] for bound in up_to} == up_to
@@ -99,7 +103,19 @@ def test_latencies_are_histograms_as_prometheus_wants_them(histograms):
 def test_a_drawn_acceptance_is_marked():
     pytest.importorskip("prometheus_client")
     drawn = dataclasses.replace(STATS, finished=dataclasses.replace(FINISHED, synthetic=True))
-    assert "jaxspec:synthetic_acceptance 1.0" in exposition(drawn).splitlines()
+    assert "vllm:synthetic_acceptance 1.0" in exposition(drawn).splitlines()
+
+
+def test_a_server_adds_labels_and_what_it_counts():
+    pytest.importorskip("prometheus_client")
+    served = ServedMetrics("own:", "m", 64, True, {"stop": 2}, 7)
+    lines = exposition(STATS, served).splitlines()
+    labels = 'block_size="64",enable_prefix_caching="True",model_name="m",num_gpu_blocks="12"'
+    assert f"own:cache_config_info{{{labels}}} 1.0" in lines
+    assert 'own:request_success_total{finished_reason="stop",model_name="m"} 2.0' in lines
+    assert 'own:admission_rejections_total{model_name="m"} 7.0' in lines
+    named = [line for line in lines if not line.startswith("#")]
+    assert all(line.startswith("own:") and 'model_name="m"' in line for line in named)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

@@ -95,6 +95,11 @@ def test_scopes_of_a_program():
     ("name", "module", "expected"),
     [
         ("jit(spec_step)/draft/qwen3/Qwen3.logits/head/embedding.logits/dot", "", "draft head"),
+        ("jit(spec_step)/draft/walk/DFlash._query/transition.query/preceding/gather", "",
+         "draft walk"),
+        ("jit(f)/draft/dflash/DFlash.confidence/confidence_head/dot", "", "draft confidence_head"),
+        ("jit(f)/draft/dflash/layer_0/layers_0/layers_0.convolved/down/convolution/mul", "",
+         "draft convolution"),
         ("jit(spec_step)/commit/context/dflash/x/qkv.columns/dot", "", "commit context"),
         ("jit(f)/verify/Qwen3/layer_0/layers_0/attention/attention/dot", "", "verify attention"),
         ("jit(f)/verify/Qwen3/layer_0/layers_0/attention/attention_out/out/dot", "",

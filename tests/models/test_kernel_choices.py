@@ -11,12 +11,14 @@ from flax.traverse_util import unflatten_dict
 from jaxspec.cache.block import block_after
 from jaxspec.layers.decoder import BlockMask
 from jaxspec.layers.kernels import chain_shape
+from jaxspec.layers.plain_heads import NOT_NORMED
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.kernels import KernelUse, kernels_line
 from jaxspec.models.parameters import parameter_shapes
-from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.presets import dflash2_for, dflash_for, eagle3_for, qwen3
 from jaxspec.models.qwen3 import Qwen3
-from pallas_kernels import dispatch
+from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.dense_chain import ChainShape, api, chain
 from pallas_kernels.dispatch import Choice, Op
 
@@ -91,22 +93,27 @@ def test_a_target_says_what_is_traced(
     assert said == traced_choices(monkeypatch, run)
 
 
-@pytest.mark.parametrize("window", [None, 8])
-@pytest.mark.parametrize("batch", [1, 8])
-def test_a_drafter_says_what_is_traced(batch, window, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("batch", "window", "rows"),
+    [(1, None, 16), (8, None, 16), (1, 8, 16), (8, 8, 16), (3, None, 7)],
+)
+def test_a_drafter_says_what_is_traced(batch, window, rows, monkeypatch: pytest.MonkeyPatch):
+    """Seven rows are those of a block of eight whose every row drafts."""
     monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
     config = shallow("qwen3-4b")[1]
     masks = (BlockMask(causal=False), BlockMask(causal=False, window=window))
-    model = DFlash(dataclasses.replace(config, block_masks=masks), jnp.bfloat16)
+    of_seven = dict(block_size=8, anchor_first=True) if rows == 7 else {}
+    config = dataclasses.replace(config, block_masks=masks, **of_seven)
+    model = DFlash(config, jnp.bfloat16)
     hidden, shapes = config.decoder.hidden_size, parameter_shapes(model)
 
     def run():
         params = zeros(shapes)
-        context, block = block_of(batch, 32, 64), block_of(batch, 16, 64)
+        context, block = block_of(batch, 32, 64), block_of(batch, rows, 64)
         features = jnp.zeros((batch, 32, hidden), jnp.bfloat16)
         cache = model.new_cache(batch, 2, 64)
         cache = model.apply(params, features, context, cache, method="write_context")
-        embedded = jnp.zeros((batch, 16, hidden), jnp.bfloat16)
+        embedded = jnp.zeros((batch, rows, hidden), jnp.bfloat16)
         return model.apply(params, embedded, block, cache)
 
     said = set(model.kernel_choices(batch, 32, 64))
@@ -115,6 +122,59 @@ def test_a_drafter_says_what_is_traced(batch, window, monkeypatch: pytest.Monkey
     assert refused == (
         {None} if window is None else {None, "a window of 8 positions; expected no window"}
     )
+
+
+def test_a_drafter_with_convolutions_runs_no_chain_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    target = shallow("qwen3-4b")[0]
+    config = dataclasses.replace(
+        dflash2_for(target), target_layer_ids=(0,), vocab_size=128, transition=None
+    )
+    model = DFlash(config, jnp.bfloat16)
+    hidden, shapes = config.decoder.hidden_size, parameter_shapes(model)
+
+    def run():
+        block, cache = block_of(2, 16, 64), model.new_cache(2, 2, 64)
+        return model.apply(zeros(shapes), jnp.zeros((2, 16, hidden), jnp.bfloat16), block, cache)
+
+    said = dict(model.kernel_choices(2, 16, 64))
+    traced = dict(traced_choices(monkeypatch, run))
+    assert said.pop("dense_chain") == Choice(
+        "xla", "convolutions around every sublayer; expected none"
+    )
+    assert said.keys() == traced.keys() == {"qkv_write", "paged_attention"}
+    assert said["paged_attention"] == traced["paged_attention"] == Choice("mosaic")
+
+
+@pytest.mark.parametrize("head_norms", [True, False])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_chain_says_what_is_traced(num_layers, head_norms, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    config = dataclasses.replace(eagle3_for(shallow("qwen3-4b")[0]), target_layer_ids=(0, 1, 2))
+    decoder = dataclasses.replace(
+        config.decoder, head_norms=head_norms, num_layers=num_layers, intermediate_size=64
+    )
+    model = Eagle3(dataclasses.replace(config, decoder=decoder), jnp.bfloat16)
+    hidden, shapes = decoder.hidden_size, parameter_shapes(model)
+
+    def run():
+        params, cache = zeros(shapes), model.new_cache(4, 2, 64)
+        rows = lambda width: (jnp.zeros((4, width, hidden), jnp.bfloat16),) * 2
+        cache = model.apply(params, *rows(32), block_of(4, 32, 64), cache, method="write_rows")
+        cache = model.apply(params, *rows(1), block_of(4, 1, 64), cache, method="write_rows")
+        return model.apply(params, *rows(1), block_of(4, 1, 64), cache)
+
+    said = set(model.kernel_choices(4, 32, 64))
+    without_kernel = {one for one in said if one[1].reason == NOT_NORMED}
+    assert said - without_kernel == traced_choices(monkeypatch, run)
+    assert {op for op, _ in without_kernel} == (set() if head_norms else {"qkv_write"})
+    runs = {op: choice.implementation for op, choice in said}
+    assert runs == {"paged_attention": "mosaic", "qkv_write": "mosaic" if head_norms else "xla"}
+    if not head_norms:
+        with pytest.raises(NotForThisKernel, match="heads are not normed"):
+            list(model.with_kernels("mosaic").kernel_choices(4, 32, 64))
+        asked = dict(model.with_kernels("xla").kernel_choices(4, 32, 64))
+        assert asked["qkv_write"] == Choice("xla", dispatch.XLA_ASKED_FOR)
 
 
 @pytest.mark.parametrize(

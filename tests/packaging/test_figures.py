@@ -1,8 +1,8 @@
 """Every measured figure on the pages for readers is one of a results file that the page cites.
 
 A table of step times is compared cell by cell: the row says whose step it is, the column how many
-requests run. Figures in sentences are looked up among all numbers of the cited files. Notes
-(docs/notes) are records of single runs and are not checked.
+requests run. Figures in sentences are looked up among all numbers of the cited files. The tables of
+docs/notes are checked by test_figures_of_notes.py; the sentences there are not checked.
 """
 
 import functools

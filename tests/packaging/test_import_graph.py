@@ -15,7 +15,7 @@ PACKAGES = ("jaxspec", "pallas_kernels")
 # A room imports only rooms of the lines below its own.
 FLOORS = (
     ("trace",),
-    ("measure",),
+    ("measure", "serving"),
     ("console",),
     ("engine",),
     ("training",),
@@ -151,6 +151,11 @@ def test_what_an_extra_brings_is_for_training_measuring_and_commands_only(packag
     assert importers_of(package) <= allowed
 
 
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_what_serves_over_http_is_for_the_server_only(package):
+    assert {room(module) for module in importers_of(package)} == {"serving"}
+
+
 def importers_of(package: str) -> set[str]:
     return {
         module
@@ -164,7 +169,7 @@ def test_what_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name = lambda requirement: re.split(r"[^\w-]", requirement)[0].replace("-", "_")
     always = {name(one) for one in project["dependencies"]} | {"orbax"}
-    of_an_extra = {"matplotlib", "prometheus_client", "optax"}
+    of_an_extra = {"matplotlib", "prometheus_client", "optax", "starlette", "uvicorn"}
     known = always | of_an_extra | sys.stdlib_module_names | set(PACKAGES)
     found = {full.split(".")[0] for tree in MODULES.values() for full in imported(tree)}
     assert found <= known, sorted(found - known)

@@ -43,7 +43,7 @@ def test_a_conflict_is_refused(conflict):
 
 def test_values_of_a_plain_drafter_are_the_code_s():
     written = {key: str(value).lower() for key, value in ONLY_AS.items()}
-    assert dict(table_after("A drafter is plain DFlash")) == written
+    assert dict(table_after("A drafter is read if")) == written
 
 
 def test_variants_of_dflash_are_named():

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import warnings
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -49,10 +50,18 @@ def test_a_skip_fails_where_it_is_forbidden(forbidden, code, tmp_path):
         "import pytest\n\n\n@pytest.mark.skip(reason='no compiler')\ndef test_one(): ...\n"
     )
     environment = os.environ | {"JAXSPEC_NO_SKIPS": forbidden}
-    environment.pop("PYTEST_XDIST_WORKER", None)
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
+        environment.pop(name, None)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
         env=environment, cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == code, run.stdout
     assert ("no compiler" in run.stdout and "test_one.py::test_one" in run.stdout) == bool(code)
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest imports them without their folders, and cannot collect the second of a name."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    del names["conftest.py"]
+    assert [name for name, count in names.items() if count > 1] == []

@@ -24,7 +24,9 @@ from jaxspec.proposers.dflash import DFlashProposer
 PAGES_PER_SLOT, PAGE_SIZE = 17, 64
 
 
-def lowered_step(slots: int) -> tuple[jax.stages.Lowered, Any, tuple[int, ...], int]:
+def lowered_step(
+    slots: int, num_tokens: int | None = None
+) -> tuple[jax.stages.Lowered, Any, tuple[int, ...], int]:
     """The step, the parameters' shapes, the shape of one pool, and the number of pools."""
     pages = slots * PAGES_PER_SLOT + 1
     target = qwen3("qwen3-8b")
@@ -39,7 +41,9 @@ def lowered_step(slots: int) -> tuple[jax.stages.Lowered, Any, tuple[int, ...], 
         }
     )
     positions = PAGES_PER_SLOT * PAGE_SIZE
-    state = jax.eval_shape(lambda: empty_state(models, slots, pages, PAGES_PER_SLOT, positions))
+    tracked = None if num_tokens is None else draft.num_drafts
+    sizes = slots, pages, PAGES_PER_SLOT, positions, tracked
+    state = jax.eval_shape(lambda: empty_state(models, *sizes))
     integers = placed(jax.ShapeDtypeStruct((slots,), jnp.int32))
     lowered = JITTED[decode_step].lower(
         models,
@@ -47,7 +51,7 @@ def lowered_step(slots: int) -> tuple[jax.stages.Lowered, Any, tuple[int, ...], 
         placed(state),
         integers,
         integers,
-        drafting=Drafting(0, draft.block_size),
+        drafting=Drafting(0, draft.block_size, num_tokens=num_tokens),
         draws=False,
     )
     decoder = target.decoder
@@ -57,12 +61,17 @@ def lowered_step(slots: int) -> tuple[jax.stages.Lowered, Any, tuple[int, ...], 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [1, 4, 8])
-def test_the_step_is_one_command_buffer_in_place(slots, monkeypatch, capfd, tmp_path: pathlib.Path):
-    """Up to four slots a layer is one kernel from attention to attention, with eight it is many."""
+@pytest.mark.parametrize(
+    ("slots", "num_tokens"), [(1, None), (4, None), (8, None), (8, 64), (32, 256)]
+)
+def test_the_step_is_one_command_buffer_in_place(
+    slots, num_tokens, monkeypatch, capfd, tmp_path: pathlib.Path
+):
+    """Up to 64 tokens a layer is one kernel from attention to attention, with more it is many."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    lowered, params, pool, pools = lowered_step(slots)
-    assert ("dense_chain" in lowered.as_text()) == (slots <= 4)
+    lowered, params, pool, pools = lowered_step(slots, num_tokens)
+    of_drafter = slots * 16 <= 64
+    assert ("dense_chain" in lowered.as_text()) == (of_drafter or num_tokens == 64)
     program = compiled(lowered, xla_dump_to=str(tmp_path))
 
     assert_no_spills("".join(capfd.readouterr()))

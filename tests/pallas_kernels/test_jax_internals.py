@@ -4,12 +4,14 @@ name of what another version of jax changed. Nothing here needs a GPU."""
 import ast
 import inspect
 import pathlib
+import pickle
 import tomllib
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import pytest
+from jax.experimental import serialize_executable
 
 from pallas_kernels import jax_internals as internals
 from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu
@@ -20,12 +22,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "pallas_kernels").rglob("*.py"))
 TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in FILES}
 OF_KERNELS = "pallas_kernels/jax_internals.py"
-OF_CALLS = "pallas_kernels/kept/later.py"
-"""Apart, because it is imported at every start and the other imports Mosaic."""
+OF_CALLS, OF_COMPILED = "pallas_kernels/kept/later.py", "pallas_kernels/kept/compiled.py"
+"""Apart, because they are imported at every start and the other imports Mosaic."""
 EXPERIMENTAL = ("jax.experimental", "jax.extend", "jax._src", "jax.interpreters", "jaxlib")
 
 
-def test_only_two_files_import_them():
+def test_only_three_files_import_them():
     importing = {
         path
         for path, tree in TREES.items()
@@ -34,7 +36,15 @@ def test_only_two_files_import_them():
         for name in [getattr(node, "module", None) or node.names[0].name]
         if name.startswith(EXPERIMENTAL)
     }
-    assert importing == {OF_KERNELS, OF_CALLS}
+    assert importing == {OF_KERNELS, OF_CALLS, OF_COMPILED}
+
+
+def test_a_compiled_program_is_written_and_loaded():
+    doubled = jax.jit(lambda x: 2 * x).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+    written = pickle.loads(pickle.dumps(serialize_executable.serialize(doubled)))
+    devices = jax.local_devices()[:1]
+    loaded = serialize_executable.deserialize_and_load(*written, execution_devices=devices)
+    assert loaded(jnp.arange(3.0)).tolist() == [0, 2, 4]
 
 
 def used_names() -> set[str]:

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels.add_norm.api import add_norm
 from pallas_kernels.kept import call as calls
+from pallas_kernels.kept import compiled as compiled_kernels
 from pallas_kernels.kept import keep_lowered_kernels, kept, lowered_by_workers
 from pallas_kernels.kept import kernel as kernels
 from pallas_kernels.kept.workers import Workers
@@ -138,6 +140,28 @@ def test_a_worker_lowers_as_this_process_does(files, monkeypatch):
     assert len(files) == 1
 
 
+def test_a_worker_takes_over_the_settings_of_the_thread_that_asks(files, monkeypatch):
+    """A precision, set for the whole process or for a block, decides how products are lowered."""
+    monkeypatch.setattr(calls, "Workers", lambda: Workers(1))
+    monkeypatch.setattr(kernels, "_written", lowered_here)
+    texts = []
+    with lowered_by_workers():
+        for precision in "highest", "bfloat16":
+            with jax.default_matmul_precision(precision):
+                texts.append(text_of(program_of_square()))
+    assert "HIGHEST" in texts[0] and "HIGHEST" not in texts[1]
+
+
+@kept(static_argnames=("interpret",))
+def square(x, *, interpret=None):
+    return {"square": x @ x}
+
+
+def program_of_square() -> jax.stages.Traced:
+    shape = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    return jax.jit(lambda x: square(x)["square"]).trace(shape)
+
+
 def lowered_here(*_):
     raise AssertionError("this process lowered the kernel, and not the worker")
 
@@ -182,3 +206,75 @@ def test_a_worker_with_other_settings_lowers_nothing(files, monkeypatch):
     kernel = kernels.Kernel(__name__, "scaled", (X,), (("scale", 2.0),))
     assert workers.lower(kernel)() is None
     workers.close()
+
+
+class Compiled:
+    """In place of the compiler, which a machine without a GPU does not have."""
+
+    def __init__(self, monkeypatch):
+        self.loadable: list[bytes] = []
+        self.compiled: list[str] = []
+        monkeypatch.setattr(compiled_kernels, "_loads", self.loads)
+        monkeypatch.setattr(compiled_kernels, "_compiled", self.compile)
+
+    def loads(self, content: bytes) -> bool:
+        self.loadable.append(content)
+        return content.startswith(b"compiled")
+
+    def compile(self, exported) -> bytes:
+        self.compiled.append(exported.fun_name)
+        return f"compiled {exported.fun_name}".encode()
+
+
+def test_a_lowered_kernel_is_compiled_once_for_all_processes(files, monkeypatch):
+    monkeypatch.setattr(calls, "Workers", lambda: Workers(1))
+    compiler = Compiled(monkeypatch)
+    for process in range(3):
+        with lowered_by_workers():
+            text_of(program_of_scaled(7.0))
+        forget(monkeypatch)
+        assert len(compiler.compiled) == 1 and len(compiler.loadable) == process
+    assert len(files) == 2, "the lowered kernel, and the compiled one"
+
+
+def test_a_compiled_kernel_that_cannot_be_loaded_is_compiled_again(files, monkeypatch):
+    monkeypatch.setattr(calls, "Workers", lambda: Workers(1))
+    compiler = Compiled(monkeypatch)
+    with lowered_by_workers():
+        text_of(program_of_scaled(7.0))
+    files.update({name: b"damaged" for name in files if "-" in name})
+    forget(monkeypatch)
+    with lowered_by_workers():
+        text_of(program_of_scaled(7.0))
+    assert len(compiler.compiled) == 2
+    assert b"damaged" not in files.values()
+
+
+def test_a_kernel_that_cannot_be_compiled_alone_is_left_to_its_program(files, monkeypatch, caplog):
+    """Here it is lowered for a GPU, and there is none."""
+    monkeypatch.setattr(calls, "Workers", lambda: Workers(1))
+    with caplog.at_level("INFO", "pallas_kernels"), lowered_by_workers():
+        text = text_of(program_of_scaled(7.0))
+    assert "stablehlo.multiply" in text and len(files) == 1
+    assert "is compiled with its program" in caplog.text
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_kernel_is_kept_as_it_was_compiled(monkeypatch):
+    monkeypatch.setattr(calls, "_functions", {})
+    files = Files()
+    keep_lowered_kernels(files)
+    try:
+        x = jax.random.normal(jax.random.key(0), (8, 1024), jnp.bfloat16)
+        addend, scale = jnp.ones((1, 8, 1024)), jnp.ones(1024, jnp.bfloat16)
+        normed = lambda x: add_norm(x, addend, scale, eps=1e-6, implementation="mosaic")
+        with lowered_by_workers():
+            expected = jax.jit(normed).trace(x).lower().compile()(x)
+        [kept_file] = [content for name, content in files.items() if "-" in name]
+        assert compiled_kernels._loads(kept_file)
+        assert not compiled_kernels._loads(kept_file[: len(kept_file) // 2])
+        forget(monkeypatch)
+        again = jax.jit(lambda x: normed(x))(x)
+        assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), expected, again))
+    finally:
+        keep_lowered_kernels(None)

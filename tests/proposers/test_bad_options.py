@@ -7,6 +7,7 @@ from jaxspec import generate
 from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.errors import UsageError
+from jaxspec.proposers.methods import METHODS
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,11 @@ def test_options(options, found, expected, monkeypatch):
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ("eagle", "auto, dflash, ngram, dflash+ngram, none"),
+        ("eagle", ", ".join(("auto", *METHODS))),
         ("dflash", "draft="),
+        ("eagle3", "draft="),
         ("dflash+ngram", "draft="),
+        ("dspark", "draft="),
     ],
 )
 def test_methods(method, expected):
@@ -53,6 +56,7 @@ def test_methods(method, expected):
 
 def test_auto_takes_what_is_there():
     assert choose_method("auto", has_drafter=True) == "dflash"
+    assert choose_method("auto", has_drafter=True, kind="dspark") == "dspark"
     assert choose_method("auto", has_drafter=False) == "none"
 
 
@@ -60,3 +64,11 @@ def test_a_check_that_must_fail_is_not_begun(capsys):
     command = ["--model", "none", "--prompt", "a", "--temperature", "1", "--check"]
     assert generate.main(command) == 2
     assert "--draft-sampling likeliest" in capsys.readouterr().err
+
+
+def test_a_method_of_another_kind_of_drafter_is_refused():
+    with pytest.raises(UsageError, match="of the kind 'other'; expected 'other\\+ngram', or auto"):
+        choose_method("dflash+ngram", has_drafter=True, kind="other")
+    assert choose_method("auto", has_drafter=True, kind="other") == "other"
+    assert choose_method("dflash", has_drafter=True, kind="dflash") == "dflash"
+    assert choose_method("none", has_drafter=True, kind="other") == "none"

@@ -51,7 +51,7 @@ request = st.lists(st.integers(0, 2), min_size=1, max_size=POSITIONS)
 @given(st.lists(request, min_size=BATCH, max_size=BATCH))
 def test_it_equals_the_index(options, requests):
     lookup = lookup_of(options, ROOM)
-    room = min(options.num_drafts, ROOM)
+    room = min(options.drafts_of_lookup, ROOM)
     expected = [by_the_index(options, own, room) for own in requests]
     assert on_the_device(lookup, requests) == expected
 

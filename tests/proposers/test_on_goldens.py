@@ -5,7 +5,7 @@ from golden_pair import ALL_SIZES, budget, check_golden, golden_engine, trajecto
 from watching import watch
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.proposers.methods import METHODS
+from jaxspec.proposers.methods import DRAFTERS, METHODS
 
 REPEATING = [7, 30, 201, 9] * 8
 """A prompt that repeats itself, and so does what the model makes of it."""
@@ -149,11 +149,16 @@ def test_long_matches_take_the_place_of_drafted_ones():
     assert outputs[0].stats.num_spec_steps < by_drafter.stats.num_spec_steps
 
 
+PAIRS = {"dflash2": "dflash2", "dspark": "dspark", "eagle3": "eagle3"}
+"""The golden pair of a kind of drafter, if it is not the usual one."""
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "none"])
 def test_a_mixed_batch_leaves_greedy_rows_alone(method):
     """Greedy, sampled, without drafts, with log probabilities: all ride in one forward."""
-    engine = golden_engine(method=method)
-    cases = trajectories()[1:5]
+    which = PAIRS.get(method.partition("+")[0], "a")
+    engine = golden_engine(which, method=method)
+    cases = trajectories(which)[1:5]
     params = [
         budget(30),
         budget(30, temperature=0.9, top_p=0.95, seed=3),
@@ -165,7 +170,7 @@ def test_a_mixed_batch_leaves_greedy_rows_alone(method):
         assert list(outputs[i].token_ids) == cases[i]["greedy"][:30]
     assert outputs[2].stats.num_draft_tokens == 0
     assert len(outputs[3].logprobs) == 30
-    if method == "dflash":
+    if method in DRAFTERS:
         check_golden(outputs[0], cases[0], 30)
         check_golden(outputs[3], cases[3], 30)
 

@@ -220,9 +220,10 @@ def accepted_share(outputs: list[RequestOutput]) -> float:
     return sum(s.num_accepted_draft_tokens for s in stats) / sum(s.num_spec_steps for s in stats)
 
 
-def test_more_is_accepted_than_by_drawing_from_the_target_alone():
-    independent = sampled("a", draft_sampling="likeliest")
-    assert accepted_share(sampled("a")) > accepted_share(independent)
+@pytest.mark.parametrize("which", ["a", "dflash2"])
+def test_more_is_accepted_than_by_drawing_from_the_target_alone(which):
+    independent = sampled(which, draft_sampling="likeliest")
+    assert accepted_share(sampled(which)) > accepted_share(independent)
 
 
 def test_the_order_of_a_drafter_s_own_vocabulary_says_nothing():
@@ -240,7 +241,7 @@ def test_the_order_of_a_drafter_s_own_vocabulary_says_nothing():
     assert accepted_share(outputs) == accepted_share(as_published) > 0.25
 
 
-@pytest.mark.parametrize("which", ["a", "as"])
+@pytest.mark.parametrize("which", ["a", "as", "dflash2"])
 def test_a_seed_says_the_same_again_and_alone(which):
     engine = golden_engine(which)
     prompts = [case["prompt"] for case in trajectories(which)[1:5]]
@@ -252,12 +253,13 @@ def test_a_seed_says_the_same_again_and_alone(which):
     assert list(one[3]) == trajectories(which)[4]["greedy"][:12]
 
 
-def test_both_drivers_draw_alike():
+@pytest.mark.parametrize("which, kind", [("a", "dflash"), ("dflash2", "dflash2")])
+def test_both_drivers_draw_alike(which, kind):
     prompts = [case["prompt"] for case in trajectories()[1:4]]
     params = [budget(12, temperature=0.9, seed=seed, top_p=0.9) for seed in range(3)]
     draw = lambda **options: [
-        output.token_ids for output in golden_engine(**options).generate(prompts, params)
+        output.token_ids for output in golden_engine(which, **options).generate(prompts, params)
     ]
     assert draw(driver="lockstep") == draw(driver="overlapped")
-    mixed = dict(method="dflash+ngram", max_ngram=1, ngram_threshold=0.0)
+    mixed = dict(method=f"{kind}+ngram", max_ngram=1, ngram_threshold=0.0)
     assert draw(driver="lockstep", **mixed) == draw(driver="overlapped", **mixed)

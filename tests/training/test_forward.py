@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.cache.block import block_after
+from jaxspec.layers.convolution import Convolutions
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import DFlashConfig, Qwen3Config
@@ -24,9 +25,13 @@ def decoder(num_layers: int) -> Decoder:
     return Decoder(32, 48, num_layers, 4, 2, 16, 1e-6, Rope(1e4), 512)
 
 
-def models(masks: tuple[BlockMask, ...]) -> tuple[Qwen3, DFlash]:
+def models(
+    masks: tuple[BlockMask, ...], convolutions: Convolutions | None = None
+) -> tuple[Qwen3, DFlash]:
     target = Qwen3(Qwen3Config(decoder(3), 50, True), (0, 2))
-    config = DFlashConfig(decoder(len(masks)), WIDTH, MASK_TOKEN, (0, 2), 50, masks)
+    config = DFlashConfig(
+        decoder(len(masks)), WIDTH, MASK_TOKEN, (0, 2), 50, masks, convolutions=convolutions
+    )
     return target, DFlash(config)
 
 
@@ -68,11 +73,13 @@ def decode_block(target, drafter, target_params, params, tokens, features, ancho
         (BlockMask(False),) * 2,
         (BlockMask(True, 6), BlockMask(False)),
         (BlockMask(False, 3),) * 2,
+        (BlockMask(False, 3, window_of_block=True), BlockMask(True, 6, window_of_block=True)),
     ],
-    ids=["full", "causal window, then full", "window inside the block"],
+    ids=["full", "causal window, then full", "window inside the block", "windows of the block"],
 )
-def test_blocks_equal_decoding(masks):
-    target, drafter = models(masks)
+@pytest.mark.parametrize("convolutions", [None, Convolutions(2, 16)], ids=["", "convolutions"])
+def test_blocks_equal_decoding(masks, convolutions):
+    target, drafter = models(masks, convolutions)
     target_params = lively(random_params(target, jax.random.key(0)), 1)
     params = lively(random_params(drafter, jax.random.key(2)), 3)
     tokens = jax.random.randint(jax.random.key(4), (2, LENGTH), 0, 49)

@@ -8,6 +8,10 @@ times gives its cost. Width 1 drafts nothing. The choice changes the speed and n
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from jaxtyping import Float
+
+from jaxspec.acceptance.shares import expected_tokens as tokens_of_shares
 from jaxspec.engine.adapt.acceptance_rates import (
     Outcome,
     Rates,
@@ -16,6 +20,7 @@ from jaxspec.engine.adapt.acceptance_rates import (
     recent_rates,
     updated_rates,
 )
+from jaxspec.engine.adapt.request_outcomes import RequestOutcomes
 
 MARGIN = 0.02
 """Share by which another width has to be faster than the current one to replace it."""
@@ -28,14 +33,32 @@ TRIAL_SHARE = 0.01
 
 Costs = Mapping[tuple[int, int], float]
 """Seconds of a step, by its compiled batch size and width."""
+Survival = Float[np.ndarray, "batch drafts"]
 
 
 def choose_width(
-    batch: int, speculating: int, others: int, rates: Rates, costs: Costs, current: int
+    batch: int,
+    speculating: int,
+    others: int,
+    rates: Rates,
+    costs: Costs,
+    current: int,
+    survival: Survival | None = None,
 ) -> int:
-    """The width with most tokens per second, or the current one if that is hardly slower."""
+    """The width with most tokens per second, or the current one if that is hardly slower.
+
+    With the chances of the drafts of every speculating request, a step of some width shares out
+    its tokens among the requests.
+    """
+
+    def tokens(width: int) -> float:
+        if survival is None:
+            return speculating * expected_tokens(rates, width) + others
+        budget = min(batch * width, (speculating * len(rates)) + batch) - speculating - others
+        return tokens_of_shares(survival, budget if width > 1 else 0) + others
+
     per_second = {
-        width: (speculating * expected_tokens(rates, width) + others) / cost
+        width: tokens(width) / cost
         for (batch_size, width), cost in costs.items()
         if batch_size == batch
     }
@@ -47,9 +70,11 @@ def choose_width(
 class AdaptiveWidth:
     """Records how many drafts live requests accept, and chooses a width for every step."""
 
-    def __init__(self, costs: Costs):
+    def __init__(self, costs: Costs, shares_tokens: bool = False):
         self.costs = costs
         self.widths = sorted({width for _, width in costs})
+        self.of_requests = RequestOutcomes(self.widths[-1] - 1) if shares_tokens else None
+        """What is known of each request, if a step shares out its tokens among them."""
         self.long_run_rates = initial_rates(self.widths[-1] - 1)
         """Rates over all requests together; places that are not being verified have estimates."""
         self.outcomes: dict[int, deque[tuple[int, Outcome]]] = {}
@@ -67,10 +92,14 @@ class AdaptiveWidth:
         outcomes = self.outcomes.setdefault(request, deque(maxlen=MOST_STEPS))
         if num_drafts:
             outcomes.append((self.step, (num_drafts, accepted)))
+            if self.of_requests is not None:
+                self.of_requests.commit(request, num_drafts, accepted)
 
     def release(self, request: int) -> None:
         """Forgets a request."""
         self.outcomes.pop(request, None)
+        if self.of_requests is not None:
+            self.of_requests.release(request)
 
     def width(self, batch: int, requests: Sequence[int]) -> int:
         """The width of the next step, for these requests padded to this batch size."""
@@ -81,8 +110,11 @@ class AdaptiveWidth:
         if batch != self.batch:  # the requests have changed and perhaps the text: try drafts soon
             self.batch = batch
             self.steps_without_drafts = self._pause()
+        survival = None
+        if self.of_requests is not None and batch > 1:
+            survival = self.of_requests.survival(speculating)
         self.current = choose_width(
-            batch, len(speculating), others, rates, self.costs, self.current
+            batch, len(speculating), others, rates, self.costs, self.current, survival
         )
         if self.current > 1:
             self.steps_without_drafts = 0

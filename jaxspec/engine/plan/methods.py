@@ -1,13 +1,14 @@
 """Which method an engine uses. Does not import jax: commands ask before it is imported."""
 
 from jaxspec.errors import UsageError, closest, shown
-from jaxspec.proposers.methods import METHODS
+from jaxspec.proposers.methods import DRAFTERS, METHODS
 
 
-def choose_method(method: str, has_drafter: bool) -> str:
-    """A name of `METHODS`; a method that cannot run is refused."""
+def choose_method(method: str, has_drafter: bool, kind: str | None = None) -> str:
+    """A name of `METHODS`; a method that cannot run is refused. `kind` is the drafter's, of
+    `DRAFTERS`; None if it is not known, or not one of them."""
     if method == "auto":
-        return "dflash" if has_drafter else "none"
+        return (kind or DRAFTERS[0]) if has_drafter else "none"
     if method not in METHODS:
         meant = closest(str(method), METHODS)
         hint = f"; did you mean {meant!r}?" if meant else ""
@@ -15,6 +16,12 @@ def choose_method(method: str, has_drafter: bool) -> str:
     if METHODS[method].drafter and not has_drafter:
         raise UsageError(
             f"method is {method!r} but no drafter is given; name one with draft= or --draft-model"
+        )
+    asked = method.partition("+")[0]
+    if METHODS[method].drafter and asked in DRAFTERS and kind not in (None, asked):
+        raise UsageError(
+            f"method is {method!r} but the drafter is of the kind {kind!r}; expected "
+            f"{method.replace(asked, kind, 1)!r}, or auto"
         )
     return method
 

@@ -19,6 +19,7 @@ NAMES_ELSEWHERE = {
     "max_num_seqs": "max_batch",
     "gpu_memory_utilization": "memory_fraction",
     "max_seq_len": "max_model_len",
+    "max_num_batched_tokens": "prefill_budget",
 }
 """What other programs call some of the options."""
 
@@ -28,8 +29,9 @@ class EngineOptions(SpeculationOptions):
     """Options that are fixed when an engine is made."""
 
     method: str = "auto"
-    """How drafts are made: dflash (by a drafter model), ngram (by prompt lookup), dflash+ngram,
-    none (plain decoding), or auto: dflash if there is a drafter, otherwise none."""
+    """How drafts are made: dflash, dflash2, dspark or eagle3 (by a drafter model of that kind),
+    ngram (by prompt lookup), one of the first with +ngram, none (plain decoding), or auto: the kind
+    of the drafter if there is one, otherwise none."""
     max_batch: int = 8
     """Requests that run at once."""
     max_model_len: int = 4096
@@ -48,18 +50,24 @@ class EngineOptions(SpeculationOptions):
     """Tokens per request in a step that verifies a drafter's drafts: the newest token and the first
     drafts after it; by default the drafter's whole block."""
     adaptive: bool = False
-    """Choose in every step how many of the drafter's drafts to verify, from recent acceptance and
-    from step times that are measured first. Has no effect without a drafter."""
+    """Choose in every step how many of the drafter's drafts to verify, and of which requests, from
+    recent acceptance and from step times that are measured first. Has no effect without a drafter.
+    """
     seed: int = 0
     """Seed of the engine, from which sampled requests without a seed of their own derive one."""
     prefill_chunk: int = 512
-    """Most prompt tokens of a request that are read in one step."""
+    """Most prompt tokens of a request that one program reads."""
+    prefill_budget: int = 2048
+    """Most prompt tokens that are read between two decode steps, padding among them. Fewer make the
+    gaps between tokens shorter, more read prompts faster. At least one program is run."""
     batch_sizes: tuple[int, ...] | None = None
     """Batch sizes that decode steps are compiled for, in increasing order and ending with
     `max_batch`; by default powers of two."""
     prefill_shapes: tuple[tuple[int, int], ...] | None = None
     """Sizes (batch, tokens per prompt) that prefill steps are compiled for, in increasing order of
-    tokens; four sizes by default."""
+    tokens; five sizes by default."""
+    prefix_caching: bool = True
+    """Share what was read between prompts that begin alike."""
     driver: Driver = "auto"
     """lockstep: read the result of each step before the next is launched; overlapped: launch the
     next step first; auto: overlapped on an accelerator, lockstep on a CPU."""
@@ -80,7 +88,7 @@ class EngineOptions(SpeculationOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_batch", "max_model_len", "page_size", "prefill_chunk"):
+        for name in ("max_batch", "max_model_len", "page_size", "prefill_chunk", "prefill_budget"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
         refuse_conflicts(self)
@@ -104,7 +112,8 @@ class EngineKeywords(TypedDict, total=False):
     """The fields of `EngineOptions` as keyword arguments, so that editors complete them."""
 
     draft_sampling: DraftSampling
-    num_drafts: int
+    confidence_threshold: float
+    num_drafts: int | None
     max_ngram: int
     min_ngram: int
     ngram_match: Match
@@ -123,8 +132,10 @@ class EngineKeywords(TypedDict, total=False):
     adaptive: bool
     seed: int
     prefill_chunk: int
+    prefill_budget: int
     batch_sizes: tuple[int, ...] | None
     prefill_shapes: tuple[tuple[int, int], ...] | None
+    prefix_caching: bool
     driver: Driver
     cache_dir: str | Literal[False] | None
     kernels: Kernels

@@ -1,7 +1,7 @@
 """How an engine is laid out, fixed when it is made: sizes, methods, and which programs can run."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jaxspec.engine.step.io import Drafting
 
@@ -24,12 +24,19 @@ class Shapes:
         """The smallest batch size that holds `count` requests."""
         return next(batch for batch in self.batch_sizes if batch >= count)
 
-    def prefill_for(self, unread: Sequence[int]) -> tuple[int, int]:
-        """The smallest shape that holds the next chunk of every prompt, given the number of unread
-        tokens of each."""
-        largest_batch, widest = self.prefill_shapes[-1]
-        batch, width = min(len(unread), largest_batch), min(max(unread), widest)
-        return next(s for s in self.prefill_shapes if s[0] >= batch and s[1] >= width)
+    @property
+    def widest_chunk(self) -> int:
+        """Most tokens of a prompt that one program reads."""
+        return max(width for _, width in self.prefill_shapes)
+
+    @property
+    def largest_prefill(self) -> int:
+        """Most prompts that one program reads."""
+        return max(batch for batch, _ in self.prefill_shapes)
+
+    def width_for(self, count: int) -> int:
+        """The smallest width of a prefill step that holds so many tokens, or else the widest."""
+        return min((w for _, w in self.prefill_shapes if w >= count), default=self.widest_chunk)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +90,9 @@ class Plan:
     widths: tuple[int, ...] = ()
     """Widths that an adaptive engine chooses from, in increasing order; empty if it does not adapt.
     """
+    shares_tokens: bool = False
+    """Whether a step of one of these widths gives each request that many tokens only on average,
+    and more of them to requests whose drafts are likelier accepted."""
     proposer: int | None = None
     """Index in `Models.proposers` of the proposer that drafts; None if the device does not draft.
     """
@@ -96,10 +106,25 @@ class Plan:
     """Whether the host has to read every result before it launches the next decode step: if it
     drafts, or accepts."""
 
+    prefill_budget: int = 2048
+    """Most prompt tokens that are read between two decode steps, padding among them."""
+    prefix_caching: bool = False
+    """Whether requests whose texts begin alike share pages."""
+    recalls: bool = False
+    """Whether a proposer has to be shown the tokens of shared pages when a request begins behind
+    them."""
+    looks_ahead: int = 0
+    """How many tokens after a page what a proposer keeps in it depends on."""
+
     @property
     def max_pages(self) -> int:
         """Columns of the page table: the most pages that one request can hold."""
         return -(-self.positions // self.page_size)
+
+    @property
+    def recalled_positions(self) -> int | None:
+        """Room for the tokens that a slot begins with, if a proposer is shown them."""
+        return self.positions if self.recalls else None
 
     @property
     def positions(self) -> int:
@@ -118,8 +143,9 @@ class Plan:
         lockstep, whole, drafting = self.driver == "lockstep", self.exact or host_drafts, None
         if width > 1:
             assert self.proposer is not None, "no device proposer drafts for this engine"
-            width = self.width if whole else width
-            drafting = Drafting(self.proposer, width, draws and self.drawn_drafts)
+            num_tokens = None if whole else self._shared_tokens(batch, width)
+            width = width if num_tokens is None and not whole else self.width
+            drafting = Drafting(self.proposer, width, draws and self.drawn_drafts, num_tokens)
         return DecodePrograms(
             batch=batch,
             width=self.width if whole else width,
@@ -129,6 +155,13 @@ class Plan:
             apart=whole or lockstep,
             accepts_on_host=lockstep,
         )
+
+    def _shared_tokens(self, batch: int, width: int) -> int | None:
+        """Tokens of a step that shares them out, in eights, which the kernels take."""
+        if not self.shares_tokens or batch == 1 or width == self.width:
+            return None
+        in_eights = -(-batch * width // 8) * 8
+        return in_eights if in_eights < batch * self.width else None
 
     def every_decode(self, draws: bool, only_needed: bool = False) -> Iterator[DecodePrograms]:
         """Every result that `decode_programs` can return. `only_needed` leaves out steps without
@@ -153,5 +186,6 @@ def shapes_for(max_batch: int, prefill_chunk: int, exact: bool) -> Shapes:
     batch = min(max_batch, 4)
     narrow = min(prefill_chunk, 64)
     prefill = {(1, narrow), (1, prefill_chunk), (batch, narrow), (batch, prefill_chunk)}
+    prefill.add((min(max_batch, 2), prefill_chunk))  # two narrow ones are as fast as four
     by_tokens = sorted(prefill, key=lambda shape: (shape[0] * shape[1], shape[1]))
     return Shapes((*powers, max_batch), tuple(by_tokens))

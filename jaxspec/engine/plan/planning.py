@@ -1,14 +1,17 @@
 """From models and options to a plan. Options that cannot work are refused here."""
 
+import dataclasses
 import functools
 
 import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.plan.confidence import with_confidence_threshold
 from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
 from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
+from jaxspec.engine.plan.sharing import with_prefix_caching
 from jaxspec.engine.plan.sizes import (
     check_block,
     check_sizes,
@@ -18,7 +21,8 @@ from jaxspec.engine.plan.sizes import (
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.models.target import Target
-from jaxspec.proposers.device import DeviceProposer
+from jaxspec.proposers.device import DeviceProposer, DraftsAnyNumber
+from jaxspec.proposers.drafters import kind_of
 from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
 
@@ -30,22 +34,39 @@ NARROWER_WIDTHS = (1, 4, 8)
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     """The models with every proposer that the engine needs, and the plan. Only the number of pages
     is left open, since it depends on how much memory is free."""
-    models, plan = with_kernels(models, options.kernels), _plan(models, options)
+    models = _with_num_drafts(with_kernels(models, options.kernels), options.num_drafts)
+    plan = _plan(models, options)
+    if plan.drafter:
+        models = with_confidence_threshold(models, options.confidence_threshold)
     refuse_what_kernels_cannot(models, plan, options.kernels)
     proposers = (*models.proposers, *_added_proposers(plan, options))
     synthetic = options.synthetic_acceptance is not None
-    return _same_models(models.target, proposers, options.page_size, synthetic), plan
+    models = _same_models(models.target, proposers, options.page_size, synthetic)
+    return models, with_prefix_caching(plan, models, options)
+
+
+def _with_num_drafts(models: Models, num_drafts: int | None) -> Models:
+    """The models, with so many drafts from proposers that can draft any number."""
+    if num_drafts is None:
+        return models
+    proposers = tuple(
+        one.with_num_drafts(num_drafts) if isinstance(one, DraftsAnyNumber) else one
+        for one in models.proposers
+    )
+    return dataclasses.replace(models, proposers=proposers)
 
 
 def _plan(models: Models, options: EngineOptions) -> Plan:
     check_sizes(options)
-    method = choose_method(options.method, has_drafter=bool(models.proposers))
+    kind = kind_of(models.proposers[0]) if models.proposers else None
+    method = choose_method(options.method, has_drafter=bool(models.proposers), kind=kind)
     uses, driver = METHODS[method], choose_driver(options)
     block_size = _block_size(models, options)
     max_model_len = context_limit(models, options.max_model_len)
     check_block(models, block_size, max_model_len)
     width = _width(method, options, block_size)
     on_device = _proposes_on_device(method, driver)
+    widths = _widths(method, options, width)
     host_drafts = uses.host is not None and not on_device
     say_what_is_ignored(options, method)
     return Plan(
@@ -59,12 +80,14 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
         page_size=options.page_size,
         num_pages=0,
         shapes=_shapes(options, min(options.prefill_chunk, max_model_len)),
-        widths=_widths(method, options, width),
+        widths=widths,
+        shares_tokens=bool(widths) and getattr(models.target, "takes_packed", False),
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
         host_drafts=host_drafts,
         reads_before_decoding=host_drafts or driver == "lockstep",
+        prefill_budget=options.prefill_budget,
     )
 
 
@@ -103,7 +126,7 @@ def _block_size(models: Models, options: EngineOptions) -> int:
     """The size of a block. It is the same for every method, as `exact` requires."""
     if models.proposers:
         return models.proposers[0].num_drafts + 1
-    return max(WIDTH_WITHOUT_DRAFTER, options.num_drafts + 1)
+    return max(WIDTH_WITHOUT_DRAFTER, options.drafts_of_lookup + 1)
 
 
 def _width(method: str, options: EngineOptions, block_size: int) -> int:
@@ -112,7 +135,7 @@ def _width(method: str, options: EngineOptions, block_size: int) -> int:
         return _width_of_drafter(options, block_size)
     if uses.host is None and uses.device is None:
         return 1
-    return min(options.num_drafts + 1, block_size)
+    return min(options.drafts_of_lookup + 1, block_size)
 
 
 def _width_of_drafter(options: EngineOptions, block_size: int) -> int:

@@ -12,8 +12,16 @@ from jaxspec.proposers.methods import METHODS
 
 log = logging.getLogger("jaxspec")
 
-SIZES = ("max_batch", "max_model_len", "page_size", "num_pages", "num_drafts", "prefill_chunk")
-"""Options that are sizes of arrays."""
+SIZES = (
+    "max_batch",
+    "max_model_len",
+    "page_size",
+    "num_pages",
+    "num_drafts",
+    "prefill_chunk",
+    "prefill_budget",
+)
+"""Options that are sizes of arrays, or numbers of tokens."""
 LONGEST_BLOCK = 1024
 """Far longer than any block that pays; a longer one must at least fit into the context."""
 
@@ -44,6 +52,7 @@ def say_what_is_ignored(options: EngineOptions, method: str) -> None:
     uses = METHODS[method]
     ignored = {
         "adaptive": (not uses.drafter, "there is no drafter whose width could be chosen"),
+        "confidence_threshold": (not uses.drafter, "there is no drafter"),
         "width": (not (uses.drafter or options.exact), "there is no drafter"),
         "memory_fraction": (
             options.num_pages is not None or jax.default_backend() == "cpu",

@@ -11,6 +11,7 @@ from jax.experimental import serialize_executable
 
 from jaxspec.engine.programs.files import KeptFiles, open_files
 from jaxspec.engine.programs.folder import CacheDir, cache_folder
+from jaxspec.engine.programs.jax_cache import found_by_jax
 from pallas_kernels.kept import keep_lowered_kernels
 from pallas_kernels.runtime import name_runtime
 
@@ -68,8 +69,11 @@ class ProgramStore:
         results, which is kept from then on."""
         if kept is not None and (loaded := self.load(fingerprint, kept)) is not None:
             return loaded
+        before = found_by_jax()
         compiled, results = make()
-        self.save(fingerprint, compiled, results)
+        # On a CPU, a program that was loaded cannot be written again: it would fail when it runs.
+        if found_by_jax() == before:
+            self.save(fingerprint, compiled, results)
         return compiled
 
     def save(self, fingerprint: str, compiled: jax.stages.Compiled, results: Any) -> None:

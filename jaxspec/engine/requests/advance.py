@@ -1,16 +1,17 @@
 """Adding a step's tokens to a request, up to its budget, a stop id or a stop string."""
 
-import dataclasses
+import math
+from collections.abc import Sequence
 
-from jaxspec.engine.requests.request import (
-    NOT_FINITE,
-    Increment,
-    NewTokens,
-    Request,
-    Tally,
-    TokenLogprobs,
+from jaxspec.engine.requests.request import NOT_FINITE, Gained, Increment, NewTokens, Request
+from jaxspec.text.stream import (
+    StopScan,
+    TextStream,
+    feed_text,
+    feed_tokens,
+    finish_text,
+    finish_tokens,
 )
-from jaxspec.text.stream import feed_text, feed_tokens, finish_text, finish_tokens
 from jaxspec.text.tokenizer import Tokenizer
 
 
@@ -18,78 +19,93 @@ def emit(
     request: Request, new: NewTokens, tokenizer: Tokenizer | None
 ) -> tuple[Request, Increment]:
     """The request with a step's tokens added, up to the token that ends it, and the increment."""
-    before, count = request, len(new.tokens)
-    tally = _count_step(request.tally, count, new.num_drafts)
-    request = dataclasses.replace(request, tally=tally, arrivals=(*request.arrivals, new.read_at))
-    for token, logprob in zip(new.tokens, new.logprobs or [None] * count):
-        request = _add_token(request, token, logprob, tokenizer)
-        if request.finish_reason is not None:
-            break
-    if request.finish_reason is not None:
-        request = _add_held_text(request)
-    return request, _difference(before, request)
+    if request.scored and (broken := _broken_score(request)) is not None:
+        return end(request.changed(scored=()), "error", _not_finite(broken))
+    count, reason = _cut(request, new.tokens)
+    stream, scan, text = request.stream, request.scan, ""
+    if tokenizer is not None:
+        told = new.tokens[: count - 1 if reason == "stop" else count]  # a stop id is no text
+        stream, piece = feed_tokens(stream, tokenizer, told)
+        scan, text = feed_text(scan, piece)
+        if scan.found is not None:
+            count, reason = _tokens_until_stop(request, told, tokenizer), "stop"
+    if reason is not None:
+        text += _held_text(stream, scan)
+    tokens, logprobs = tuple(new.tokens[:count]), tuple(new.logprobs[:count])
+    step = Gained(tokens, text, logprobs, len(new.tokens), new.num_drafts, new.read_at)
+    total, history = request.num_tokens + count, request.history.with_step(step)
+    after = request.changed(history=history, num_tokens=total, stream=stream, scan=scan)
+    if reason is not None:
+        after = _ended(after, reason, step)
+    return after, _increment(request, step, after)
 
 
 def end(request: Request, reason: str, error: str | None = None) -> tuple[Request, Increment]:
     """Ends a request for a reason that is not in its tokens: abort or error."""
-    ended = _add_held_text(dataclasses.replace(request, finish_reason=reason, error=error))
-    return ended, _difference(request, ended)
+    step = Gained(text=_held_text(request.stream, request.scan))
+    history = request.history.with_step(step)
+    after = request.changed(history=history, finish_reason=reason, error=error)
+    return after, _increment(request, step, after)
 
 
-def _count_step(tally: Tally, emitted: int, num_drafts: int) -> Tally:
-    """Counts one verify step. A step without drafts is plain decoding and is not counted."""
-    if num_drafts == 0:
-        return tally
-    return Tally((*tally.acceptance_lengths, emitted), (*tally.drafts, num_drafts))
+def _cut(request: Request, tokens: Sequence[int]) -> tuple[int, str | None]:
+    """How many of the tokens are added, and why no more are, unless a stop string ends them
+    earlier."""
+    left = request.params.max_tokens - request.num_tokens
+    for place, token in enumerate(tokens[: max(left, 1)]):
+        if token == NOT_FINITE:
+            return place, "error"
+        if token in request.stop_ids and left:
+            return place + 1, "stop"
+    return min(left, len(tokens)), "length" if len(tokens) >= left else None
 
 
-def _add_token(
-    request: Request, token: int, logprob: TokenLogprobs | None, tokenizer: Tokenizer | None
-) -> Request:
-    if token == NOT_FINITE:
-        return dataclasses.replace(request, finish_reason="error", error=_not_finite(request))
-    request = dataclasses.replace(
-        request,
-        token_ids=(*request.token_ids, token),
-        logprobs=request.logprobs if logprob is None else (*request.logprobs, logprob),
+def _tokens_until_stop(request: Request, tokens: Sequence[int], tokenizer: Tokenizer) -> int:
+    """The number of tokens up to the one that completes a stop string, which one of them does."""
+    stream, scan = request.stream, request.scan
+    for count, token in enumerate(tokens, 1):
+        stream, piece = feed_tokens(stream, tokenizer, [token])
+        scan, _ = feed_text(scan, piece)
+        if scan.found is not None:
+            return count
+    raise AssertionError(
+        "a stop string was found in the text of all tokens, but not token by token"
     )
-    if token in request.stop_ids:
-        return dataclasses.replace(request, finish_reason="stop")
-    if tokenizer is not None:
-        request = _add_text(request, token, tokenizer)
-    if request.finish_reason is None and len(request.token_ids) == request.params.max_tokens:
-        return dataclasses.replace(request, finish_reason="length")
-    return request
 
 
-def _not_finite(request: Request) -> str:
-    position = len(request.prompt) + len(request.token_ids)
+def _held_text(stream: TextStream, scan: StopScan) -> str:
+    """The end of the text that was held back because it could have become a whole character or a
+    stop string."""
+    scan, piece = feed_text(scan, finish_tokens(stream))
+    return piece if scan.found is not None else piece + finish_text(scan)
+
+
+def _ended(request: Request, reason: str, step: Gained) -> Request:
+    """The request, ended by the last token of the step, or the text of it."""
+    if reason == "error":
+        error = _not_finite(len(request.prompt) + request.num_tokens)
+        return request.changed(finish_reason=reason, error=error)
+    stop = request.scan.found
+    if reason == "stop" and stop is None and step.token_ids[-1] not in request.end_ids:
+        stop = step.token_ids[-1]
+    return request.changed(finish_reason=reason, stop_reason=stop)
+
+
+def _increment(before: Request, step: Gained, after: Request) -> Increment:
+    ended = None if after.finish_reason is None else after
+    return Increment(before.id, step, ended, None if before.num_tokens else after.prompt_logprobs)
+
+
+def _broken_score(request: Request) -> int | None:
+    """The first position of the prompt whose logits were not finite, when the prompt was read."""
+    if request.num_tokens:
+        return None
+    own = [next(iter(token.values())) for token in request.scored]
+    return next((place for place, value in enumerate(own, 1) if math.isnan(value)), None)
+
+
+def _not_finite(position: int) -> str:
     return (
         f"the logits for position {position} are not finite; expected finite ones: check the "
         "model's weights, or use dtype float32 if bfloat16 overflows"
     )
-
-
-def _add_text(request: Request, token: int, tokenizer: Tokenizer) -> Request:
-    stream, piece = feed_tokens(request.stream, tokenizer, [token])
-    scan, piece = feed_text(request.scan, piece)
-    return dataclasses.replace(
-        request,
-        stream=stream,
-        scan=scan,
-        text=request.text + piece,
-        finish_reason="stop" if scan.found is not None else None,
-    )
-
-
-def _add_held_text(request: Request) -> Request:
-    """Adds the end of the text that was held back because it could have become a whole character or
-    a stop string."""
-    scan, piece = feed_text(request.scan, finish_tokens(request.stream))
-    piece += "" if scan.found is not None else finish_text(scan)
-    return dataclasses.replace(request, text=request.text + piece)
-
-
-def _difference(before: Request, after: Request) -> Increment:
-    token_ids, text = after.token_ids[len(before.token_ids) :], after.text[len(before.text) :]
-    return Increment(after.id, token_ids, text, after if after.finish_reason else None)

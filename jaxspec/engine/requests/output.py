@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 
-from jaxspec.engine.requests.request import Request, TokenLogprobs
+from jaxspec.engine.requests.request import PromptLogprobs, Request, TokenLogprobs
 from jaxspec.engine.stats.acceptance import RequestStats, counts_of
 from jaxspec.short_repr import cut
 
@@ -28,6 +28,12 @@ class RequestOutput:
     prompt: str | None = None
     """Text of the prompt as the model read it, which of a chat is the rendered template; None if
     the prompt was given as token ids."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Per token of the prompt, log probabilities by token id; the first entry is None. None if the
+    request did not ask for them, or ended before its prompt was read."""
+    stop_reason: str | int | None = None
+    """The stop string or the id in `stop_token_ids` that ended the request; None if something else
+    did, the model's own end token among them."""
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -48,20 +54,26 @@ def output_of(request: Request, num_drafts: int, synthetic: bool = False) -> Req
         token_ids=request.token_ids,
         text=request.text,
         finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
         error=request.error,
         logprobs=request.logprobs if request.params.logprobs is not None else None,
+        prompt_logprobs=request.prompt_logprobs,
         stats=_stats(request, num_drafts, synthetic),
     )
 
 
 def _stats(request: Request, num_drafts: int, synthetic: bool) -> RequestStats:
-    arrivals = request.arrivals
+    arrivals = [step.read_at for step in request.history if step.read_at is not None]
+    verified = [step for step in request.history if step.num_drafts]
+    acceptance_lengths = tuple(step.emitted for step in verified)
+    drafts = [step.num_drafts for step in verified]
     first = arrivals[0] if arrivals else request.submitted_at
     return RequestStats(
-        **counts_of(request.tally.acceptance_lengths, request.tally.drafts, num_drafts),
+        **counts_of(acceptance_lengths, drafts, num_drafts),
         prompt_tokens=len(request.prompt),
-        generation_tokens=len(request.token_ids),
-        acceptance_lengths=request.tally.acceptance_lengths,
+        generation_tokens=request.num_tokens,
+        cached_tokens=request.cached_tokens,
+        acceptance_lengths=acceptance_lengths,
         queue_s=max(request.seated_at - request.submitted_at, 0.0),
         ttft_s=first - request.submitted_at,
         decode_s=arrivals[-1] - first if arrivals else 0.0,

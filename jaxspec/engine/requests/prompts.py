@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import numpy as np
@@ -18,16 +18,21 @@ class TextPrompt(TypedDict):
     """A prompt as text, in the form that vLLM takes."""
 
     prompt: str
+    cache_salt: NotRequired[str]
+    """Only prompts with the same one share what was read, so that nobody can tell from the time of
+    an answer what others have asked."""
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids, in the form that vLLM takes."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+    """As for a text."""
 
 
 Prompt = str | Sequence[int] | Int[np.ndarray | jax.Array, " tokens"] | TextPrompt | TokensPrompt
-FORMS = '{"prompt": text} or {"prompt_token_ids": ids}'
+FORMS = '{"prompt": text} or {"prompt_token_ids": ids}, with or without a "cache_salt"'
 Bytes = bytes | bytearray | memoryview
 Unordered = set | frozenset
 
@@ -41,6 +46,8 @@ class ReadPrompt:
     """The text that the ids are of, if the prompt was given as text or as a chat."""
     refusal: str | None = None
     """Why it cannot be continued; there are no ids then."""
+    cache_salt: str | None = None
+    """Only prompts with the same one share pages."""
 
 
 def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> ReadPrompt:
@@ -49,7 +56,8 @@ def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) ->
     try:
         plain = _from_mapping(prompt) if isinstance(prompt, Mapping) else prompt
         text = plain if isinstance(plain, str) else None
-        return ReadPrompt(token_ids(plain, tokenizer, vocab_size), text)
+        salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        return ReadPrompt(token_ids(plain, tokenizer, vocab_size), text, cache_salt=salt)
     except UsageError as error:
         return ReadPrompt((), text, str(error))
 
@@ -103,16 +111,25 @@ def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
 def _from_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     """The text or the token ids of a prompt in vLLM's form."""
     keys = [key if isinstance(key, str) else shown(key) for key in prompt]
-    if unknown := sorted(set(keys) - {"prompt", "prompt_token_ids"}):
+    if unknown := sorted(set(keys) - {"prompt", "prompt_token_ids", "cache_salt"}):
         raise UsageError(f"a prompt has the key {shown(unknown[0])}; expected {FORMS}")
-    if len(keys) != 1:
-        found = "both of its keys" if keys else "no key"
+    _check_salt(prompt.get("cache_salt"))
+    forms = [key for key in keys if key != "cache_salt"]
+    if len(forms) != 1:
+        found = "both of its keys" if forms else "no key"
         raise UsageError(f"a prompt has {found}; expected {FORMS}")
-    [(key, value)] = prompt.items()
+    [key] = forms
+    value = prompt[key]
     if isinstance(value, str) != (key == "prompt") or isinstance(value, Mapping):
         expected = "text" if key == "prompt" else "token ids"
         raise UsageError(f"the {key} is of type {type(value).__name__}; expected {expected}")
     return value
+
+
+def _check_salt(salt: Any) -> None:
+    if salt is not None and not (isinstance(salt, str) and salt):
+        expected = "None or a text of at least one character"
+        raise UsageError(f"the cache_salt is {shown(salt)}; expected {expected}")
 
 
 def _from_array(prompt: Any) -> Any:

@@ -1,23 +1,62 @@
 """The host's record of a request, which is immutable."""
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.text.stream import StopScan, TextStream
 
 TokenLogprobs = dict[int, float]
+PromptLogprobs = tuple[TokenLogprobs | None, ...]
+"""One entry per token of a prompt. The first is None: nothing comes before the first token."""
 
 NOT_FINITE = -1
 """Stands in a step's result for a token whose logits are not finite."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Tally:
-    """The counts of a request's verify steps, with an entry per step."""
+class Gained(NamedTuple):
+    """What one step added to a request."""
 
-    acceptance_lengths: tuple[int, ...] = ()
-    drafts: tuple[int, ...] = ()
-    """Drafts that were verified."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens up to the one that ended the request."""
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log probabilities per token; empty unless the request asks for them."""
+    emitted: int = 0
+    """Tokens that the step emitted, those after the end of the request included."""
+    num_drafts: int = 0
+    """Drafts that were verified. A step without drafts is plain decoding."""
+    read_at: float | None = None
+    """When the result of the step was read; None for text that was held back until the end."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class History:
+    """The steps of a request, oldest first. It never changes.
+
+    A longer history shares its steps with the shorter one that it was made from, so that adding a
+    step copies nothing, however many there are. They are copied only if a step is added to a
+    history to which another was added before, as after a fault in the middle of a step.
+    """
+
+    _shared: list[Gained] = dataclasses.field(default_factory=list)
+    """The steps of this history, and perhaps more, which belong to longer ones."""
+    _length: int = 0
+
+    def with_step(self, step: Gained) -> "History":
+        """A history with one step more."""
+        ours = len(self._shared) == self._length
+        shared = self._shared if ours else self._shared[: self._length]
+        shared.append(step)
+        return History(shared, self._length + 1)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Gained]:
+        return itertools.islice(self._shared, self._length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,36 +77,68 @@ class Request:
     submitted_at: float
     text_prompt: str | None = None
     """The text of the prompt, if it was given as text."""
+    cache_salt: str | None = None
+    """Only requests with the same one share pages."""
+    end_ids: frozenset[int] = frozenset()
+    """Those of `stop_ids` that are the model's own."""
     draws: bool = False
     """Whether the request needs more than the likeliest token: it samples, or returns log
     probabilities."""
+    passed_pages: int = 0
+    """Pages that were given to requests that came later, while there were too few for this one."""
     slot: int | None = None
     """Slot of the request in the engine's state; None while it waits."""
     prefilled: int = 0
     """Tokens of `context` for which prefill steps were launched."""
+    begins_at: int = 0
+    """Tokens of `context` that were in the cache, so that reading begins behind them."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were in the cache when the request was given its slot."""
     resumed: int = 0
     """Number of tokens that were emitted before the state was lost. Prefill reads them again after
     the prompt, except the newest, which is in no cache between two steps."""
-    token_ids: tuple[int, ...] = ()
-    """Tokens emitted."""
-    text: str = ""
-    """Text emitted."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log probabilities per emitted token, if the request asks for them."""
+    history: History = dataclasses.field(default_factory=History)
+    """What its steps emitted."""
+    num_tokens: int = 0
+    """Number of tokens emitted."""
+    scored: tuple[TokenLogprobs, ...] = ()
+    """Log probabilities of the prompt's tokens from the second on, if the request asks for them, as
+    far as they were read."""
     finish_reason: str | None = None
     """stop, length, abort or error; None while it runs."""
+    stop_reason: str | int | None = None
+    """The stop string or the stop token id of its parameters that ended it; None if something else
+    did, the model's own end token among them."""
     error: str | None = None
     """Why the request failed."""
-    tally: Tally = Tally()
     seated_at: float = 0.0
     """Time at which the request was given a slot."""
-    arrivals: tuple[float, ...] = ()
-    """Times at which results with tokens for this request were read."""
+
+    def changed(self, **fields: Any) -> "Request":
+        """As `dataclasses.replace`, but without `__init__`, which would take most of a step."""
+        other = object.__new__(Request)
+        vars(other).update(vars(self), **fields)
+        return other
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens emitted. They are put together at every call."""
+        return tuple(token for step in self.history for token in step.token_ids)
+
+    @property
+    def text(self) -> str:
+        """Text emitted."""
+        return "".join(step.text for step in self.history)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Log probabilities per emitted token, if the request asks for them."""
+        return tuple(token for step in self.history for token in step.logprobs)
 
     @property
     def context(self) -> tuple[int, ...]:
         """The tokens that prefill reads."""
-        return self.prompt + self.token_ids[: max(self.resumed - 1, 0)]
+        return self.prompt + self.token_ids[: self.resumed - 1] if self.resumed else self.prompt
 
     @property
     def known_next(self) -> int | None:
@@ -80,12 +151,38 @@ class Request:
         return len(self.prompt) + self.params.max_tokens - 1
 
     @property
+    def committed(self) -> int:
+        """Positions whose keys and values are right, whatever steps are on their way: the newest
+        token is in no cache, and steps that were not read write behind it."""
+        if not (self.num_tokens and self.is_prefilled):
+            return self.prefilled
+        return len(self.prompt) + self.num_tokens - 1
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether every token of the prompt must go through the target, because its log probability
+        is wanted."""
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def scores_next_chunk(self) -> bool:
+        """Whether the next chunk has tokens of the prompt whose log probabilities are wanted."""
+        done = max(self.prefilled, len(self.scored))
+        return self.reads_whole_prompt and done < len(self.prompt) - 1
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Log probabilities per token of the prompt, if the request asks for them and all were
+        read."""
+        whole = self.reads_whole_prompt and len(self.scored) == len(self.prompt) - 1
+        return (None, *self.scored) if whole else None
+
+    @property
     def is_prefilled(self) -> bool:
         return self.prefilled == len(self.prompt) + max(self.resumed - 1, 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class NewTokens:
+class NewTokens(NamedTuple):
     """The tokens that a step emitted for a request."""
 
     tokens: list[int]
@@ -96,12 +193,16 @@ class NewTokens:
     read_at: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Increment:
-    """The tokens and text that a step added to a request."""
+class Increment(NamedTuple):
+    """What a step added to a request."""
 
     request: int
-    token_ids: tuple[int, ...]
-    text: str
+    gained: Gained
     ended: Request | None = None
     """The whole request, if it ended with this increment."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Log probabilities of the prompt, in the first increment of a request that asks for them."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.gained.token_ids

@@ -33,6 +33,7 @@ class SamplingKeywords(TypedDict, total=False):
     stop_token_ids: tuple[int, ...] | list[int]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     speculate: bool
 
 

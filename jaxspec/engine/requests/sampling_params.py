@@ -19,7 +19,7 @@ class SamplingParams:
     """How to continue one prompt."""
 
     max_tokens: int = 128
-    """Most tokens to generate."""
+    """Most tokens to generate; 0 only with `prompt_logprobs`."""
     temperature: float = 0.0
     """Temperature of sampling; 0 is greedy decoding."""
     top_p: float = 1.0
@@ -37,7 +37,9 @@ class SamplingParams:
     ignore_eos: bool = False
     """Continue after the model's end-of-text tokens."""
     logprobs: int | None = None
-    """Return the log probabilities of this many most likely tokens next to every token's own."""
+    """Return every token's own log probability, and those of this many most likely tokens."""
+    prompt_logprobs: int | None = None
+    """Return the same for every token of the prompt but the first, before which there is none."""
     speculate: bool = True
     """Whether drafts may be made for this request. Its tokens are drawn from the same distribution
     either way."""
@@ -57,8 +59,8 @@ class SamplingParams:
         for wrong, actual, expected in self._rules():
             if wrong:
                 raise UsageError(f"{actual}; expected {expected}")
-        if self.logprobs is not None:
-            self._check_logprobs(self.logprobs)
+        for name in ("logprobs", "prompt_logprobs"):
+            self._check_logprobs(name, getattr(self, name))
 
     @property
     def draws(self) -> bool:
@@ -68,7 +70,7 @@ class SamplingParams:
     def _check_types(self) -> None:
         """Refuses wrong types here: they would fail only in a step, with other requests in it."""
         self._expect(Integral, "an integer", ["max_tokens", "top_k"])
-        self._expect(Integral | None, "an integer or None", ["seed", "logprobs"])
+        self._expect(Integral | None, "an integer or None", ["seed", "logprobs", "prompt_logprobs"])
         self._expect(Real, "a number", ["temperature", "top_p", "min_p"])
         self._expect(bool, "True or False", ["ignore_eos", "speculate"])
         if not all(isinstance(text, str) for text in self.stop):
@@ -84,15 +86,20 @@ class SamplingParams:
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
                 raise UsageError(f"{name} is {shown(value)}; expected {expected}")
 
-    def _check_logprobs(self, count: int) -> None:
-        if not 0 < count <= MAX_LOGPROBS:
-            raise UsageError(f"logprobs is {shown(count)}; expected None or 1 to {MAX_LOGPROBS}")
+    def _check_logprobs(self, name: str, count: int | None) -> None:
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise UsageError(f"{name} is {shown(count)}; expected None or 0 to {MAX_LOGPROBS}")
 
     def _rules(self) -> list[tuple[bool, str, str]]:
         found = lambda name: f"{name} is {shown(getattr(self, name))}"
-        below = "below 2**31"
+        fewest, below = int(self.prompt_logprobs is None), "below 2**31"
+        fewest_tokens = "at least 1, or 0 with prompt_logprobs, and"
         return [
-            (not 1 <= self.max_tokens < 2**31, found("max_tokens"), f"at least 1, {below}"),
+            (
+                not fewest <= self.max_tokens < 2**31,
+                found("max_tokens"),
+                f"{fewest_tokens} {below}",
+            ),
             (
                 not 0 <= self.temperature <= LARGEST_FLOAT,
                 found("temperature"),

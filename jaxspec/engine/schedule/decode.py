@@ -62,7 +62,7 @@ def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -
 def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequence[int]:
     """The host's drafts for a request. At least the last token of its budget is left to the
     target."""
-    left = request.params.max_tokens - len(request.token_ids)
+    left = request.params.max_tokens - request.num_tokens
     room = min(plan.width, left) - 1
     return proposer.propose(request.id, room) if room > 0 and request.params.speculate else ()
 
@@ -117,7 +117,8 @@ def _launch_apart(
 ) -> StepResult:
     slots, draws = inputs.slots, programs.draws
     drafts = _draft(device, programs, inputs)
-    verified = device.run(verify_step, slots, drafts, draws=draws)
+    num_tokens = programs.drafting.num_tokens if programs.drafting else None
+    verified = device.run(verify_step, slots, drafts, draws=draws, num_tokens=num_tokens)
     if not programs.accepts_on_host:
         return device.run(accept_step, slots, drafts, verified)
     accepted = device.accept_on_host(drafts, verified)

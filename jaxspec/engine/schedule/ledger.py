@@ -1,10 +1,9 @@
-"""The host's whole record of its requests: an immutable ledger, and its transitions.
+"""The transitions of the ledger, which is the host's whole record of its requests.
 
 A transition is a pure function that returns a new ledger. The loop stores it in a single
 assignment, so whatever is raised at whatever line leaves either the old ledger or the new one.
 """
 
-import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,57 +11,12 @@ from types import MappingProxyType
 from jaxspec.engine.requests.advance import end
 from jaxspec.engine.requests.output import output_of
 from jaxspec.engine.requests.request import Increment, Request
-from jaxspec.engine.schedule import pages
+from jaxspec.engine.schedule import page_index, pages
+from jaxspec.engine.schedule.page_index import Chain, Entry
 from jaxspec.engine.schedule.pages import PageBook
-from jaxspec.engine.stats.acceptance import PooledStats, pool
-from jaxspec.engine.stats.latencies import Latencies, with_request
-from jaxspec.engine.step.io import StepResult
-
-NOBODY: Mapping[int, Request] = MappingProxyType({})
-
-
-@dataclasses.dataclass(frozen=True)
-class Launched:
-    """A step that was launched and whose result the host has not read yet."""
-
-    requests: tuple[int, ...]
-    """Ids of the requests in its batch, in order."""
-    result: StepResult
-    silent: frozenset[int] = frozenset()
-    """Requests that get no token from the step: their prompt continues after this chunk, or the
-    token after it was emitted before."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ledger:
-    """Every live request, what it holds, and what its caller has not taken yet."""
-
-    book: PageBook
-    """Pages of the running requests."""
-    num_drafts: int
-    """Most drafts of a request in a step, which statistics have a place for each of."""
-    synthetic: bool = False
-    """Whether acceptance is drawn instead of found by comparing drafts."""
-    waiting: tuple[Request, ...] = ()
-    """Requests without a slot, in the order in which they came."""
-    running: Mapping[int, Request] = NOBODY
-    """Requests with a slot, by id, in the order in which they were admitted."""
-    launched: tuple[Launched, ...] = ()
-    """Steps whose results are still to be read, oldest first."""
-    increments: tuple[Increment, ...] = ()
-    """What steps added to requests and nobody has taken yet, oldest first."""
-    suspects: Mapping[int, int] = MappingProxyType({})
-    """Requests of a failed step, with the number of tokens they had. Each of them runs in steps of
-    its own until it has more tokens, or until it fails again and thus caused the failure."""
-    finished: PooledStats = PooledStats()
-    """Statistics of the requests that have ended, except those that their caller dropped."""
-    latencies: Latencies = Latencies()
-    """Latencies of the same requests."""
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.waiting or self.running)
-
+from jaxspec.engine.schedule.record import Launched, Ledger
+from jaxspec.engine.stats.acceptance import pool
+from jaxspec.engine.stats.latencies import with_request
 
 # A request comes and gets a slot
 
@@ -72,14 +26,95 @@ def submitted(ledger: Ledger, requests: Iterable[Request]) -> Ledger:
     return replace(ledger, waiting=(*ledger.waiting, *requests))
 
 
-def admitted(ledger: Ledger, slot: int, positions: int, now: float) -> Ledger:
-    """The first of the waiting requests has a slot and all pages that it can need."""
-    request = replace(ledger.waiting[0], slot=slot, seated_at=now)
+def admitted(
+    ledger: Ledger,
+    before: Request,
+    slot: int,
+    positions: int,
+    now: float,
+    found: Sequence[Entry] = (),
+) -> Ledger:
+    """A waiting request has a slot and all pages that it can need, the first of them with the
+    beginning of its text. Those that came before it and still wait were passed."""
+    request = replace(before, slot=slot, seated_at=now)
+    book = pages.admit(ledger.book, request.id, positions, found)
+    place, taken = ledger.waiting.index(before), len(ledger.book.free) - len(book.free)
+    passed = (replace(r, passed_pages=r.passed_pages + taken) for r in ledger.waiting[:place])
+    if _can_be_found(ledger, request):
+        book = pages.findable(book, request.id, request.cache_salt, found)
+    queries = len(request.prompt) if _looks_up(ledger, request) else 0
+    seated = replace(
+        ledger,
+        book=book,
+        waiting=(*passed, *ledger.waiting[place + 1 :]),
+        prefix_cache_queries=ledger.prefix_cache_queries + queries,
+    )
+    return _begun_behind(seated, request, found)
+
+
+# Beginnings of texts that are in the cache
+
+
+def with_new_pages(ledger: Ledger) -> Ledger:
+    """The ledger with everything in its index of pages that prefill has read by now."""
+    index = ledger.book.index
+    new = [r for r in ledger.running.values() if page_index.has_new(index, r.id, r.prefilled)]
+    if not new:
+        return ledger
+    texts = [(request.id, request.context[: request.prefilled]) for request in new]
+    return replace(ledger, book=pages.fill(ledger.book, texts))
+
+
+def found_for(ledger: Ledger, request: Request) -> tuple[Entry, ...]:
+    """The pages in the index with which the text of a request begins."""
+    if not _looks_up(ledger, request):
+        return ()
+    return page_index.find(ledger.book.index, Chain(request.cache_salt), request.context)
+
+
+def found_tokens(ledger: Ledger, request: Request) -> int:
+    """How many tokens of a request are in these pages."""
+    return len(found_for(ledger, request)) * ledger.book.page_size
+
+
+def found_since(ledger: Ledger, request: Request) -> tuple[Entry, ...]:
+    """For a running request that has read nothing yet: pages in the index with which its text goes
+    on, because other requests have read them since it was admitted."""
+    chain = ledger.book.index.chains.get(request.id)
+    if chain is None or not _looks_up(ledger, request):
+        return ()
+    return page_index.find(ledger.book.index, chain, request.context)
+
+
+def found_later(ledger: Ledger, request: Request, found: Sequence[Entry]) -> Ledger:
+    """A running request that has read nothing yet begins behind these pages, too."""
+    book = pages.take_found(ledger.book, request.id, found)
+    return _begun_behind(replace(ledger, book=book), request, found)
+
+
+def without_cached(ledger: Ledger) -> Ledger:
+    """No request finds what was read before."""
+    return replace(ledger, book=pages.forgotten(ledger.book))
+
+
+def _looks_up(ledger: Ledger, request: Request) -> bool:
+    return ledger.prefix_caching and not request.reads_whole_prompt
+
+
+def _can_be_found(ledger: Ledger, request: Request) -> bool:
+    """Whether others may find what a request reads."""
+    return ledger.prefix_caching and not (ledger.exact and request.reads_whole_prompt)
+
+
+def _begun_behind(ledger: Ledger, request: Request, found: Sequence[Entry]) -> Ledger:
+    tokens = request.prefilled + len(found) * ledger.book.page_size
+    cached = max(request.cached_tokens, min(tokens, len(request.prompt)))
+    begun = replace(request, prefilled=tokens, begins_at=tokens, cached_tokens=cached)
+    new_hits = cached - request.cached_tokens
     return replace(
         ledger,
-        book=pages.admit(ledger.book, request.id, positions),
-        waiting=ledger.waiting[1:],
-        running=_with(ledger.running, [request]),
+        running=_with(ledger.running, [begun]),
+        prefix_cache_hits=ledger.prefix_cache_hits + new_hits,
     )
 
 
@@ -87,9 +122,23 @@ def admitted(ledger: Ledger, slot: int, positions: int, now: float) -> Ledger:
 
 
 def launched(ledger: Ledger, step: Launched, prompts: Sequence[Request] = ()) -> Ledger:
-    """A step was launched, which reads more of some prompts."""
-    running = _with(ledger.running, prompts) if prompts else ledger.running
-    return replace(ledger, running=running, launched=(*ledger.launched, step))
+    """A step was launched: a decode step, or one that reads more of some prompts."""
+    steps = (*ledger.launched, step)
+    if not prompts:
+        return replace(ledger, launched=steps, read_since_decode=0, read_for=frozenset())
+    return replace(
+        ledger,
+        running=_with(ledger.running, prompts),
+        launched=steps,
+        read_since_decode=ledger.read_since_decode + step.prompt_tokens,
+        read_for=ledger.read_for.union(step.requests),
+        read_last=step.requests,
+    )
+
+
+def nobody_decodes(ledger: Ledger) -> Ledger:
+    """Nobody waits for the next decode step, whatever was read since the last one."""
+    return replace(ledger, read_since_decode=0, read_for=frozenset())
 
 
 def read(ledger: Ledger, progress: Sequence[tuple[Request, Increment]]) -> Ledger:
@@ -109,16 +158,24 @@ def failed(ledger: Ledger, tried: Collection[int], error: str) -> Ledger:
         return ended(ledger, {next(iter(ledger.suspects))}, "error", error)
     live = {r.id: r for r in (*ledger.running.values(), *ledger.waiting)}
     suspected = [id for id in tried if id in live] or [*ledger.running] or [*live][:1]
-    return replace(ledger, suspects={id: len(live[id].token_ids) for id in suspected})
+    return replace(ledger, suspects={id: live[id].num_tokens for id in suspected})
 
 
 def begun_anew(ledger: Ledger) -> Ledger:
     """Nothing is on the device: every running request reads all of its tokens again."""
     unread = [
-        replace(request, prefilled=0, resumed=len(request.token_ids))
+        replace(
+            request,
+            prefilled=0,
+            begins_at=0,
+            resumed=request.num_tokens,
+            scored=request.scored if request.prompt_logprobs else (),
+        )
         for request in ledger.running.values()
     ]
-    return replace(ledger, running=_with(ledger.running, unread), launched=())
+    salts = {r.id: r.cache_salt for r in unread if _can_be_found(ledger, r)}
+    book = pages.forgotten(ledger.book, salts)
+    return replace(ledger, book=book, running=_with(ledger.running, unread), launched=())
 
 
 # A request ends
@@ -139,7 +196,7 @@ def dropped(ledger: Ledger, ids: Collection[int]) -> Ledger:
     """Without these requests and without what they have not taken: nobody waits for them."""
     book = ledger.book
     for id in ids:
-        book = pages.release(book, id) if id in ledger.running else book
+        book = _given_back(ledger, book, ledger.running[id]) if id in ledger.running else book
     rest = replace(
         ledger,
         book=book,
@@ -159,20 +216,19 @@ def emptied(ledger: Ledger) -> Ledger:
 # Increments
 
 
-def untaken(ledger: Ledger, of: Collection[int]) -> list[Increment]:
-    """The increments of these requests."""
-    return [increment for increment in ledger.increments if increment.request in of]
-
-
-def taken(ledger: Ledger, increments: Sequence[Increment]) -> Ledger:
-    """Without these increments: their caller has them."""
-    gone = set(map(id, increments))
-    return replace(ledger, increments=tuple(i for i in ledger.increments if id(i) not in gone))
+def taken(ledger: Ledger, of: Collection[int]) -> tuple[list[Increment], Ledger]:
+    """The increments of these requests, and the ledger without them: their caller has them."""
+    mine = [one for one in ledger.increments if one.request in of]
+    if not mine:
+        return mine, ledger
+    rest = tuple(one for one in ledger.increments if one.request not in of)
+    return mine, replace(ledger, increments=rest)
 
 
 def given_back(ledger: Ledger, increments: Sequence[Increment]) -> Ledger:
     """With these increments again, because their caller did not get them."""
-    rest = taken(ledger, increments).increments
+    again = set(map(id, increments))
+    rest = (one for one in ledger.increments if id(one) not in again)
     return replace(ledger, increments=(*increments, *rest))
 
 
@@ -194,7 +250,7 @@ def _without_ended(ledger: Ledger, over: Sequence[Request]) -> Ledger:
     ids, book, latencies = {request.id for request in over}, ledger.book, ledger.latencies
     stats = [output_of(request, ledger.num_drafts, ledger.synthetic).stats for request in over]
     for request in over:
-        book = pages.release(book, request.id) if request.id in ledger.running else book
+        book = _given_back(ledger, book, request) if request.id in ledger.running else book
     for one in stats:
         latencies = with_request(latencies, one)
     return replace(
@@ -207,9 +263,20 @@ def _without_ended(ledger: Ledger, over: Sequence[Request]) -> Ledger:
     )
 
 
+def _given_back(ledger: Ledger, book: PageBook, request: Request) -> PageBook:
+    """A running request has ended and gives its pages back; others can find what they hold. The
+    pages of one that failed are not found again, because what they hold may be why it failed."""
+    failed = request.finish_reason == "error"
+    positions = request.prefilled if ledger.exact else request.committed
+    if not failed and page_index.has_new(book.index, request.id, positions):
+        text = request.prompt + request.token_ids
+        book = pages.fill(book, [(request.id, text[:positions])])
+    return pages.release(book, request.id, forget=failed)
+
+
 def _without_cleared(ledger: Ledger) -> Ledger:
     """Those that have ended or have more tokens than when they failed are not suspects any more."""
-    live = {r.id: len(r.token_ids) for r in (*ledger.running.values(), *ledger.waiting)}
+    live = {r.id: r.num_tokens for r in (*ledger.running.values(), *ledger.waiting)}
     return replace(
         ledger, suspects={id: had for id, had in ledger.suspects.items() if live.get(id) == had}
     )

@@ -1,55 +1,140 @@
-"""Which request holds which pages: an immutable book, and its two transitions.
+"""Which requests hold which pages: an immutable book, and its transitions.
 
 A step computes a whole new book, which then replaces the old one in a single assignment. A step
 that fails half-way therefore leaves the old book unchanged.
+
+Requests whose texts begin alike hold the same pages (`page_index.py`). Shared pages are only read:
+they are full of committed tokens, and a request writes behind them.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 
+from jaxspec.engine.schedule import page_index
+from jaxspec.engine.schedule.page_index import (
+    NONE,
+    Chain,
+    Entry,
+    PageIndex,
+    Salt,
+    changed,
+    removed,
+)
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class PageBook:
-    """The pages that are free, and those that each request holds. Page 0, the trash page, is
-    neither."""
+    """The pages that are free, those that each request holds, and the index of their texts. Page 0,
+    the trash page, is in none of them."""
 
     page_size: int
-    free: tuple[int, ...]
-    held: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+    free: MappingProxyType[int, None]
+    """The pages that nobody holds, in the order in which they are handed out: first those without
+    an entry in the index, then the least recently used. A mapping, because pages are also taken out
+    of its middle."""
+    index: PageIndex
+    """Of pages that are held or free. A free page keeps its entry until it is handed out."""
+    held: MappingProxyType[int, tuple[int, ...]] = NONE
     """Pages by request id, in the order of the positions that they hold."""
+    holders: MappingProxyType[int, int] = NONE
+    """How many requests hold each page; free pages are not in it."""
 
     @property
     def total(self) -> int:
-        return len(self.free) + sum(map(len, self.held.values()))
+        return len(self.free) + len(self.holders)
 
     def pages_for(self, positions: int) -> int:
         return -(-positions // self.page_size)
 
 
-def new_book(num_pages: int, page_size: int) -> PageBook:
-    """The book of caches with `num_pages` pages, including the trash page."""
-    return PageBook(page_size, free=tuple(range(1, num_pages)))
+def new_book(num_pages: int, page_size: int, looks_ahead: int = 0) -> PageBook:
+    """The book of caches with `num_pages` pages, including the trash page. What lies in a page
+    depends on so many tokens after it."""
+    free = MappingProxyType(dict.fromkeys(range(1, num_pages)))
+    return PageBook(page_size, free, PageIndex(page_size, looks_ahead=looks_ahead))
 
 
-def can_admit(book: PageBook, positions: int) -> bool:
-    return book.pages_for(positions) <= len(book.free)
+def can_admit(book: PageBook, positions: int, found: Sequence[Entry] = ()) -> bool:
+    """Whether there are pages for so many positions, the first of them in these entries' pages."""
+    free = len(book.free) - sum(entry.page in book.free for entry in found)
+    return book.pages_for(positions) - len(found) <= free
 
 
-def admit(book: PageBook, request: int, positions: int) -> PageBook:
-    """Gives a request all the pages that it can ever need."""
+def admit(book: PageBook, request: int, positions: int, found: Sequence[Entry] = ()) -> PageBook:
+    """Gives a request all the pages that it can ever need. The first of them are those of the
+    entries that were found in the index."""
     count = book.pages_for(positions)
     assert request not in book.held, f"request {request} holds pages already"
-    assert can_admit(book, positions), f"{count} pages wanted, {len(book.free)} free"
-    return _with(book, book.free[count:], {**book.held, request: book.free[:count]})
+    assert can_admit(book, positions, found), f"{count} pages wanted, {len(book.free)} free"
+    shared = tuple(entry.page for entry in found)
+    free = removed(book.free, shared)
+    fresh = tuple(islice(free, count - len(shared)))
+    pages = (*shared, *fresh)
+    return PageBook(
+        page_size=book.page_size,
+        free=removed(free, fresh),
+        index=page_index.without_pages(book.index, fresh),
+        held=changed(book.held, {request: pages}),
+        holders=changed(book.holders, {page: book.holders.get(page, 0) + 1 for page in pages}),
+    )
 
 
-def release(book: PageBook, request: int) -> PageBook:
-    """Takes a request's pages back."""
-    held = dict(book.held)
-    pages = held.pop(request)
-    return _with(book, (*book.free, *pages), held)
+def findable(book: PageBook, request: int, salt: Salt, found: Sequence[Entry] = ()) -> PageBook:
+    """The pages of a request that was just admitted may get entries in the index, behind those that
+    were found for it."""
+    index = page_index.with_request(book.index, request, Chain(salt), found)
+    return dataclasses.replace(book, index=index)
 
 
-def _with(book: PageBook, free: tuple[int, ...], held: Mapping[int, tuple[int, ...]]) -> PageBook:
-    return dataclasses.replace(book, free=free, held=MappingProxyType(dict(held)))
+def take_found(book: PageBook, request: int, found: Sequence[Entry]) -> PageBook:
+    """A request that has read nothing yet takes the pages of these entries, with which its text
+    goes on, and gives back its own pages in these places."""
+    chain, before = book.index.chains[request], book.held[request]
+    begin, end = chain.pages, chain.pages + len(found)
+    shared = tuple(entry.page for entry in found)
+    taken = dataclasses.replace(
+        book,
+        free=removed(book.free, shared),
+        index=page_index.with_request(book.index, request, chain, found),
+        held=changed(book.held, {request: (*before[:begin], *shared, *before[end:])}),
+        holders=changed(book.holders, {page: book.holders.get(page, 0) + 1 for page in shared}),
+    )
+    return _given_back(taken, before[begin:end])
+
+
+def fill(book: PageBook, texts: Iterable[tuple[int, tuple[int, ...]]]) -> PageBook:
+    """These requests have committed these tokens: whole pages of them can be found from now on."""
+    with_pages = [(request, book.held[request], tokens) for request, tokens in texts]
+    return dataclasses.replace(book, index=page_index.filled(book.index, with_pages))
+
+
+def release(book: PageBook, request: int, forget: bool = False) -> PageBook:
+    """Takes a request's pages back. Of those with entries the last is handed out first, so that the
+    beginnings of texts live longest. With `forget`, they lose their entries."""
+    pages, index = book.held[request], page_index.without_request(book.index, request)
+    if forget:
+        index = page_index.without_pages(index, pages)
+    rest = dataclasses.replace(book, index=index, held=removed(book.held, [request]))
+    return _given_back(rest, pages)
+
+
+def forgotten(book: PageBook, salts: Mapping[int, Salt] = NONE) -> PageBook:
+    """Nothing can be found any more. Of the requests that run, pages of only these can get entries
+    from now on."""
+    return dataclasses.replace(book, index=page_index.emptied(book.index, salts))
+
+
+def _given_back(book: PageBook, pages: Sequence[int]) -> PageBook:
+    """One request less holds these pages."""
+    holders = book.holders.copy()
+    for page in pages:
+        holders[page] -= 1
+    unheld = [page for page in reversed(pages) if not holders[page]]
+    for page in unheld:
+        del holders[page]
+    unknown = dict.fromkeys(page for page in unheld if page not in book.index.keys)
+    known = dict.fromkeys(page for page in unheld if page in book.index.keys)
+    free = unknown | book.free.copy() | known
+    return dataclasses.replace(book, free=MappingProxyType(free), holders=MappingProxyType(holders))

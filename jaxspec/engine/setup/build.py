@@ -16,8 +16,10 @@ from jaxspec.engine.setup.room import check_room, new_state
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
+from jaxspec.models.parameters import num_bytes
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
+from jaxspec.sampling import PIECE
 from jaxspec.text.tokenizer import Tokenizer
 
 
@@ -37,7 +39,9 @@ def build_loop(
     device = Device(models, params, empty(), store)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
-    adaptive = AdaptiveWidth(measure_costs(device, plan)) if plan.widths else None
+    adaptive = None
+    if plan.widths:
+        adaptive = AdaptiveWidth(measure_costs(device, plan), plan.shares_tokens)
     return Loop(device, empty, plan, tokenizer, proposer, adaptive)
 
 
@@ -50,7 +54,7 @@ def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction:
 
     def bytes_of_state(pages: int) -> int:
         sized = dataclasses.replace(plan, num_pages=pages + 1)
-        return memory.num_bytes(jax.eval_shape(partial(new_state, models, sized)))
+        return num_bytes(jax.eval_shape(partial(new_state, models, sized)))
 
     per_page = bytes_of_state(2) - bytes_of_state(1)
     return memory.pages_that_fit(
@@ -63,6 +67,6 @@ def _temporary_bytes(models: Models, params: Params, plan: Plan) -> int:
     batch = max(plan.shapes.batch_sizes)
     in_prefill = max(batch * width for batch, width in plan.shapes.prefill_shapes)
     in_decode = batch * max(plan.width, *plan.widths, 1)
-    return memory.temporary_bytes(
-        params, models.target.vocab_size, max(in_prefill, in_decode), in_decode, draws=True
-    )
+    rows, with_logits = max(in_prefill, in_decode), max(in_decode, PIECE)
+    vocab_size = models.target.vocab_size
+    return memory.temporary_bytes(params, vocab_size, rows, with_logits, draws=True)

@@ -7,7 +7,10 @@ import jax
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.step.io import Models
 from jaxspec.proposers.device import Params
-from jaxspec.proposers.dflash import DFlashProposer
+from jaxspec.proposers.drafters import drafter_in
+
+NAMES = {"dflash2": "DFlash2", "dspark": "DSpark"}
+"""What a kind of drafter is called whose class is another's."""
 
 
 def engine_in_words(loop: Loop) -> str:
@@ -30,9 +33,17 @@ def engine_in_words(loop: Loop) -> str:
 
 def models_in_words(models: Models, params: Params) -> str:
     """Kinds of the models and their numbers of parameters: Qwen3 8.2B + DFlash 1.0B."""
-    drafters = [one.drafter for one in models.proposers if isinstance(one, DFlashProposer)]
-    named = [("target", models.target), *(("drafter", one) for one in drafters)]
-    return " + ".join(f"{type(one).__name__} {_count(params.get(name))}" for name, one in named)
+    named = {"target": models.target, "drafter": drafter_in(models.proposers)}
+    return " + ".join(
+        f"{_name(model)} {_count(params.get(name))}"
+        for name, model in named.items()
+        if model is not None
+    )
+
+
+def _name(model: Any) -> str:
+    kind = getattr(getattr(model, "config", None), "kind", "")
+    return NAMES.get(kind, type(model).__name__)
 
 
 def _count(params: Any) -> str:

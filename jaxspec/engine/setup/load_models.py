@@ -1,5 +1,6 @@
 """Opens the models that a user names, and finds mistakes in them before weights are read."""
 
+import dataclasses
 import filecmp
 import logging
 import time
@@ -12,19 +13,18 @@ from jax.typing import DTypeLike
 
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
-from jaxspec.checkpoint.pair import check_pair, check_same_tokenizer
+from jaxspec.checkpoint.pair import check_same_tokenizer, fitted
 from jaxspec.checkpoint.stream import in_total
 from jaxspec.demo import demo_dtype, is_demo_target
 from jaxspec.engine.plan.methods import choose_method, refuse_options_of_a_drafter
-from jaxspec.engine.setup.memory import num_bytes
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
-from jaxspec.models.config import DFlashConfig, Qwen3Config
-from jaxspec.models.dflash import DFlash
+from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.parameters import num_bytes
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers.device import Params
-from jaxspec.proposers.dflash import DFlashProposer
+from jaxspec.proposers.drafters import proposer_of
 from jaxspec.text.chat import ChatTemplate, open_chat_template
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
@@ -58,7 +58,9 @@ def open_models(
     if draft is not None:
         draft = local_folder(draft, draft_revision)
         opened_draft = open_drafter(draft, block_size)
-        check_pair(opened_target.config, opened_draft.config)
+        config = fitted(opened_target.config, opened_draft.config)
+        opened_draft = dataclasses.replace(opened_draft, config=config)
+        choose_method(method, has_drafter=True, kind=opened_draft.config.kind)
     tokenizer = _tokenizer(folder)
     if draft is not None and tokenizer is not None:
         _check_tokenizers(tokenizer, folder, Path(draft))
@@ -113,13 +115,13 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def models_of(
-    target: Checkpoint[Qwen3Config], draft: Checkpoint[DFlashConfig] | None, dtype: DTypeLike
+    target: Checkpoint[Qwen3Config], draft: Checkpoint[DrafterConfig] | None, dtype: DTypeLike
 ) -> Models:
     """The modules for these configs; the target captures the features that the drafter reads."""
     if draft is None:
         return Models(Qwen3(target.config, (), dtype))
-    drafter = DFlashProposer(DFlash(draft.config, dtype))
-    return Models(Qwen3(target.config, draft.config.target_layer_ids, dtype), (drafter,))
+    target_module = Qwen3(target.config, draft.config.target_layer_ids, dtype)
+    return Models(target_module, (proposer_of(draft.config, dtype),))
 
 
 def auto_dtype(target: str | Path) -> str:

@@ -10,11 +10,6 @@ from jaxspec.errors import LoadError
 log = logging.getLogger("jaxspec")
 
 
-def num_bytes(tree: Any) -> int:
-    """Bytes of all arrays, or shapes of arrays, in a tree."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
 def free_bytes(memory_fraction: float) -> int | None:
     """Bytes that may still be allocated on the device; None if the backend does not report it."""
     stats = jax.local_devices()[0].memory_stats()

@@ -9,11 +9,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.engine.setup.describe import models_in_words
 from jaxspec.engine.step.io import Models
-from jaxspec.models.dflash import DFlash
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.whole_sequences import target_features, target_logits
 from jaxspec.proposers.device import Params
-from jaxspec.proposers.dflash import DFlashProposer
+from jaxspec.proposers.drafters import Drafter, drafter_in
 from jaxspec.text.chat import ChatTemplate
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -44,10 +43,9 @@ class Opened:
         return self.models.target
 
     @property
-    def drafter(self) -> DFlash | None:
+    def drafter(self) -> Drafter | None:
         """The drafter's module."""
-        drafters = [one for one in self.models.proposers if isinstance(one, DFlashProposer)]
-        return drafters[0].drafter if drafters else None
+        return drafter_in(self.models.proposers)
 
     @property
     def logits(self) -> Logits:

@@ -10,10 +10,10 @@ import jax
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.programs.fingerprint import fingerprint
 from jaxspec.engine.programs.store import ProgramStore
-from jaxspec.engine.setup.memory import num_bytes
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.state import EngineState, empty_state
 from jaxspec.errors import LoadError, is_out_of_memory
+from jaxspec.models.parameters import num_bytes
 
 LARGEST_POOL = 2**31 - 1
 """Positions of a pool: a position is a 32-bit integer on the device."""
@@ -61,12 +61,13 @@ def _empty(models: Models, plan: Plan) -> EngineState:
     return empty_state(models, **_sizes(plan))
 
 
-def _sizes(plan: Plan) -> dict[str, int]:
+def _sizes(plan: Plan) -> dict[str, int | None]:
     return {
         "num_slots": plan.num_slots,
         "num_pages": plan.num_pages,
         "max_pages": plan.max_pages,
         "positions": plan.positions,
+        "num_drafts": plan.width - 1 if plan.shares_tokens else None,
     }
 
 

@@ -1,6 +1,7 @@
 """Every program that an engine can need, made ready before it is needed."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxspec.engine.plan.plan import DecodePrograms, Plan, Shapes
 from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
+from jaxspec.engine.schedule.prefill import chunks_of
 from jaxspec.engine.step.compiled import Program
 from jaxspec.engine.step.device import Device, Tracer
 from jaxspec.engine.step.io import Admission
@@ -26,23 +28,26 @@ COMPILERS = 8
 
 
 def every_program(
-    device: Device, plan: Plan, draws: bool, only_needed: bool = False
+    device: Device, plan: Plan, draws: bool, only_needed: bool = False, scores: bool = False
 ) -> Iterator[Program]:
     """Every program, in the order in which a first request needs them. `only_needed` leaves out
-    steps without drafts if the drafter drafts in every step."""
+    steps without drafts if the drafter drafts in every step; `scores` adds the programs for log
+    probabilities of prompts."""
     tracer, yielded = Tracer(device), 0
-    for trace in _runs(plan, draws, only_needed):
+    for trace in _runs(plan, draws, only_needed, scores):
         trace(tracer)
         programs = list(tracer.programs.values())
         yield from programs[yielded:]
         yielded = len(programs)
 
 
-def _runs(plan: Plan, draws: bool, only_needed: bool) -> Iterator[Any]:
+def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[Any]:
     """Functions that run on a device what the loop would run, one for each program."""
     yield lambda device: device.run(admit_step, _admission(plan))
-    for batch, width in plan.shapes.prefill_shapes:
-        chunk = jax.eval_shape(partial(prompt_chunk, [], batch, width, padding_slot=0))
+    scored = (False, True) if scores else (False,)
+    for (batch, width), score in itertools.product(plan.shapes.prefill_shapes, scored):
+        empty = partial(prompt_chunk, [], batch, width, padding_slot=0, scored=score)
+        chunk = jax.eval_shape(empty)
         yield lambda device, chunk=chunk: device.run(prefill_step, chunk, draws=draws or plan.exact)
     for programs in plan.every_decode(draws, only_needed):
         inputs = _decode_inputs(programs)
@@ -54,19 +59,23 @@ def _runs(plan: Plan, draws: bool, only_needed: bool) -> Iterator[Any]:
 def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
     """The plan reduced to the sizes of the first steps of these prompts, until one of them ends."""
     lengths = [len(prompt) for prompt in prompts[: plan.num_slots]]
-    batch, prefill = plan.shapes.batch_for(len(lengths)), plan.shapes.prefill_for(lengths)
-    return dataclasses.replace(plan, shapes=Shapes((batch,), (prefill,)))
+    chunks = chunks_of(plan.shapes, lengths, plan.prefill_budget)
+    used = {(chunk.batch, chunk.width) for chunk in chunks}
+    prefill = tuple(shape for shape in plan.shapes.prefill_shapes if shape in used)
+    batch = plan.shapes.batch_for(len(lengths))
+    return dataclasses.replace(plan, shapes=Shapes((batch,), prefill))
 
 
 def make_first_programs(
-    device: Device, plan: Plan, prompts: Sequence[Sequence[int]], draws: bool
+    device: Device, plan: Plan, prompts: Sequence[Sequence[int]], draws: bool, scores: bool = False
 ) -> bool:
     """Makes what the first steps of these prompts need. False if that was done before."""
     first = for_first_prompts(plan, prompts)
-    sizes = first.shapes, draws
+    sizes = first.shapes, draws, scores
     if sizes in device.prepared:
         return False
-    compile_side_by_side(_waited_for(device, every_program(device, first, draws, only_needed=True)))
+    programs = every_program(device, first, draws, only_needed=True, scores=scores)
+    compile_side_by_side(_waited_for(device, programs))
     device.prepared.add(sizes)
     return True
 
@@ -123,6 +132,8 @@ def _admission(plan: Plan) -> Admission:
     def admission() -> Admission:
         integer, number = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
         sampling = SlotSampling(number, integer, number, number, jnp.zeros((), jnp.uint32))
-        return Admission(integer, jnp.zeros(plan.max_pages, jnp.int32), integer, sampling)
+        pages, recalled = jnp.zeros(plan.max_pages, jnp.int32), plan.recalled_positions
+        tokens = None if recalled is None else jnp.zeros(recalled, jnp.int32)
+        return Admission(integer, pages, integer, integer, sampling, tokens)
 
     return jax.eval_shape(admission)

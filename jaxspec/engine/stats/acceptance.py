@@ -83,6 +83,8 @@ class RequestStats(AcceptanceCounts):
     """Tokens of the prompt."""
     generation_tokens: int
     """Emitted tokens, including the one that ended the request."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were found in the prefix cache."""
     acceptance_lengths: tuple[int, ...] = ()
     """Acceptance length of every verify step: accepted drafts and the bonus token."""
     queue_s: float = 0.0

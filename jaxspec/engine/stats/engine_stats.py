@@ -25,6 +25,10 @@ class EngineStats:
     """Latencies of the finished requests."""
     kernels: tuple[KernelUse, ...] = ()
     """What runs each op of the models, and why no kernel does where none does."""
+    prefix_cache_queries: int = 0
+    """Prompt tokens that were looked up in the prefix cache."""
+    prefix_cache_hits: int = 0
+    """How many of these were found."""
 
     def __repr__(self) -> str:
         return figures(

@@ -8,11 +8,26 @@ import numpy as np
 from jaxspec.engine.stats.acceptance import RequestStats
 from jaxspec.short_repr import figures
 
-BOUNDS = (
-    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0,
-)  # fmt: skip
-"""Bounds in seconds, from the step of a small model to a long reply that had to wait."""
+BOUNDS_OF_VLLM = {
+    "time_to_first_token": (
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+        1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+    ),
+    "inter_token_latency": (
+        0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+        1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    ),
+    "e2e_request_latency": (
+        0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+        40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+    ),
+}  # fmt: skip
+"""The bounds that vLLM's metrics have, in seconds."""
+BELOW = (0.0005, 0.002, 0.015)
+"""Bounds for steps that are shorter than vLLM's expect."""
+BOUNDS = tuple(sorted({*BELOW, *(one for some in BOUNDS_OF_VLLM.values() for one in some)}))
+"""Bounds in seconds of every histogram: all of vLLM's, so that any question that a dashboard asks
+of vLLM's buckets has an answer here."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxspec.cache.packing import Packing
 from jaxspec.engine.requests.request import NOT_FINITE
 from jaxspec.engine.requests.sampling_params import MAX_LOGPROBS
 from jaxspec.engine.step.io import Models
@@ -16,16 +17,21 @@ def target_tokens(
     params: Params,
     state: EngineState,
     slots: Int[Array, " batch"],
-    hidden: Float[Array, "batch width hidden"],
+    hidden: Float[Array, "filled tokens hidden"],
     positions: Int[Array, "batch width"],
     draws: bool,
     drafts: Drafts | None = None,
+    packing: Packing | None = None,
 ) -> tuple[Int[Array, "batch width"], TopLogprobs | None]:
-    """The target's tokens at `positions`, from the hidden states of the positions before them."""
+    """The target's tokens at `positions`, from the hidden states of the positions before them,
+    which may be packed."""
+    if packing is not None and draws:
+        hidden, packing = packing.unpack(hidden), None
     logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
     likeliest = greedy(logits)
     if not draws:
-        return _marked(likeliest, logits, likeliest), None
+        tokens = _marked(likeliest, logits, likeliest)
+        return tokens if packing is None else packing.unpack(tokens), None
     sampling = state.sampling.of(slots)
     if drafts is None or drafts.logits is None:
         tokens = sample(logits, sampling, positions)

@@ -15,6 +15,7 @@ from jaxspec.engine.programs.store import Kept, ProgramStore
 from jaxspec.engine.step import steps
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step
+from pallas_kernels.kept import settings
 
 log = logging.getLogger("jaxspec")
 
@@ -24,7 +25,7 @@ STATIC: dict[Step, tuple[str, ...]] = {
     steps.decode_step: ("drafting", "draws"),
     steps.draft_step: ("drafting",),
     steps.replace_step: (),
-    steps.verify_step: ("draws",),
+    steps.verify_step: ("draws", "num_tokens"),
     steps.accept_step: (),
     steps.commit_step: (),
 }
@@ -117,8 +118,13 @@ class Program:
 
     def _compile(self) -> jax.stages.Compiled:
         begin = time.perf_counter()
-        compiled = self.lowered.compile(compiler_options=self._programs.compiler_options)
-        log.info("compiled %s in %.1f s", self.name, time.perf_counter() - begin)
+        lowered = self.lowered
+        middle = time.perf_counter()
+        compiled = lowered.compile(compiler_options=self._programs.compiler_options)
+        end = time.perf_counter()
+        log.info(
+            "lowered %s in %.1f s, compiled in %.1f s", self.name, middle - begin, end - middle
+        )
         return compiled
 
     @functools.cached_property
@@ -217,11 +223,12 @@ _SHARED: dict[Hashable, Programs] = {}
 
 
 def programs_for(models: Models, params: Any, state: Any, store: ProgramStore | None) -> Programs:
-    """The programs for these models and shapes. Engines of a process share them."""
+    """The programs for these models and shapes. Engines of a process share them if jax has the same
+    settings when they are made."""
     shapes = jax.tree.map(_shape, (params, state))
     leaves, structure = jax.tree.flatten(shapes)
     folder = None if store is None else store.files.folder
-    key = models, structure, tuple(map(str, leaves)), folder
+    key = models, structure, tuple(map(str, leaves)), folder, str(settings())
     return _SHARED.setdefault(key, Programs(models, shapes[0], store))
 
 

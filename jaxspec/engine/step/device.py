@@ -87,6 +87,11 @@ class Device:
     def programs(self) -> Programs:
         return programs_for(self.models, self.params, self.state, self.store)
 
+    def use_params(self, params: Params) -> None:
+        """Replaces the parameters. If their shapes have changed, programs are made anew."""
+        self.params = params
+        self.__dict__.pop("programs", None)
+
     def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
         """Runs a step, replaces the state, and returns the step's other results."""
         for observer in tuple(self.observers):

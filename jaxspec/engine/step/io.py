@@ -39,6 +39,9 @@ class Drafting:
     """Tokens per request that the step verifies: the newest one and `width - 1` drafts."""
     drawn: bool = False
     """Whether drafts of requests that sample are drawn."""
+    num_tokens: int | None = None
+    """Tokens that the step verifies for all requests together, shared out by how likely each
+    draft is accepted; None if every request has `width` of its own."""
 
 
 @jax.tree_util.register_dataclass
@@ -48,10 +51,14 @@ class Admission:
 
     slot: Int[Array, ""]
     pages: Int[Array, " max_pages"]
+    length: Int[Array, ""]
+    """Tokens of its text that its first pages hold already."""
     limit: Int[Array, ""]
     """Committed length at which the request's budget is spent."""
     sampling: SlotSampling
     """Scalars."""
+    tokens: Int[Array, " positions"] | None = None
+    """These tokens, padded; None if no proposer has a use for them."""
 
 
 @jax.tree_util.register_dataclass
@@ -69,6 +76,9 @@ class PromptChunk:
     """Number of tokens of each chunk that are not padding."""
     known: Int[Array, " batch"] | None = None
     """The token after the prompt if it was chosen before, else -1. None if all are to be chosen."""
+    following: Int[Array, "batch width"] | None = None
+    """The prompt's token after each token, whose log probability is returned; 0 after its last
+    token. None if no request asks for log probabilities of its prompt."""
 
 
 @jax.tree_util.register_dataclass
@@ -101,3 +111,5 @@ class StepResult:
     num_drafts: Int[Array, " batch"]
     """Drafts that were verified."""
     logprobs: TopLogprobs | None
+    prompt: TopLogprobs | None = None
+    """Log probabilities of `PromptChunk.following`; None in every other program."""

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxspec.acceptance.outcomes import Outcomes, no_outcomes
 from jaxspec.cache.block import Block, block_after
 from jaxspec.cache.cache import Cache
 from jaxspec.engine.step.io import Models
@@ -57,6 +58,8 @@ class EngineState:
     """The newest token of every slot, emitted but not yet in the caches."""
     sampling: SlotSampling
     """Sampling parameters of every slot."""
+    outcomes: Outcomes | None = None
+    """What became of the drafts of every slot's request, if steps share out what they verify."""
 
     def active(self, slots: Int[Array, " batch"]) -> Int[Array, " batch"]:
         """1 for slots with budget left, else 0."""
@@ -91,12 +94,20 @@ def occupied(state: EngineState, batch: int, context: int, limit: int) -> Engine
 # One program: a signal in the middle of a single operation of JAX can leave JAX without its tracing
 # state, and then single operations fail in this process. Programs and uploads go on, and steps are
 # nothing else.
-@partial(jax.jit, static_argnames=("models", "num_slots", "num_pages", "max_pages", "positions"))
+@partial(
+    jax.jit,
+    static_argnames=("models", "num_slots", "num_pages", "max_pages", "positions", "num_drafts"),
+)
 def empty_state(
-    models: Models, num_slots: int, num_pages: int, max_pages: int, positions: int
+    models: Models,
+    num_slots: int,
+    num_pages: int,
+    max_pages: int,
+    positions: int,
+    num_drafts: int | None = None,
 ) -> EngineState:
     """A state without requests: `num_slots` slots and the padding slot, and caches of `num_pages`
-    pages."""
+    pages; with `num_drafts`, also the outcomes of as many drafts per step."""
     slots = num_slots + 1
     integers = lambda: jnp.zeros(slots, jnp.int32)
     floats = lambda: jnp.zeros(slots, jnp.float32)
@@ -117,4 +128,5 @@ def empty_state(
             min_p=floats(),
             seed=jnp.zeros(slots, jnp.uint32),
         ),
+        outcomes=None if num_drafts is None else no_outcomes(slots, num_drafts),
     )

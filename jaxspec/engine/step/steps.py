@@ -11,10 +11,12 @@
 
 Plain decoding is a decode step without drafts. True lengths are data and never shapes: a step is
 compiled once for each batch size and width, and once more with `draws`, for batches in which some
-request samples or returns log probabilities.
+request samples or returns log probabilities. Reading a chunk is compiled once more for batches in
+which some request returns log probabilities of its prompt.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +24,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.acceptance import accept, draw_accepted
+from jaxspec.acceptance.outcomes import Outcomes, after_step, survival
+from jaxspec.acceptance.shares import shared_out
 from jaxspec.cache.block import Block, block_after
+from jaxspec.cache.packing import Packing, packing_of
+from jaxspec.engine.requests.sampling_params import MAX_LOGPROBS
 from jaxspec.engine.step.choose import as_input, target_tokens
 from jaxspec.engine.step.io import (
     Admission,
@@ -33,7 +39,15 @@ from jaxspec.engine.step.io import (
     Verified,
 )
 from jaxspec.engine.step.state import EngineState
-from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params, no_drafts
+from jaxspec.proposers.device import (
+    Committed,
+    DraftInputs,
+    Drafts,
+    Params,
+    Recalls,
+    no_drafts,
+)
+from jaxspec.sampling import TopLogprobs, top_logprobs_in_pieces
 
 Slots = Int[Array, " batch"]
 
@@ -41,14 +55,16 @@ Slots = Int[Array, " batch"]
 def admit_step(
     models: Models, params: Params, state: EngineState, admission: Admission
 ) -> tuple[EngineState, None]:
-    """Gives a slot to a request whose prompt is still to be read."""
+    """Gives a slot to a request whose prompt is still to be read, at least its last token."""
     put = lambda entries, entry: entries.at[admission.slot].set(entry)
     admitted = dataclasses.replace(
         state,
         page_table=put(state.page_table, admission.pages),
-        lengths=put(state.lengths, 0),
+        proposers=_recall(models, state, admission),
+        lengths=put(state.lengths, admission.length),
         limits=put(state.limits, admission.limit),
         sampling=jax.tree.map(put, state.sampling, admission.sampling),
+        outcomes=jax.tree.map(lambda entries: put(entries, 0), state.outcomes),
     )
     return admitted, None
 
@@ -74,11 +90,13 @@ def prefill_step(
         state = dataclasses.replace(
             state,
             cache=cache.commit(block),
-            proposers=_absorb(models, params, state, Committed(block, chunk.tokens, features)),
+            proposers=_absorb(models, params, state, block, chunk.tokens, features),
             lengths=state.lengths.at[chunk.slots].set(ends),
             last_tokens=state.last_tokens.at[chunk.slots].set(as_input(newest)),
         )
-        return state, StepResult(tokens, jnp.ones_like(ends), jnp.zeros_like(ends), logprobs)
+        of_prompt = _prompt_logprobs(models, params, chunk, hidden)
+        ones, none = jnp.ones_like(ends), jnp.zeros_like(ends)
+        return state, StepResult(tokens, ones, none, logprobs, of_prompt)
 
 
 def decode_step(
@@ -95,7 +113,10 @@ def decode_step(
     drafts = no_drafts(slots.size)
     if drafting is not None:
         state, drafts = draft_step(models, params, state, slots, num_drafts, drafting=drafting)
-    state, verified = verify_step(models, params, state, slots, drafts, draws=draws)
+    num_tokens = None if drafting is None else drafting.num_tokens
+    state, verified = verify_step(
+        models, params, state, slots, drafts, draws=draws, num_tokens=num_tokens
+    )
     return accept_step(models, params, state, slots, drafts, verified)
 
 
@@ -120,6 +141,8 @@ def draft_step(
             width=drafting.width,
             drawn=drafting.drawn,
         )
+        if drafting.num_tokens is not None:
+            drafts = _shared_out(state, inputs, drafts, drafting.num_tokens)
         return dataclasses.replace(state, proposers=tuple(of_proposers)), drafts
 
 
@@ -147,17 +170,21 @@ def verify_step(
     drafts: Drafts,
     *,
     draws: bool,
+    num_tokens: int | None = None,
 ) -> tuple[EngineState, Verified]:
-    """One target forward over [newest, drafts...]: writes the block and commits none of it."""
+    """One target forward over [newest, drafts...]: writes the block and commits none of it. With
+    `num_tokens`, only as many tokens are read, without padding between the requests."""
     with jax.named_scope("verify"):
         active, width = state.active(slots), drafts.tokens.shape[1] + 1
         counts = active * (drafts.num_drafts + 1)
         block = state.block(slots, counts, width, models.page_size)
         tokens = jnp.concatenate([state.last_tokens[slots][:, None], drafts.tokens], axis=1)
-        hidden, features, cache = _read(models, params, state, tokens, block)
+        packing = None if num_tokens is None else packing_of(counts, width, num_tokens)
+        hidden, features, cache = _read(models, params, state, tokens, block, packing)
         answers, logprobs = target_tokens(
-            models, params, state, slots, hidden, block.positions + 1, draws, drafts
+            models, params, state, slots, hidden, block.positions + 1, draws, drafts, packing
         )
+        features = features if packing is None else packing.unpack(features)
         verified = Verified(answers, active * drafts.num_drafts, active, features, logprobs)
         return dataclasses.replace(state, cache=cache), verified
 
@@ -175,7 +202,7 @@ def accept_step(
         places = drafts.tokens.shape[1]
         if models.synthetic and places:
             seeds, lengths = state.sampling.seed[slots], state.lengths[slots]
-            rates = params["synthetic"][:places]
+            rates = params["synthetic"][..., :places]
             accepted = draw_accepted(rates, seeds, lengths, verified.num_drafts)
         else:
             accepted = jnp.asarray(accept(drafts.tokens, verified.tokens, verified.num_drafts))
@@ -203,9 +230,10 @@ def commit_step(
         committed = dataclasses.replace(
             state,
             cache=state.cache.commit(block),
-            proposers=_absorb(models, params, state, Committed(block, tokens, verified.features)),
+            proposers=_absorb(models, params, state, block, tokens, verified.features),
             lengths=state.lengths.at[slots].add(emitted),
             last_tokens=state.last_tokens.at[slots].set(as_input(newest)),
+            outcomes=_with_outcomes(state, slots, verified, accepted),
         )
         return committed, StepResult(
             verified.tokens, emitted, verified.num_drafts, verified.logprobs
@@ -235,15 +263,70 @@ def _read(
     state: EngineState,
     tokens: Int[Array, "batch width"],
     block: Block,
-) -> tuple[Float[Array, "batch width hidden"], Float[Array, "batch width features"], Any]:
+    packing: Packing | None = None,
+) -> tuple[Float[Array, "filled tokens hidden"], Float[Array, "filled tokens features"], Any]:
     """Runs the target over a block of tokens."""
-    return models.target.apply({"params": params["target"]}, tokens, block, state.cache)
+    packed = () if packing is None else (packing,)
+    return models.target.apply({"params": params["target"]}, tokens, block, state.cache, *packed)
+
+
+def _shared_out(state: EngineState, inputs: DraftInputs, drafts: Drafts, num_tokens: int) -> Drafts:
+    """As many of the drafts as a step that verifies `num_tokens` tokens has room for."""
+    assert state.outcomes is not None, "steps share out by the outcomes of earlier ones"
+    outcomes, places = state.outcomes, drafts.tokens.shape[1]
+    likely = survival(outcomes.tried[inputs.slots, :places], outcomes.kept[inputs.slots, :places])
+    most = jnp.minimum(drafts.num_drafts, inputs.room)
+    budget = num_tokens - inputs.active.sum()
+    return dataclasses.replace(drafts, num_drafts=shared_out(jnp.asarray(likely), most, budget))
+
+
+def _with_outcomes(
+    state: EngineState, slots: Slots, verified: Verified, accepted: Int[Array, " batch"]
+) -> Outcomes | None:
+    """The outcomes after a step, if they are kept."""
+    places = verified.tokens.shape[1] - 1
+    if state.outcomes is None or places == 0:
+        return state.outcomes
+    tried, kept = state.outcomes.tried, state.outcomes.kept
+    new_tried, new_kept = after_step(
+        tried[slots, :places], kept[slots, :places], verified.num_drafts, accepted
+    )
+    put = lambda entries, new: entries.at[slots, :places].set(new)
+    return Outcomes(put(tried, new_tried), put(kept, new_kept))
+
+
+def _recall(models: Models, state: EngineState, admission: Admission) -> tuple[Any, ...]:
+    """The states of all proposers once a slot has a request whose first tokens need no reading."""
+    if admission.tokens is None:
+        return state.proposers
+    known = admission.slot, admission.tokens, admission.length
+    return tuple(
+        proposer.recall(of_proposer, *known) if isinstance(proposer, Recalls) else of_proposer
+        for proposer, of_proposer in zip(models.proposers, state.proposers, strict=True)
+    )
+
+
+def _prompt_logprobs(
+    models: Models, params: Params, chunk: PromptChunk, hidden: Float[Array, "batch width hidden"]
+) -> TopLogprobs | None:
+    """Log probabilities of the prompt's next tokens, in the program of chunks that name them."""
+    if chunk.following is None:
+        return None
+    with jax.named_scope("prompt_logprobs"):
+        head = partial(models.target.apply, {"params": params["target"]}, method="logits")
+        return top_logprobs_in_pieces(head, hidden, chunk.following, MAX_LOGPROBS)
 
 
 def _absorb(
-    models: Models, params: Params, state: EngineState, committed: Committed
+    models: Models,
+    params: Params,
+    state: EngineState,
+    block: Block,
+    tokens: Int[Array, "batch width"],
+    features: Float[Array, "batch width features"],
 ) -> tuple[Any, ...]:
     """The states of all proposers after these tokens."""
+    committed = Committed(block, tokens, features, models.target)
     with jax.named_scope("context"):
         return tuple(
             proposer.absorb(params, of_proposer, committed)

@@ -25,9 +25,10 @@ def token_block(
 
 
 def prompt_chunk(
-    requests: Sequence[Request], batch: int, width: int, padding_slot: int
+    requests: Sequence[Request], batch: int, width: int, padding_slot: int, scored: bool = False
 ) -> PromptChunk:
-    """The next `width` unread tokens of every request's prompt."""
+    """The next `width` unread tokens of every request's prompt. `scored` is whether log
+    probabilities of the prompts are returned."""
     slots, tokens = np.full(batch, padding_slot, np.int32), np.zeros((batch, width), np.int32)
     starts, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
     known = np.full(batch, -1, np.int32)
@@ -39,19 +40,39 @@ def prompt_chunk(
         starts[i] = request.prefilled
         counts[i] = len(unread)
         known[i] = -1 if request.known_next is None else request.known_next
-    return PromptChunk(*jax.device_put((slots, tokens, starts, counts, known)))
+    following = _following(requests, batch, width) if scored else None
+    return PromptChunk(*jax.device_put((slots, tokens, starts, counts, known, following)))
 
 
-def admission_of(request: Request, pages: Sequence[int], max_pages: int) -> Admission:
-    """A request's entries in the engine's state."""
+def _following(
+    requests: Sequence[Request], batch: int, width: int
+) -> Int[np.ndarray, "{batch} {width}"]:
+    """The prompt's token after each token of a chunk."""
+    following = np.zeros((batch, width), np.int32)
+    for line, request in zip(following, requests):
+        after = request.prompt[request.prefilled + 1 : request.prefilled + 1 + width]
+        line[: len(after)] = after
+    return following
+
+
+def admission_of(
+    request: Request, pages: Sequence[int], max_pages: int, recalled_positions: int | None
+) -> Admission:
+    """A request's entries in the engine's state. Its tokens in the cache are among them if there is
+    room for so many."""
     assert request.slot is not None, "an admitted request has a slot"
-    params = request.params
+    params, tokens = request.params, None
     table = np.zeros(max_pages, np.int32)
     table[: len(pages)] = pages
-    slot, table, limit, temperature, top_k, top_p, min_p, seed = jax.device_put(
+    if recalled_positions is not None:
+        tokens = np.zeros(recalled_positions, np.int32)
+        tokens[: request.prefilled] = request.context[: request.prefilled]
+    slot, table, length, tokens, limit, temperature, top_k, top_p, min_p, seed = jax.device_put(
         (
             np.int32(request.slot),
             table,
+            np.int32(request.prefilled),
+            tokens,
             np.int32(request.length_limit),
             np.float32(params.temperature),
             np.int32(params.top_k),
@@ -60,21 +81,18 @@ def admission_of(request: Request, pages: Sequence[int], max_pages: int) -> Admi
             np.uint32(request.seed),
         )
     )
-    return Admission(slot, table, limit, SlotSampling(temperature, top_k, top_p, min_p, seed))
+    sampling = SlotSampling(temperature, top_k, top_p, min_p, seed)
+    return Admission(slot, table, length, limit, sampling, tokens)
 
 
 def logprobs_of(
     wanted: int, logprobs: TopLogprobs | None, index: int, tokens: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """For each emitted token its own log probability and the `wanted` largest ones. `index` is the
+    """For each token its own log probability and the `wanted` largest ones. `index` is the
     request's place in the batch."""
     assert logprobs is not None, "the step ran a program without log probabilities"
-    return [_token_logprobs(logprobs, index, at, token, wanted) for at, token in enumerate(tokens)]
-
-
-def _token_logprobs(
-    logprobs: TopLogprobs, index: int, at: int, token: int, wanted: int
-) -> TokenLogprobs:
-    tops = logprobs.tokens[index, at, :wanted].tolist()
-    values = logprobs.values[index, at, :wanted].tolist()
-    return {token: float(logprobs.chosen[index, at])} | dict(zip(tops, values))
+    own = logprobs.chosen[index, : len(tokens)].tolist()
+    tops = logprobs.tokens[index, : len(tokens), :wanted].tolist()
+    values = logprobs.values[index, : len(tokens), :wanted].tolist()
+    each = zip(tokens, own, tops, values)
+    return [{token: value} | dict(zip(top, best)) for token, value, top, best in each]

@@ -1,0 +1,95 @@
+"""How likely a request's drafts are accepted, from what its last steps accepted; for numpy and jax
+arrays alike.
+
+Every request has, for each place in the block, how often a draft there was tried (verified, with
+all drafts before it accepted) and how often it was kept, older steps counting less. Few tries say
+little, so that what they say is mixed with what is known of more of them:
+
+    all requests, all places  ->  all requests, each place       from the first place to the last
+    all requests, each place  ->  one request, each place        as much likelier as the request is
+    one request, each place   ->  its own tries at that place
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+Numbers = jax.Array | np.ndarray
+
+MEMORY = 0.9
+"""Weight of a step against the next one."""
+FIRST_RATE = 0.8
+"""The rate before anything is known."""
+TRIES_OF_ALL, TRIES_OF_A_PLACE, TRIES_OF_A_REQUEST, TRIES_OF_ITS_PLACE = 8.0, 8.0, 8.0, 16.0
+"""How many tries the better known rate counts for: over everything, at one place, in one request,
+at one of its places."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """What became of the drafts at each place, of several requests."""
+
+    tried: Float[Numbers, "slots drafts"]
+    """Drafts that were verified after all drafts before them had been accepted."""
+    kept: Float[Numbers, "slots drafts"]
+    """How many of these were accepted."""
+
+
+def no_outcomes(slots: int, drafts: int) -> Outcomes:
+    """Those of requests that have drafted nothing yet, on the device."""
+    return Outcomes(*(jnp.zeros((slots, drafts), jnp.float32) for _ in range(2)))
+
+
+def after_step(
+    tried: Float[Numbers, "batch drafts"],
+    kept: Float[Numbers, "batch drafts"],
+    num_drafts: Int[Numbers, " batch"],
+    accepted: Int[Numbers, " batch"],
+) -> tuple[Float[Numbers, "batch drafts"], Float[Numbers, "batch drafts"]]:
+    """`tried` and `kept` after a step; nothing changes for requests without drafts in it."""
+    xp = tried.__array_namespace__()
+    place = xp.arange(tried.shape[1])[None, :]
+    is_kept = place < accepted[:, None]
+    is_tried = (place <= accepted[:, None]) & (place < num_drafts[:, None])
+    memory = xp.where(num_drafts[:, None] > 0, MEMORY, 1.0)
+    new_tried = memory * tried + is_tried
+    new_kept = memory * kept + is_kept
+    return xp.astype(new_tried, tried.dtype), xp.astype(new_kept, kept.dtype)
+
+
+def survival(
+    tried: Float[Numbers, "batch drafts"], kept: Float[Numbers, "batch drafts"]
+) -> Float[Numbers, "batch drafts"]:
+    """The chance that a draft and all drafts before it are accepted."""
+    xp = tried.__array_namespace__()
+    of_all = _rate(kept.sum(), tried.sum(), FIRST_RATE, TRIES_OF_ALL)
+    of_places = _of_places(xp, tried.sum(axis=0), kept.sum(axis=0), of_all)
+    expected = (tried * of_places).sum(axis=1)
+    likelier = _log_odds(
+        xp, _rate(kept.sum(axis=1), tried.sum(axis=1), of_all, TRIES_OF_A_REQUEST)
+    ) - _log_odds(xp, _rate(expected, tried.sum(axis=1), of_all, TRIES_OF_A_REQUEST))
+    of_request = 1 / (1 + xp.exp(-_log_odds(xp, of_places) - likelier[:, None]))
+    return xp.cumulative_prod(_rate(kept, tried, of_request, TRIES_OF_ITS_PLACE), axis=1)
+
+
+def _of_places(xp: Any, tried: Any, kept: Any, of_all: Any) -> Any:
+    """The rate of every place over all requests; a place leans on the one before it."""
+    rates, before = [], of_all
+    for place in range(tried.shape[0]):
+        before = _rate(kept[place], tried[place], before, TRIES_OF_A_PLACE)
+        rates.append(before)
+    return xp.stack(rates)
+
+
+def _rate(kept: Any, tried: Any, prior: Any, tries: float) -> Any:
+    return (kept + tries * prior) / (tried + tries)
+
+
+def _log_odds(xp: Any, rate: Any) -> Any:
+    inside = xp.clip(rate, 1e-3, 1 - 1e-3)
+    return xp.log(inside / (1 - inside))

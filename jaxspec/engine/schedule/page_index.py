@@ -1,0 +1,161 @@
+"""Which text lies in which page: an immutable index, and its transitions.
+
+    text      t0 .. t63              t64 .. t127         t128 .. t191        t192 ..
+    key       (salt, t0 .. t63)      (1, t64 .. t127)    (2, t128 .. t191)   the page is not full
+    entry     page 7, serial 1       page 3, serial 2    page 9, serial 3
+
+A key begins with the serial number of the entry before it, so it stands for the whole text up to
+its end. Keys are compared as tokens, and no serial number is given twice. So no text is ever taken
+for another, whatever a page held before.
+
+If what a proposer keeps of a token depends on the token after it, the tokens of a key reach one
+token further (`looks_ahead` 1), t0 .. t64 for the first page.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+Salt = str | None
+"""Texts with different salts never share an entry."""
+Key = tuple[int | Salt, tuple[int, ...]]
+"""The serial number of the entry before, or the salt if there is none before; a page's tokens, and
+those after it that the page depends on."""
+NONE: MappingProxyType[Any, Any] = MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A page whose text can be found."""
+
+    page: int
+    serial: int
+    """Number of the entry, which no other entry ever has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """How far a request's text has been compared with the index."""
+
+    parent: int | Salt
+    """Serial number of the last entry of its text; its salt if there is none yet."""
+    pages: int = 0
+    """Number of its pages that were compared."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PageIndex:
+    """The pages whose text can be found."""
+
+    page_size: int
+    entries: MappingProxyType[Key, Entry] = NONE
+    keys: MappingProxyType[int, Key] = NONE
+    """The key of every page that has an entry."""
+    chains: MappingProxyType[int, Chain] = NONE
+    """By request id, for the running requests whose pages may get entries."""
+    next_serial: int = 1
+    looks_ahead: int = 0
+    """How many tokens after a page what lies in it depends on: 0 or 1."""
+
+    def key(self, parent: int | Salt, at: int, tokens: tuple[int, ...]) -> Key:
+        """The key of the page `at` of a text."""
+        begin = at * self.page_size
+        return parent, tokens[begin : begin + self.page_size + self.looks_ahead]
+
+    def whole_pages(self, positions: int) -> int:
+        """How many pages such a number of committed positions completes."""
+        return max(positions - self.looks_ahead, 0) // self.page_size
+
+
+def find(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry, ...]:
+    """The entries of the whole pages of a text, from the end of the chain up to the first that is
+    missing. The last token of the text is never in them: it has to be read for what follows it."""
+    parent, found = chain.parent, []
+    for at in range(chain.pages, (len(tokens) - 1) // index.page_size):
+        entry = index.entries.get(index.key(parent, at, tokens))
+        if entry is None:
+            break
+        found.append(entry)
+        parent = entry.serial
+    return tuple(found)
+
+
+def with_request(
+    index: PageIndex, request: int, chain: Chain, found: Sequence[Entry] = ()
+) -> PageIndex:
+    """A request begins, whose text begins with this chain and these entries. Its pages may get
+    entries too."""
+    if found:
+        chain = Chain(found[-1].serial, chain.pages + len(found))
+    return dataclasses.replace(index, chains=changed(index.chains, {request: chain}))
+
+
+def without_request(index: PageIndex, request: int) -> PageIndex:
+    return dataclasses.replace(index, chains=removed(index.chains, [request]))
+
+
+def has_new(index: PageIndex, request: int, positions: int) -> bool:
+    """Whether a request with this many committed positions has full pages that have not been
+    compared with the index."""
+    chain = index.chains.get(request)
+    return chain is not None and index.whole_pages(positions) > chain.pages
+
+
+def filled(
+    index: PageIndex, texts: Iterable[tuple[int, Sequence[int], tuple[int, ...]]]
+) -> PageIndex:
+    """These requests, given with their pages, have committed these tokens. Each whole page gets an
+    entry, unless its text has one already."""
+    entries, keys, chains = index.entries.copy(), index.keys.copy(), index.chains.copy()
+    serial = index.next_serial
+    for request, pages, tokens in texts:
+        parent, count = chains[request].parent, index.whole_pages(len(tokens))
+        for at in range(chains[request].pages, count):
+            key = index.key(parent, at, tokens)
+            if key not in entries:
+                entries[key], keys[pages[at]] = Entry(pages[at], serial), key
+                serial += 1
+            parent = entries[key].serial
+        chains[request] = Chain(parent, count)
+    return dataclasses.replace(
+        index,
+        entries=MappingProxyType(entries),
+        keys=MappingProxyType(keys),
+        chains=MappingProxyType(chains),
+        next_serial=serial,
+    )
+
+
+def without_pages(index: PageIndex, pages: Iterable[int]) -> PageIndex:
+    """Without the entries of these pages."""
+    gone = [page for page in pages if page in index.keys]
+    if not gone:
+        return index
+    entries = removed(index.entries, [index.keys[page] for page in gone])
+    return dataclasses.replace(index, entries=entries, keys=removed(index.keys, gone))
+
+
+def emptied(index: PageIndex, salts: Mapping[int, Salt] = NONE) -> PageIndex:
+    """Without entries. From now on only pages of these requests can get some, and of requests that
+    come later. Serial numbers are not given again."""
+    chains = MappingProxyType({request: Chain(salt) for request, salt in salts.items()})
+    return dataclasses.replace(index, entries=NONE, keys=NONE, chains=chains)
+
+
+def changed[K, V](before: MappingProxyType[K, V], changes: Mapping[K, V]) -> MappingProxyType[K, V]:
+    """A read-only copy with changes. `copy` takes the dict as it is, where `dict(before)` would
+    compute the hash of every key."""
+    after = before.copy()
+    after.update(changes)
+    return MappingProxyType(after)
+
+
+def removed[K, V](before: MappingProxyType[K, V], keys: Collection[K]) -> MappingProxyType[K, V]:
+    """A read-only copy without some keys."""
+    if not keys:
+        return before
+    after = before.copy()
+    for key in keys:
+        after.pop(key, None)
+    return MappingProxyType(after)

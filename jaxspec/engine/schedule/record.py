@@ -1,0 +1,73 @@
+"""The host's whole record of its requests: an immutable ledger. `ledger.py` has its transitions."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from jaxspec.engine.requests.request import Increment, Request
+from jaxspec.engine.schedule.pages import PageBook
+from jaxspec.engine.stats.acceptance import PooledStats
+from jaxspec.engine.stats.latencies import Latencies
+from jaxspec.engine.step.io import StepResult
+
+NOBODY: Mapping[int, Request] = MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """A step that was launched and whose result the host has not read yet."""
+
+    requests: tuple[int, ...]
+    """Ids of the requests in its batch, in order."""
+    result: StepResult
+    silent: frozenset[int] = frozenset()
+    """Requests that get no token from the step: their prompt continues after this chunk, or the
+    token after it was emitted before."""
+    prompt_tokens: int = 0
+    """Tokens of prompts that it computes, padding among them; 0 for a decode step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Every live request, what it holds, and what its caller has not taken yet."""
+
+    book: PageBook
+    """Pages of the running requests."""
+    num_drafts: int
+    """Most drafts of a request in a step, which statistics have a place for each of."""
+    synthetic: bool = False
+    """Whether acceptance is drawn instead of found by comparing drafts."""
+    prefix_caching: bool = False
+    """Whether requests whose texts begin alike share pages."""
+    exact: bool = False
+    """Whether they share only pages that the usual prefill program wrote: decode steps, and prefill
+    that returns log probabilities of prompts, may have written other bits."""
+    waiting: tuple[Request, ...] = ()
+    """Requests without a slot, in the order in which they came."""
+    running: Mapping[int, Request] = NOBODY
+    """Requests with a slot, by id, in the order in which they were admitted."""
+    launched: tuple[Launched, ...] = ()
+    """Steps whose results are still to be read, oldest first."""
+    read_since_decode: int = 0
+    """Tokens of prompts that were computed since the last decode step."""
+    read_for: frozenset[int] = frozenset()
+    """The requests whose prompts were read since the last decode step."""
+    read_last: tuple[int, ...] = ()
+    """The requests whose prompts the last prefill program read."""
+    increments: tuple[Increment, ...] = ()
+    """What steps added to requests and nobody has taken yet, oldest first."""
+    suspects: Mapping[int, int] = MappingProxyType({})
+    """Requests of a failed step, with the number of tokens they had. Each of them runs in steps of
+    its own until it has more tokens, or until it fails again and thus caused the failure."""
+    finished: PooledStats = PooledStats()
+    """Statistics of the requests that have ended, except those that their caller dropped."""
+    latencies: Latencies = Latencies()
+    """Latencies of the same requests."""
+    prefix_cache_queries: int = 0
+    """Prompt tokens of the requests that were given a slot and whose beginning was looked up."""
+    prefix_cache_hits: int = 0
+    """How many of these were found."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.waiting or self.running)

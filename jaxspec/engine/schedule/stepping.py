@@ -1,0 +1,251 @@
+"""One step of all requests: slots for those who wait, programs for prompts, a decode step, and the
+results of what was launched before. What to run is chosen by pure functions of their own."""
+
+import collections
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from jaxspec.engine.adapt.width import AdaptiveWidth
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.requests.request import Request
+from jaxspec.engine.schedule import ledger
+from jaxspec.engine.schedule.admission import Seat, choose_seat
+from jaxspec.engine.schedule.decode import choose_decode, decode_inputs, launch_decode
+from jaxspec.engine.schedule.drafters import Drafters
+from jaxspec.engine.schedule.pages import PageBook, new_book
+from jaxspec.engine.schedule.prefill import Allowance, Chunk, allowance_of, choose_prefill
+from jaxspec.engine.schedule.record import Launched, Ledger
+from jaxspec.engine.schedule.results import progress_in
+from jaxspec.engine.schedule.scoring import with_scores
+from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.state import EngineState
+from jaxspec.engine.step.steps import admit_step, prefill_step
+from jaxspec.engine.step.upload import admission_of, prompt_chunk
+from jaxspec.proposers.methods import HostProposer
+from jaxspec.text.tokenizer import Tokenizer
+
+
+class Stepping:
+    """Live requests over one device state, and the step that carries them on.
+
+    A step is not yet a transaction: whatever it raises, the ledger is the one of before or after a
+    transition, but the device may be ahead of it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        new_state: Callable[[], EngineState],
+        plan: Plan,
+        tokenizer: Tokenizer | None,
+        proposer: HostProposer | None = None,
+        adaptive: AdaptiveWidth | None = None,
+    ):
+        self.device = device
+        self.new_state = new_state
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self.drafters = Drafters(proposer, adaptive)
+        book = new_book(plan.num_pages, plan.page_size, plan.looks_ahead)
+        self.ledger = Ledger(
+            book,
+            plan.block_size - 1,
+            device.models.synthetic,
+            prefix_caching=plan.prefix_caching,
+            exact=plan.exact,
+        )
+        """Replaced as a whole, by the thread whose turn it is. Anyone may read it at any time."""
+        self.no_seat: tuple[Sequence[Request], PageBook, int] | None = None
+        """The waiting requests when none of them could have a slot, the book, and how many tokens
+        of prompts had been read: as long as these are the same, nobody need look again."""
+        self.tried: tuple[int, ...] = ()
+        """Requests of the program that is being launched or read."""
+
+    def _step(self) -> None:
+        """Launches programs that read prompts, or else a decode step; then reads the results of
+        what was launched before. If the host takes part in the decode step, it reads them first."""
+        in_flight = len(self.ledger.launched)
+        if not self._read_prompts():
+            if self.plan.reads_before_decoding:
+                self.read_results()
+                in_flight = 0
+            if ready := self._ready_to_decode():
+                self._decode(ready)
+        lockstep = self.plan.driver == "lockstep" or self.ledger.suspects
+        self.read_results(but=0 if lockstep else len(self.ledger.launched) - in_flight)
+
+    # Admission
+
+    def _admit_some(self) -> None:
+        """Gives slots and pages to as many waiting requests as the next program can read. More wait
+        for the next: a device that has nothing to do would wait for all of them."""
+        for _ in range(self.plan.shapes.largest_prefill):
+            if (seat := self._next_seat()) is None:
+                break
+            self.tried = (seat.request.id,)
+            now = self.device.clock.now()
+            self.ledger = ledger.admitted(
+                self.ledger, seat.request, seat.slot, seat.positions, now, seat.found
+            )
+            self._begin(seat.request)
+        assert self.ledger.running or not self.ledger.waiting, "all wait although nothing runs"
+
+    def _next_seat(self) -> Seat | None:
+        if not self.ledger.waiting or self._sees_what_it_saw():
+            return None
+        self.ledger = ledger.with_new_pages(self.ledger)
+        seat = choose_seat(self.plan, self.ledger)
+        if seat is None:
+            self.no_seat = self.ledger.waiting, self.ledger.book, self._tokens_read()
+        return seat
+
+    def _sees_what_it_saw(self) -> bool:
+        if self.no_seat is None:
+            return False
+        waiting, book, read = self.no_seat
+        same = waiting is self.ledger.waiting and book is self.ledger.book
+        return same and read == self._tokens_read()
+
+    def _tokens_read(self) -> int:
+        return sum(request.prefilled for request in self.ledger.running.values())
+
+    def _begin(self, before: Request) -> None:
+        """Gives a request its slot on the device. Drafters are told what was found of its text as
+        if it had been read."""
+        request = self.ledger.running[before.id]
+        self._admit_on_device(request.id)
+        if found := request.context[before.prefilled : request.prefilled]:
+            self._tell_drafters(request, found)
+
+    def _admit_on_device(self, id: int) -> None:
+        request, held = self.ledger.running[id], self.ledger.book.held[id]
+        sizes = self.plan.max_pages, self.plan.recalled_positions
+        self.device.run(admit_step, admission_of(request, held, *sizes))
+
+    # Reading prompts
+
+    def _read_prompts(self) -> bool:
+        """Launches programs that read prompts, as many as are allowed. Returns whether it did."""
+        if not self.ledger.waiting and all(one.is_prefilled for one in self._candidates()):
+            return False
+        before, ready = len(self.ledger.launched), self._ready_to_decode()
+        if not ready:
+            self.ledger = ledger.nobody_decodes(self.ledger)
+        allowance = allowance_of(self.plan, self.ledger, ready)
+        self._admit_some()
+        while choice := self._choose_prefill(allowance):
+            if not self._find_more(choice[1]):
+                self._prefill(*choice)
+            self._admit_some()
+        return len(self.ledger.launched) > before
+
+    def _choose_prefill(self, allowance: Allowance) -> tuple[Chunk, list[Request]] | None:
+        return choose_prefill(self.plan.shapes, self.ledger, self._candidates(), allowance)
+
+    def _find_more(self, chosen: Sequence[Request]) -> bool:
+        """Those whose first chunk is next look once more for their beginning, which others may have
+        read since they were admitted. Whether one of them found more."""
+        new = [request for request in chosen if request.prefilled == request.begins_at]
+        return any([self._finds_more(request) for request in new])
+
+    def _finds_more(self, request: Request) -> bool:
+        self.ledger = ledger.with_new_pages(self.ledger)
+        if found := ledger.found_since(self.ledger, request):
+            self.tried = (request.id,)
+            self.ledger = ledger.found_later(self.ledger, request, found)
+            self._begin(request)
+        return bool(found)
+
+    def _prefill(self, chunk: Chunk, chosen: Sequence[Request]) -> None:
+        """Launches the program that reads the next chunk of these prompts."""
+        self.tried = tuple(request.id for request in chosen)
+        draws = self.plan.exact or any(request.draws for request in chosen)
+        scored = any(request.scores_next_chunk for request in chosen)
+        width = chunk.width
+        inputs = prompt_chunk(chosen, chunk.batch, width, self.plan.num_slots, scored)
+        result = self.device.run(prefill_step, inputs, draws=draws)
+        after = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
+        for before, request in zip(chosen, after):
+            self._tell_drafters(request, _newly_read(before, request))
+        silent = frozenset(r.id for r in after if r.resumed or not r.is_prefilled)
+        self._note_launched(Launched(self.tried, result, silent, chunk.tokens), after)
+
+    def _tell_drafters(
+        self, request: Request, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
+    ) -> None:
+        if request.params.speculate:
+            self.drafters.commit(request.id, tokens, num_drafts, accepted)
+
+    # Decoding
+
+    def _decode(self, requests: list[Request]) -> None:
+        """Launches a decode step of these requests."""
+        self.tried = tuple(request.id for request in requests)
+        choice = choose_decode(self.plan, self.drafters, requests)
+        inputs = decode_inputs(self.device, self.plan, choice, requests)
+        result = launch_decode(self.device, choice.programs, inputs)
+        self._note_launched(Launched(self.tried, result))
+
+    def _ready_to_decode(self) -> list[Request]:
+        """Requests whose prompts have been read and that may have budget left."""
+        steps = self.ledger.launched
+        unread = collections.Counter(id for s in steps for id in s.requests if id not in s.silent)
+        return [
+            request
+            for request in self._candidates()
+            if request.is_prefilled
+            and request.num_tokens + unread[request.id] < request.params.max_tokens
+        ]
+
+    def _candidates(self) -> list[Request]:
+        """The running requests; if the first of the suspects is among them, only this one."""
+        running, suspects = self.ledger.running, self.ledger.suspects
+        alone = [running[id] for id in [*suspects][:1] if id in running]
+        return alone or [*running.values()]
+
+    def _note_launched(self, step: Launched, prompts: Sequence[Request] = ()) -> None:
+        for leaf in jax.tree.leaves(step.result):
+            leaf.copy_to_host_async()
+        self.ledger = ledger.launched(self.ledger, step, prompts)
+
+    # Reading results
+
+    def read_results(self, but: int = 0) -> None:
+        """Reads the results of every launched step, except the newest `but` steps."""
+        while len(self.ledger.launched) > but:
+            self._read(self.ledger.launched[0])
+
+    def _read(self, step: Launched) -> None:
+        """Adds the tokens of the oldest launched step to its requests."""
+        self.tried = step.requests
+        result = jax.tree.map(np.asarray, step.result)
+        before, now = self.ledger, self.device.clock.now()
+        if result.prompt is not None:
+            before = with_scores(before, step.requests, result.prompt)
+        progress = list(progress_in(before, step, result, now, self.tokenizer))
+        for one in progress:
+            tokens = one.increment.gained.token_ids
+            self._tell_drafters(one.request, tokens, one.num_drafts, one.accepted)
+        self.ledger = ledger.read(before, [(one.request, one.increment) for one in progress])
+        if any(one.increment.ended for one in progress):
+            self.drafters.release_all_but(self.ledger.running)
+
+    # Beginning anew
+
+    def _begin_anew(self) -> None:
+        """Makes new pools. Every running request will be prefilled again from its tokens."""
+        self.ledger = ledger.begun_anew(self.ledger)
+        self.drafters.release_all_but(())
+        self.device.discard_state()  # the old pools and the new need not fit side by side
+        self.device.state = self.new_state()
+        for id in self.ledger.running:
+            self._admit_on_device(id)
+
+
+def _newly_read(before: Request, after: Request) -> tuple[int, ...]:
+    """The tokens of a chunk, and at its end the token after it if that is known already."""
+    tokens, known = after.context[before.prefilled : after.prefilled], after.known_next
+    return tokens if known is None or not after.is_prefilled else (*tokens, known)

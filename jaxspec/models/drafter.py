@@ -1,0 +1,79 @@
+"""What the modules of all drafters have in common: where their tokens come from and go to.
+
+Embedding and head are the target's unless the checkpoint has its own. A drafter with a vocabulary
+of its own has a head over it, and the target's id of each of its tokens.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxspec.cache.cache import Cache
+from jaxspec.cache.keys_values import KeysValues
+from jaxspec.layers.axes import Axis
+from jaxspec.layers.linear import Embedding, Linear
+from jaxspec.layers.paged import empty_cache
+from jaxspec.layers.parameter import counting, parameter
+from pallas_kernels.dispatch import Implementation
+
+
+class DrafterModule(nn.Module):
+    """A drafter without its layers."""
+
+    config: Any
+    dtype: DTypeLike = jnp.float32
+    implementation: Implementation = "auto"
+
+    def set_up_vocabulary(self) -> Axis:
+        """Makes the embedding and the head that the checkpoint has. Returns the axis of the tokens
+        that are drafted."""
+        config, hidden = self.config, self.config.decoder.hidden
+        vocab = drafted = Axis("vocab", config.vocab_size)
+        if config.owns_embedding:
+            self.embedding = Embedding(vocab, hidden, self.dtype)
+        if config.draft_vocab_size is not None:
+            drafted = Axis("draft_vocab", config.draft_vocab_size)
+            # Ids, not weights; they are among the parameters because they belong to the head.
+            self.target_ids = parameter(self, "target_ids", counting, (drafted,), jnp.int32)
+        if config.owns_head:
+            self.head = Linear(hidden, drafted, self.dtype)
+        return drafted
+
+    @nn.nowrap
+    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
+        """An empty cache: pages of keys and values for every layer, nothing per slot."""
+        return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
+
+    @nn.nowrap
+    def with_kernels(self, implementation: Implementation) -> "DrafterModule":
+        return self.clone(implementation=implementation)
+
+    def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]:
+        """Embeds tokens; only for a checkpoint with an embedding of its own."""
+        return self.embedding(tokens)
+
+    def logits(
+        self, hidden: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "batch width draft_vocab"]:
+        """Logits of hidden states; only for a checkpoint with a head of its own."""
+        with jax.named_scope("head"):
+            return self.head(hidden)
+
+    def target_tokens(self, drafted: Int[Array, "batch width"]) -> Int[Array, "batch width"]:
+        """Converts ids of the drafter's vocabulary to ids of the target's."""
+        if self.config.draft_vocab_size is None:
+            return drafted
+        return jnp.take(self.target_ids, drafted, axis=0)
+
+    def touch_vocabulary(
+        self, tokens: Int[Array, "batch width"], hidden: Float[Array, "batch width hidden"]
+    ) -> None:
+        """Uses every parameter of the embedding and the head once, for initialisation."""
+        if self.config.owns_embedding:
+            self.embed(tokens)
+        if self.config.owns_head:
+            self.target_tokens(jnp.argmax(self.logits(hidden), axis=-1))

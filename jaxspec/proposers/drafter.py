@@ -1,0 +1,74 @@
+"""What the proposers of all drafter models have in common: how they call the drafter, and the
+target for what the drafter does not have of its own."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.layers.kernels import OpChoice
+from jaxspec.models.target import Target
+from jaxspec.proposers.device import Params
+from pallas_kernels.dispatch import Implementation
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterProposer:
+    """A proposer with a drafter model, but for its state and how it drafts."""
+
+    drafter: Any
+
+    @property
+    def kind(self) -> str:
+        return self.drafter.config.kind
+
+    @property
+    def num_drafts(self) -> int:
+        return self.drafter.config.num_drafts
+
+    def with_kernels(self, implementation: Implementation) -> "DrafterProposer":
+        return dataclasses.replace(self, drafter=self.drafter.with_kernels(implementation))
+
+    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
+        return self.drafter.kernel_choices(batch, width, page_size)
+
+    def apply(self, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+        """Runs a method of the drafter."""
+        return _apply(self.drafter, params["drafter"], *inputs, method=method)
+
+    def embedded(
+        self, target: Target, params: Params, tokens: Int[Array, "batch width"]
+    ) -> Float[Array, "batch width hidden"]:
+        """Tokens as the drafter reads them."""
+        if self.drafter.config.owns_embedding:
+            embedded = self.apply(params, tokens, method="embed")
+        else:
+            embedded = _apply(target, params["target"], tokens, method="embed")
+        return embedded.astype(self.drafter.dtype)
+
+    def logits(
+        self, target: Target, params: Params, hidden: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "batch width draft_vocab"]:
+        """Logits of the drafter's hidden states, over its own vocabulary if it has one."""
+        if self.drafter.config.has_head:
+            return self.apply(params, hidden, method="logits")
+        return _apply(target, params["target"], hidden, method="logits")
+
+    def over_target_vocabulary(
+        self, params: Params, logits: Float[Array, "batch drafts draft_vocab"]
+    ) -> Float[Array, "batch drafts vocab"]:
+        """Logits over the target's vocabulary: minus infinity for tokens that the drafter's reduced
+        vocabulary leaves out."""
+        config = self.drafter.config
+        if config.draft_vocab_size is None:
+            return logits
+        nowhere = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf, logits.dtype)
+        return nowhere.at[..., params["drafter"]["target_ids"]].set(logits)
+
+
+def _apply(model: Any, params: Any, *inputs: Any, method: str) -> Any:
+    with jax.named_scope(type(model).__name__.lower()):
+        return model.apply({"params": params}, *inputs, method=method)

@@ -1,0 +1,150 @@
+"""The walk over drafted places: each place chooses its token given the one before it.
+
+    place            0                 1                 2
+    one pass         hidden, logits    hidden, logits    hidden, logits     of all places at once
+    query of         current token     token 0           token 1            and the hidden state
+    score of b       logit of b + <query, key of b>      ..
+    chosen           token 0           token 1           token 2            the highest, or drawn
+
+The pass over the block costs what it costs without the walk. The walk adds as many small steps as
+there are places; over a few `candidates` per place it reads a few rows of the keys' codebook,
+otherwise the whole codebook at every place.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.models.config import DFlashConfig
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import Params, num_bytes
+from jaxspec.models.transition import State
+from jaxspec.sampling import SlotSampling, draw_drafts, greedy
+from jaxspec.sampling.logprobs import likeliest
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """How the drafts of a step are drawn."""
+
+    sampling: SlotSampling
+    positions: Int[Array, "batch drafts"]
+    """Positions of the drafts, which the keys of the draws depend on."""
+
+
+def walk(
+    drafter: DFlash,
+    params: Params,
+    current: Int[Array, " batch"],
+    hidden: Float[Array, "batch drafts hidden"],
+    logits: Float[Array, "batch drafts draft_vocab"],
+    drawing: Drawing | None,
+) -> tuple[Int[Array, "batch drafts"], Float[Array, "batch drafts draft_vocab"] | None]:
+    """The drafts, as ids of the target's vocabulary, and the scores that they were drawn from.
+
+    A place takes the token with the best score, or with `drawing` draws one as the request samples;
+    then the scores are returned, with minus infinity for tokens that are no candidates.
+    """
+    transition = drafter.config.transition
+    assert transition is not None, "only a drafter with a transition walks"
+    with jax.named_scope("walk"):
+        apply: Any = partial(drafter.apply, {"params": params})
+        base, ids = _among(logits, transition.candidates)
+        keys, read = apply(ids, method=_keys), apply(hidden, method=_read)
+        state, previous = apply(current.size, method=_start), current
+        tokens, scores = [], []
+        # Few and small: unrolled, so that the compiler joins each place's steps with the next's.
+        for place in range(logits.shape[1]):
+            state, query = apply(state, previous, read[:, place], method=_query)
+            of_place = _scores(base[:, place], query, keys if ids is None else keys[:, place])
+            own = _choose(of_place, place, drawing)
+            if ids is not None:
+                own = jnp.take_along_axis(ids[:, place], own[:, None], axis=1)[:, 0]
+            previous = apply(own[:, None], method="target_tokens")[:, 0]
+            tokens.append(previous)
+            scores.append(of_place)
+        drafts = jnp.stack(tokens, axis=1)
+        if drawing is None:
+            return drafts, None
+        return drafts, _everywhere(jnp.stack(scores, axis=1), ids, logits.shape[-1])
+
+
+def walk_bytes(config: DFlashConfig, transition: Params) -> int:
+    """Bytes of its transition that a drafter reads to walk over a block of one request: of the
+    codebook of preceding tokens a row per place, of the other the candidates' rows per place."""
+    assert config.transition is not None, "only a drafter with a transition walks"
+    before, after = num_bytes(transition["preceding"]), num_bytes(transition["following"])
+    tokens = config.draft_vocab_size or config.vocab_size
+    candidates = min(config.transition.candidates or tokens, tokens)
+    per_place = before // config.vocab_size + after // tokens * candidates
+    return config.num_drafts * per_place + num_bytes(transition) - before - after
+
+
+def _start(drafter: DFlash, batch: int) -> State:
+    return drafter.transition.start(batch)
+
+
+def _read(
+    drafter: DFlash, hidden: Float[Array, "batch drafts hidden"]
+) -> Float[Array, "batch drafts inputs"]:
+    return drafter.transition.read(hidden)
+
+
+def _query(
+    drafter: DFlash,
+    state: State,
+    previous: Int[Array, " batch"],
+    read: Float[Array, "batch inputs"],
+) -> tuple[State, Float[Array, "batch rank"]]:
+    return drafter.transition.query(state, previous, read)
+
+
+def _keys(drafter: DFlash, tokens: Int[Array, "*tokens"] | None) -> Float[Array, "*tokens rank"]:
+    return drafter.transition.keys(tokens)
+
+
+def _among(
+    logits: Float[Array, "batch drafts draft_vocab"], candidates: int | None
+) -> tuple[Float[Array, "batch drafts candidates"], Int[Array, "batch drafts candidates"] | None]:
+    """The logits among which each place chooses, and of which tokens; None if of all."""
+    if candidates is None:
+        return logits, None
+    return likeliest(logits, min(candidates, logits.shape[-1]))
+
+
+def _scores(
+    logits: Float[Array, "batch candidates"],
+    query: Float[Array, "batch rank"],
+    keys: Float[Array, "batch candidates rank"] | Float[Array, "candidates rank"],
+) -> Float[Array, "batch candidates"]:
+    """Logits of one place, corrected; in float32 or better."""
+    exact = jnp.promote_types(logits.dtype, jnp.float32)
+    of_keys = "cr" if keys.ndim == 2 else "bcr"
+    products = jnp.einsum(f"br,{of_keys}->bc", query, keys, preferred_element_type=exact)
+    return logits.astype(exact) + products
+
+
+def _choose(
+    scores: Float[Array, "batch candidates"], place: int, drawing: Drawing | None
+) -> Int[Array, " batch"]:
+    """The place of the chosen token among the candidates."""
+    if drawing is None:
+        return greedy(scores[:, None])[:, 0]
+    positions = drawing.positions[:, place : place + 1]
+    return draw_drafts(scores[:, None], drawing.sampling, positions)[:, 0]
+
+
+def _everywhere(
+    scores: Float[Array, "batch drafts candidates"],
+    ids: Int[Array, "batch drafts candidates"] | None,
+    vocab_size: int,
+) -> Float[Array, "batch drafts draft_vocab"]:
+    """The scores over the whole vocabulary: minus infinity for tokens that are no candidates."""
+    if ids is None:
+        return scores
+    nowhere = jnp.full((*scores.shape[:2], vocab_size), -jnp.inf, scores.dtype)
+    return jnp.put_along_axis(nowhere, ids, scores, axis=-1, inplace=False)

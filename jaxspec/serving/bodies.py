@@ -1,0 +1,38 @@
+"""Reads the body of a request, up to a limit."""
+
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from jaxspec.serving.fields import json_object
+from jaxspec.serving.refusals import Refusal
+
+LONGEST_BODY = 64 * 2**20
+"""Bytes of the longest body: a prompt of the longest context fits many times."""
+JSON = "application/json"
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The JSON object in the body. The type has to be JSON's, because a web page of any origin may
+    send the browser's other types without asking."""
+    kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise Refusal(
+            415,
+            f"the content type is {kind[:100]!r}; expected {JSON}: add the header "
+            f"'Content-Type: {JSON}'",
+        )
+    return json_object(await _body(request))
+
+
+async def _body(request: Request) -> bytes:
+    pieces, size = [], 0
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            if size > LONGEST_BODY:
+                raise Refusal(413, f"the body is longer than {LONGEST_BODY} bytes; send less")
+            pieces.append(piece)
+    except ClientDisconnect:
+        raise Refusal(400, "the client left before its request was read") from None
+    return b"".join(pieces)

@@ -1,0 +1,220 @@
+"""What the loop makes of given step times under load. Deterministic, and needs no GPU.
+
+    python scripts/simulate_load.py --json load.json
+
+The loop, its plan and its ledger are the real ones. In place of the device there is one that does
+no work: a program takes the time that was measured for it, begins when the one before it has ended,
+and its result can be read when it has ended. The clock of the requests is this simulated one. How
+many drafts a step accepts is drawn from the request's number and length, so that it does not depend
+on the policy.
+
+Times are of the 8B shape on one H100. Decode steps: `dflash_engine_ms` of steps-8b-h100.json, by
+batch size. Prefill: the time per token of prefill-8b-h100.json for the tokens of the shape, padding
+among them, and for attention to what the prompts hold already; besides, `CALL_MS` per call, chosen
+so that calls of 1 and 4 prompts of 512 tokens take 13 and 44 ms, as in runs of the bench; but never
+less than a plain decode step at one slot, which reads the weights. Host: the two figures of
+host-cpu.json for a step of 1 and of 32 requests, as a time per program and one per request that is
+read; and to give a request its slot, a 32nd of what the last of 32 requests waited for theirs in
+bench-8b-h100.json, whose engine gave all slots before it launched anything. Between two steps the
+caller takes no time.
+
+**The ideal** of a pass is what steady decoding and prefill allow: its prompt tokens at the time per
+token, and then its other tokens (all but the first of each request, which prefill gives) at the
+rate of a steady step in which every slot decodes, `slots x drawn acceptance length / step`. It has
+no beginning and no end, no padding, no call times, and no host. The share is the ideal time over
+the simulated one.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from measuring import about, write_json
+from timed_device import CALL_MS, TOKEN, Times, device_of, read_times, simulated_engine
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.requests.sampling_params import SamplingParams
+
+SLOTS = (1, 8, 32)
+PROMPT, OUTPUT, REQUESTS_PER_SLOT = 512, 192, 2
+LONG, SHORT = 8192, 50
+DRAWS = 12
+
+
+# Requests that come at their times
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A request of a scenario."""
+
+    at_ms: float | None
+    """None for one that comes as soon as fewer than the most at once are there."""
+    prompt: int
+    """Tokens."""
+    output: int
+
+
+@dataclasses.dataclass
+class Life:
+    """When a request came, and when it got tokens."""
+
+    came: float
+    times: list[float] = dataclasses.field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+    drawn: int = 0
+
+    @property
+    def first_token_ms(self) -> float:
+        return self.times[0] - self.came
+
+    def gaps_between(self, begin: float, end: float) -> list[float]:
+        """Between pieces of the answer that were on their way in this time."""
+        pairs = itertools.pairwise(self.times)
+        return [after - before for before, after in pairs if after > begin and before < end]
+
+
+def lived(engine: Engine, arrivals: Sequence[Arrival], at_once: int) -> list[Life]:
+    """Runs requests to their ends, at most so many at once."""
+    clock = device_of(engine).clock
+    due, live, lives = deque(arrivals), {}, []
+    while due or live:
+        if not live:
+            clock.milliseconds = max(clock.milliseconds, due[0].at_ms or 0.0)
+        while due and len(live) < at_once and (due[0].at_ms or 0.0) <= clock.milliseconds:
+            one = due.popleft()
+            params = SamplingParams(max_tokens=one.output, ignore_eos=True)
+            id = engine.submit([TOKEN] * one.prompt, params)
+            live[id] = Life(clock.milliseconds if one.at_ms is None else one.at_ms)
+            lives.append(live[id])
+        for event in engine.step(live):
+            _note(live[event.index], event, clock.milliseconds)
+            if event.output is not None:
+                stats = event.output.stats
+                live[event.index].steps = stats.num_spec_steps
+                live[event.index].drawn = stats.num_spec_steps + stats.num_accepted_draft_tokens
+                del live[event.index]
+    return lives
+
+
+def _note(life: Life, event: Any, now: float) -> None:
+    if event.token_ids:
+        life.times.append(now)
+        life.tokens += len(event.token_ids)
+
+
+# What is measured
+
+
+def whole_passes(times: Times, slots: int, **options: Any) -> dict[str, Any]:
+    """The bench's pass, with several draws of what is accepted; details are those of the first."""
+    seeds = [1000 * draw for draw in range(DRAWS)]
+    passes = [whole_pass(times, slots, **{"seed": seed} | options) for seed in seeds]
+    shares = [one["share"] for one in passes]
+    return passes[0] | {"share": statistics.mean(shares), "share_of_each_draw": shares}
+
+
+def whole_pass(times: Times, slots: int, **options: Any) -> dict[str, Any]:
+    """As many requests at once as there are slots, a new one as one ends."""
+    engine = simulated_engine(times, slots, **options)
+    work = [Arrival(None, PROMPT, OUTPUT)] * (REQUESTS_PER_SLOT * slots)
+    lives = lived(engine, work, at_once=slots)
+    took = device_of(engine).clock.milliseconds
+    drawn = sum(one.drawn for one in lives) / sum(one.steps for one in lives)
+    tokens = sum(one.tokens for one in lives)
+    reading = len(work) * PROMPT * times.per_token
+    decoding = (tokens - len(work)) / (slots * drawn) * times.decode[slots]
+    return {
+        "slots": slots,
+        "requests": len(work),
+        "drawn_length": drawn,
+        "tokens_per_s": 1e3 * tokens / took,
+        "ideal_tokens_per_s": 1e3 * tokens / (reading + decoding),
+        "share": (reading + decoding) / took,
+        "device_busy": device_of(engine).busy / took,
+        "programs": _counted(device_of(engine).launched),
+    } | _percentiles("gap_ms", [gap for one in lives for gap in one.gaps_between(0, took)])
+
+
+def beside_a_long_prompt(times: Times, decoding: int, **options: Any) -> dict[str, Any]:
+    """Requests decode, then a prompt of 8k tokens comes, and right behind it a short one."""
+    engine = simulated_engine(times, 32, **options)
+    came = 1500.0
+    others = [Arrival(0.0, PROMPT, 4 * OUTPUT + 2000)] * decoding
+    work = [*others, Arrival(came, LONG, OUTPUT), Arrival(came, SHORT, OUTPUT)]
+    lives = lived(engine, work, at_once=32)
+    *before, long, short = lives
+    until = came + long.first_token_ms
+    gaps = [gap for one in before for gap in one.gaps_between(came, until)]
+    return {
+        "decoding": decoding,
+        "long_first_token_ms": long.first_token_ms,
+        "short_first_token_ms": short.first_token_ms,
+    } | _percentiles("gap_ms", gaps)
+
+
+def burst(times: Times, decoding: int, count: int, **options: Any) -> dict[str, Any]:
+    """Many short prompts come at once."""
+    engine = simulated_engine(times, 32, **options)
+    came = 1500.0 if decoding else 0.0
+    others = [Arrival(0.0, PROMPT, 4 * OUTPUT + 2000)] * decoding
+    lives = lived(engine, [*others, *[Arrival(came, SHORT, OUTPUT)] * count], at_once=32)
+    firsts = [one.first_token_ms for one in lives[decoding:]]
+    until = came + max(firsts)
+    gaps = [gap for one in lives[:decoding] for gap in one.gaps_between(came, until)]
+    named = {"decoding": decoding, "short_prompts": count}
+    return named | _percentiles("first_token_ms", firsts) | _percentiles("gap_ms", gaps)
+
+
+def _percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    return {
+        f"{name}_p50": statistics.median(values),
+        f"{name}_p99": float(np.percentile(values, 99)),
+        f"{name}_max": max(values),
+    }
+
+
+def _counted(launched: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+    names = [f"{name} {batch} x {width}" for name, batch, width in launched]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+def simulated(times: Times, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for slots in SLOTS:
+        yield "whole_pass", whole_passes(times, slots, **options)
+    for decoding in (1, 8, 30):
+        yield "beside_a_long_prompt", beside_a_long_prompt(times, decoding, **options)
+    for decoding, count in ((0, 32), (16, 16)):
+        yield "burst", burst(times, decoding, count, **options)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--options", type=json.loads, default={}, help="engine options as JSON")
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    times = read_times()
+    report: dict[str, Any] = about() | {"options": arguments.options}
+    report["times_ms"] = dataclasses.asdict(times) | {"call": CALL_MS}
+    options = {name: _as_tuples(value) for name, value in arguments.options.items()}
+    for name, row in simulated(times, **options):
+        report.setdefault(name, []).append(row)
+        print(name, json.dumps(row))
+    write_json(arguments.json, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Sends requests to a server at given times and notes when each piece of their answers arrives.
+
+A process of its own for `bench_serving.py`, so that the client's work takes nothing from the
+server's interpreter. It reads a plan from standard input and writes what it saw to standard output,
+both as JSON. It imports nothing but the standard library.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+
+async def main() -> None:
+    plan = json.load(sys.stdin)
+    begin = time.perf_counter() + 0.2
+    requests = [one_request(plan["host"], plan["port"], one, begin) for one in plan["requests"]]
+    json.dump(await asyncio.gather(*requests), sys.stdout)
+
+
+async def one_request(host: str, port: int, asked: dict[str, Any], begin: float) -> dict[str, Any]:
+    """Times in seconds since the request was sent; `at` is when it was to be sent."""
+    await asyncio.sleep(max(begin + asked["at"] - time.perf_counter(), 0.0))
+    body = json.dumps(asked["body"]).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(host, port, limit=2**22)
+    sent = time.perf_counter()
+    writer.write(head.encode() + body)
+    status = (await reader.readline()).decode().split(" ")[1]
+    times: list[float] = []
+    usage: dict[str, Any] = {}
+    while line := await reader.readline():
+        if not line.startswith(b"data: {"):
+            continue
+        now = time.perf_counter() - sent
+        if b'"choices": []' in line:
+            usage = json.loads(line[6:])["usage"]
+        else:
+            times.append(now)
+    writer.close()
+    return {"at": asked["at"], "status": int(status), "times": times, "usage": usage}
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,58 @@
+"""Drafters with random weights have the sizes of published ones, and engines run them."""
+
+import math
+
+import jax.numpy as jnp
+import pytest
+from flax.traverse_util import unflatten_dict
+
+from jaxspec.bench import _kinds
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.measure.engines import random_pair
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import parameter_shapes
+from jaxspec.models.presets import dflash2_for, qwen3
+from jaxspec.proposers.drafters import proposer_of
+from jaxspec.proposers.methods import DRAFTERS
+
+PUBLISHED_8B = 1_169_573_120
+"""Numbers in the published DFlash2 drafter for Qwen3-8B, without the target's embedding and
+head."""
+
+
+def sizes(config) -> dict[str, int]:
+    return {path: math.prod(x.shape) for path, x in parameter_shapes(DFlash(config)).items()}
+
+
+def test_dflash2_for_8b_has_as_many_parameters_as_the_published_one():
+    assert sum(sizes(dflash2_for(qwen3("qwen3-8b"))).values()) == PUBLISHED_8B
+
+
+def test_a_step_reads_rows_of_the_codebooks_and_all_the_rest():
+    config = dflash2_for(qwen3("qwen3-8b"))
+    nested = unflatten_dict(parameter_shapes(DFlash(config, jnp.bfloat16)), sep="/")
+    read = proposer_of(config, jnp.bfloat16).bytes_read({"drafter": nested}, target_head=1000)
+    codebooks, rows = 2 * 151936 * 256, 15 * (1 + 16) * 256
+    assert read == 2 * (PUBLISHED_8B - codebooks + rows) + 1000
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_kind_runs_with_random_weights(kind):
+    opened = random_pair("tiny", 8, jnp.float32, kind=kind)
+    engine = Engine.from_models(
+        opened.models, opened.params, None, max_batch=2, max_model_len=64, page_size=16
+    )
+    assert engine.plan.method == kind
+    named = {"dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark", "eagle3": "Eagle3"}
+    assert f" + {named[kind]} " in repr(engine)
+    outputs = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=6, ignore_eos=True))
+    assert [len(output.token_ids) for output in outputs] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("methods", "kinds"),
+    [(["none"], []), (["none", "dflash2"], ["dflash2"]), (["dflash2+ngram"], ["dflash2"])],
+)
+def test_methods_name_the_drafter(methods, kinds):
+    assert _kinds(methods) == kinds

@@ -1,0 +1,72 @@
+"""The simulation of loads: its clock, and what it says about the loop."""
+
+import pathlib
+import sys
+
+import pytest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import simulate_load
+
+        yield simulate_load
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def times(simulation):
+    return simulation.read_times()
+
+
+def test_one_request_takes_what_its_programs_take(simulation, times):
+    """Programs of one request run one after the other, and the host works beside them."""
+    engine = simulation.simulated_engine(times, 1)
+    [life] = simulation.lived(engine, [simulation.Arrival(0.0, 512, 64)], at_once=1)
+    device = simulation.device_of(engine)
+    names = [name for name, _, _ in device.launched]
+    assert names == ["prefill"] + ["decode"] * (len(names) - 1) and life.tokens == 64
+    first = times.admission + 2 * times.per_program + times.prefill(512, 0)
+    assert life.first_token_ms == pytest.approx(first + times.per_request, abs=1)
+    steps = (life.times[-1] - life.times[0]) / times.decode[1]
+    assert steps == pytest.approx(len(life.times) - 1, abs=0.2)
+    assert device.busy == pytest.approx(
+        times.prefill(512, 0) + (len(names) - 1) * times.decode[1], rel=1e-9
+    )
+
+
+def test_a_pass_is_the_same_every_time_and_below_its_ideal(simulation, times):
+    one, again = (simulation.whole_pass(times, 4) for _ in range(2))
+    assert one == again
+    assert 0.6 < one["share"] < 1 and one["device_busy"] <= 1.02
+    assert one["share"] == pytest.approx(one["tokens_per_s"] / one["ideal_tokens_per_s"])
+    other = simulation.whole_pass(times, 4, seed=7)
+    assert other["drawn_length"] != one["drawn_length"]
+
+
+def test_who_decodes_waits_for_one_chunk_of_a_long_prompt_and_the_short_one_behind_it_comes_soon(
+    simulation, times
+):
+    row = simulation.beside_a_long_prompt(times, 8)
+    step = times.decode[16]
+    chunk = times.prefill(512, 512 * simulation.LONG)
+    assert step < row["gap_ms_max"] < step + chunk + times.least + 1, "the short one is in one gap"
+    assert row["short_first_token_ms"] < 2 * (step + chunk) < row["long_first_token_ms"]
+
+
+def test_a_smaller_budget_makes_shorter_gaps_and_later_first_tokens(simulation, times):
+    small, large = (simulation.burst(times, 16, 16, prefill_budget=b) for b in (256, 2048))
+    assert small["gap_ms_max"] < times.decode[32] + times.prefill(4 * 64, 0) + times.admission
+    assert small["gap_ms_max"] < large["gap_ms_max"]
+    assert small["first_token_ms_max"] > large["first_token_ms_max"]
+
+
+def test_many_short_prompts_are_read_before_the_first_of_them_decodes(simulation, times):
+    row = simulation.burst(times, 0, 32)
+    eight = 8 * times.prefill(4 * 64, 0) + 4 * times.admission
+    assert row["first_token_ms_max"] < eight + 20

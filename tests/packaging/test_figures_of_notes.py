@@ -1,0 +1,280 @@
+"""The tables of the notes are what their results files say, row by row.
+
+Each function makes the rows of one page's tables out of the files that the page cites. Tables of
+older code, which have no file of this version, are left out by not being among the first.
+"""
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+TABLE = re.compile(r"^\|.+\|\n\|[-|]+\|\n((?:\|.+\|\n?)+)", re.M)
+SLOTS = (1, 4, 8, 16, 32)
+PEERS = ("vLLM 0.26.0", "SGLang 0.5.16")
+
+Table = list[list[str]]
+"""Rows of cells, without the header and without bold marks."""
+
+
+def results(name: str) -> Any:
+    return json.loads((DOCS / "results" / f"{name}.json").read_text())
+
+
+def tables(page: str) -> list[Table]:
+    bodies = TABLE.findall((DOCS / "notes" / f"{page}.md").read_text())
+    return [
+        [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in body.splitlines()]
+        for body in bodies
+    ]
+
+
+def bench() -> list[Table]:
+    return [table for size in ("8b", "4b") for table in bench_of(results(f"bench-{size}-h100"))]
+
+
+def bench_of(file: dict[str, Any]) -> list[Table]:
+    """Steps, steady decode and whole passes of a model."""
+    steady = {
+        (row["system"], row["mode"], row["acceptance_of"], row["concurrency"]): row
+        for row in file["steady_decode"]
+    }
+    lengths = {
+        row["acceptance_of"]: row["acceptance_length"]
+        for row in file["steady_decode"]
+        if row["acceptance_of"]
+    }
+    plain = [steady["jaxspec", "plain", "", slots] for slots in SLOTS]
+    any_length = next(iter(lengths))
+    drafting = [steady["jaxspec", "dflash", any_length, slots] for slots in SLOTS]
+    steps = [
+        ["plain, jaxspec", *(f"{row['step_ms']:.2f}" for row in plain)],
+        ["DFlash, jaxspec", *(f"{row['step_ms']:.2f}" for row in drafting)],
+    ]
+    speeds = [["plain, jaxspec", *(f"{row['tokens_per_s']:.0f}" for row in plain)]]
+    for name, length in lengths.items():
+        ours = [steady["jaxspec", "dflash", name, slots]["tokens_per_s"] for slots in SLOTS]
+        cells = [
+            f"{speed:.0f}, {speed / alone['tokens_per_s']:.2f}x"
+            for speed, alone in zip(ours, plain, strict=True)
+        ]
+        speeds.append([f"{name} {length:.2f}, jaxspec", *cells])
+        for peer in PEERS:
+            theirs = [steady[peer, "dflash", name, slots]["tokens_per_s"] for slots in SLOTS]
+            speeds.append([peer, *(f"{speed:.0f}" for speed in theirs)])
+    passes = {(row["acceptance_of"], row["concurrency"]): row for row in file["rows"]}
+    whole = [["plain", *(f"{speed_of(passes['', slots]):.0f}" for slots in SLOTS)]]
+    for name in lengths:
+        whole.append([name, *(pass_cell(passes[name, slots]) for slots in SLOTS)])
+    return [steps, speeds, whole]
+
+
+def speed_of(row: dict[str, Any]) -> float:
+    return row["output_tokens_per_s"]["median"]
+
+
+def pass_cell(row: dict[str, Any]) -> str:
+    drawn = row["speculation"]["mean_acceptance_length"]
+    return f"{speed_of(row):.0f}, {row['speedup']['median']:.2f}x ({drawn:.2f})"
+
+
+def steps() -> list[Table]:
+    ours, other = results("steps-8b-h100")["rows"], results("steps-8b-one-step-h100")["rows"]
+    drafting = bench_of(results("bench-8b-h100"))[0][1]
+    milliseconds = lambda rows, key: [f"{row[key]:.2f}" for row in rows]
+    runs = [
+        ["the table", *milliseconds(ours, "dflash_engine_ms")],
+        ["the bench", *drafting[1:]],
+        ["the other machine", *milliseconds(other, "dflash_engine_ms")],
+    ]
+    loop = [
+        [f"{what}, {where}", *milliseconds(ours, f"{method}_{clock}_ms")]
+        for what, method in (("iteration", "dflash"), ("plain decoding", "plain"))
+        for where, clock in (("the program", "device"), ("in the loop", "engine"))
+    ]
+    return [runs, loop]
+
+
+def spans() -> list[Table]:
+    policies = ("plain", "width 4", "width 8", "width 16", "adaptive")
+    return [
+        [
+            [
+                row["phase"],
+                *(f"{row['tokens_per_s'][policy]:.0f}" for policy in policies),
+                f"{100 * row['of_the_best_fixed']:.1f} %",
+                ", ".join(f"{width}: {count}" for width, count in row["widths"].items()),
+            ]
+            for row in results("spans-h100")["phases"]
+        ]
+    ]
+
+
+def prompt_lookup() -> list[Table]:
+    return [[lookup_row(row) for row in results("ngram-h100")["rows"]]]
+
+
+def lookup_row(row: dict[str, Any]) -> list[str]:
+    wide, ratio = row["wide_steps"], row["ratio"]
+    return [
+        row["load"],
+        f"{row['plain_step_ms']:.2f}",
+        f"{row['ngram_step_ms']:.2f}",
+        "all" if wide == 1 else f"{100 * wide:.0f} %",
+        f"{ratio['prose']:.3f}" if "prose" in ratio else "",
+        f"{ratio['repetitive']:.2f}" if "repetitive" in ratio else "",
+    ]
+
+
+def kernels() -> list[Table]:
+    chain = [
+        [
+            row["case"].removesuffix(" tokens"),
+            *(f"{row[key]:.1f}" for key in ("floor_us", "xla_us", "mosaic_us")),
+            f"{100 * row['share_of_bandwidth']:.0f} %",
+        ]
+        for row in results("dense-chain-h100")["rows"]
+    ]
+    write = [
+        [
+            row["case"].partition(" tokens")[0].replace("x", " x "),
+            f"{row['floor_us']:.2f}",
+            f"{row['xla_us']:.1f}",
+            f"{row['mosaic_us']:.1f}",
+        ]
+        for row in results("qkv-write-h100")["rows"]
+    ]
+    return [attention(), chain, write]
+
+
+def attention() -> Table:
+    rows = {row["case"]: row for row in results("kernels-h100")["rows"]}
+    contexts = [f"{slots}x{context}" for slots in (1, 8, 32) for context in (1024, 4096)]
+    queries = {"q16 causal": "16 causal", "q16 full": "16 full", "q1 causal": "1"}
+    cases = [(context, query) for query in queries for context in contexts]
+    table = []
+    for context, query in cases:
+        wide, narrow = (rows[f"{context} {query} page {size}"] for size in (64, 16))
+        shown = [
+            f"{context.replace('x', ' x ')}, {queries[query]}",
+            f"{wide['floor_us']:.1f}",
+            f"{wide['mosaic_us']:.1f}",
+            f"{100 * wide['share_of_bandwidth']:.0f} %",
+            f"{narrow['mosaic_us']:.1f}",
+            f"{narrow['peer_us']:.1f}",
+        ]
+        table.append(shown)
+    wide, narrow = (rows[f"8x2048 q512 causal page {size}"] for size in (64, 16))
+    rate = f"{wide['tflop_s']:.0f} TFLOP/s"
+    prefill = ["", f"{wide['mosaic_us']:.1f}", rate, f"{narrow['mosaic_us']:.1f}", ""]
+    return [*table, ["8 x 2048, 512 (prefill)", *prefill]]
+
+
+def start() -> list[Table]:
+    """The column of today, and the phases."""
+    bars = ("20", "4", "15", "25", "6")
+    before = results("start-before-h100")["starts"][0]["first_token_s"]
+    same = f"{before:.1f}, as nothing was kept"
+    then = (f"{before:.1f}", same, same, "not ended after 170", "the same")
+    starts = results("start-h100")["starts"]
+    phases = ("imports", "device", "engine", "warm_up", "first_token", "rest")
+    names = [
+        one["case"]
+        .replace("nothing cached", "nothing kept")
+        .replace("a changed line", "a line of one layer edited")
+        for one in starts
+    ]
+    return [
+        [
+            [name, bar, f"{one['first_token_s']:.1f}", earlier]
+            for name, bar, one, earlier in zip(names, bars, starts, then, strict=True)
+        ],
+        [
+            [name, *(f"{one['phases_s'][phase]:.2f}" for phase in phases)]
+            for name, one in zip(names, starts, strict=True)
+        ],
+    ]
+
+
+def candidates() -> list[Table]:
+    """0 stands for all tokens."""
+    return [
+        [
+            [
+                str(row["candidates"] or "all"),
+                str(row["steps"]),
+                f"{row['mean_acceptance_length']:.3f}",
+            ]
+            for row in results("dspark-candidates-cpu")["rows"]
+        ]
+    ]
+
+
+def load() -> list[Table]:
+    """Whole passes, what happens beside a long prompt, and bursts; before, and now."""
+    files = results("simulated-load-before"), results("simulated-load")
+    passes = [
+        [str(before["slots"]), *(share_of_ideal(row) for row in (before, now))]
+        for before, now in zip(*(file["whole_pass"] for file in files), strict=True)
+    ]
+    beside = [
+        [name if file is files[0] else "now", *(f"{row[key]:.1f}" for row in of_file)]
+        for name, key in (
+            ("longest gap between their tokens, before", "gap_ms_max"),
+            ("first token of the short prompt, before", "short_first_token_ms"),
+            ("first token of the long prompt, before", "long_first_token_ms"),
+        )
+        for file in files
+        for of_file in [file["beside_a_long_prompt"]]
+    ]
+    waits = [[f"{row['first_token_ms_max']:.1f}" for row in file["burst"]] for file in files]
+    names = "32 of them, nobody decodes", "16 of them, 16 requests decode"
+    return [passes, beside, [list(row) for row in zip(names, *waits, strict=True)]]
+
+
+def share_of_ideal(row: dict[str, Any]) -> str:
+    least, most = min(row["share_of_each_draw"]), max(row["share_of_each_draw"])
+    return f"{100 * row['share']:.1f} ({100 * least:.1f} to {100 * most:.1f})"
+
+
+def host() -> Table:
+    file = results("host-cpu")
+    of_emit = {(row["tokens_out"], row["per_step"], row["stops"]): row for row in file["emit"]}
+    of_step = {(row["requests"], row["tokens_out"]): row for row in file["step"]}
+    return [
+        ["`emit`, us per token: nothing out yet", f"{of_emit[0, 4, 0]['us']:.1f}"],
+        ["8,000 tokens out", f"{of_emit[8000, 4, 0]['us']:.1f}"],
+        ["8,000 tokens out, one token per step", f"{of_emit[8000, 1, 0]['us']:.1f}"],
+        ["nothing out yet, two stop strings", f"{of_emit[0, 4, 2]['us']:.1f}"],
+        ["a whole decode step, us: 1 request, nothing out yet", f"{of_step[1, 0]['us']:.0f}"],
+        ["32 requests, nothing out yet", f"{of_step[32, 0]['us']:.0f}"],
+        ["32 requests, 8,000 tokens out", f"{of_step[32, 8000]['us']:.0f}"],
+    ]
+
+
+PAGES = {
+    "load": load,
+    "dspark": candidates,
+    "bench-h100": bench,
+    "step-times": steps,
+    "adaptive-widths": spans,
+    "prompt-lookup": prompt_lookup,
+    "kernels": kernels,
+    "start": start,
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_are_those_of_the_results_files(page):
+    expected = PAGES[page]()
+    found = tables(page)
+    assert len(found) >= len(expected)
+    for shown, right in zip(found, expected, strict=False):
+        assert shown == right
+
+
+def test_the_host_s_work_is_that_of_the_results_file():
+    assert tables("step-times")[-1] == host()
