@@ -99,30 +99,25 @@ def pack_queries(
     return grouped.transpose(0, 2, 1, 3, 4)
 
 
-# The kernels refuse every window, so they need not know which kind it is.
-def _mosaic(*arguments: Any, window_of_block: bool = False, **options: Any) -> Any:
+def _mosaic(*arguments: Any, **options: Any) -> Any:
     from pallas_kernels.paged_attention import mosaic  # importing Mosaic GPU takes a second
 
     return mosaic.paged_attention(*arguments, **options)
 
 
-def _portable(
-    *arguments: Any, filled_batch: int, window_of_block: bool = False, **options: Any
-) -> Any:
+def _portable(*arguments: Any, filled_batch: int, **options: Any) -> Any:
     from pallas_kernels.paged_attention import portable
 
     return reference.filled_up(portable.paged_attention(*arguments, **options), filled_batch)
 
 
-def _check(*arguments: Any, window_of_block: bool = False, **options: Any) -> None:
+def _check(*arguments: Any, **options: Any) -> None:
     from pallas_kernels.paged_attention import mosaic
 
     mosaic.plan_of(*arguments, **options)
 
 
-def _check_portable(
-    *arguments: Any, filled_batch: int, window_of_block: bool = False, **options: Any
-) -> None:
+def _check_portable(*arguments: Any, filled_batch: int, **options: Any) -> None:
     from pallas_kernels.paged_attention import portable
 
     portable.call_of(*arguments, **options)

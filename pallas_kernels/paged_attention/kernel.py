@@ -1,5 +1,6 @@
 """The body of the paged attention kernel: what one warpgroup of a thread block does."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -17,6 +18,17 @@ MASKED = -1e30
 TILE_LAYOUT = plgpu.Layout.WGMMA
 
 
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What a row block sees: positions in [start, end), and each of its rows those in
+    [first, last]. A bound that hides nothing is None."""
+
+    first: Any
+    last: Any
+    start: Any
+    end: Any
+
+
 def attend(
     plan: Plan, query, keys, values, table, lengths, counts, out, *buffers, **scratch
 ) -> None:
@@ -29,21 +41,29 @@ def attend(
     # has as well are not stored twice.
     first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
 
-    loader = Loader(plan, keys, values, table, scratch, request, head, split, warpgroup)
+    skipped = steps_before_window(plan, lengths, request, row_block, split)
+    loader = Loader(plan, keys, values, table, scratch, request, head, split, warpgroup, skipped)
     # Page ids are loaded before the length has arrived, so that the two waits overlap.
     pages = [loader.pages(jnp.int32(step)) for step in range(plan.sizes.stages)]
     length = lengths[request]
     kept_end = length + counts[request]
     end = jnp.minimum(length + rows_up_to(plan, row_block), kept_end)
     steps = steps_of(plan, end, split)
+    if skipped is not None:
+        steps -= skipped
     loader.prefetch_first(pages, steps)
     load_queries(plan, query, scratch, (request, head, row_tile, first, warpgroup))
 
-    last = last_visible(plan, length + first, kept_end)
+    bounds = Bounds(
+        first=first_visible(plan, length, first),
+        last=last_visible(plan, length + first, kept_end),
+        start=plan.mask.first_seen(length, first_token(plan, row_block)),
+        end=end,
+    )
     sums = lax.fori_loop(
         0,
         steps,
-        lambda step, sums: attend_tile(plan, loader, step, steps, sums, last, end),
+        lambda step, sums: attend_tile(plan, loader, step, steps, sums, bounds),
         (
             filled((TILE_ROWS,), MASKED, ROW_LAYOUT),
             filled((TILE_ROWS,), 0.0, ROW_LAYOUT),
@@ -62,7 +82,7 @@ def filled(shape, value, layout):
 
 def rows_up_to(plan: Plan, row_block):
     """How many of the block's tokens the queries of this row block may see."""
-    if not plan.causal:
+    if not plan.mask.causal:
         return plan.shape.width
     rows = plan.sizes.warpgroups * plan.tiling.span
     return jnp.minimum((row_block + 1) * rows, plan.shape.width)
@@ -73,6 +93,22 @@ def steps_of(plan: Plan, end, split):
     sizes = plan.sizes
     tiles = lax.div(end + (sizes.kv_tile - 1), sizes.kv_tile)
     return lax.div(tiles - split + (sizes.splits - 1), sizes.splits)
+
+
+def first_token(plan: Plan, row_block):
+    """The first token of the block that a row block has queries of."""
+    rows = plan.sizes.warpgroups * plan.tiling.span
+    return jnp.minimum(row_block * rows, plan.shape.width - plan.tiling.span)
+
+
+def steps_before_window(plan: Plan, lengths, request, row_block, split):
+    """How many of the split's first tiles no row of the row block sees; None without a window, so
+    that nothing has to wait for the length."""
+    if plan.mask.window is None:
+        return None
+    start = plan.mask.first_seen(lengths[request], first_token(plan, row_block))
+    before = lax.div(start, plan.sizes.kv_tile)
+    return lax.div(before - split + (plan.sizes.splits - 1), plan.sizes.splits)
 
 
 def load_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
@@ -92,15 +128,26 @@ def load_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
         plgpu.commit_smem()
 
 
+def first_visible(plan: Plan, length, first):
+    """The first position that each row sees, one for all rows if the window is the block's."""
+    if plan.mask.window is None or plan.mask.window_of_block:
+        return plan.mask.first_seen(length, first)
+    return plan.mask.first_seen(length, first + token_of_row(plan))
+
+
 def last_visible(plan: Plan, first_position, kept_end):
     """The last position that each row sees; None if all rows see the same positions."""
-    if not plan.causal:
+    if not plan.mask.causal:
         return None
+    return jnp.minimum(first_position + token_of_row(plan), kept_end - 1)
+
+
+def token_of_row(plan: Plan):
     row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=ROW_LAYOUT)
-    return jnp.minimum(first_position + lax.div(row, plan.shape.group), kept_end - 1)
+    return lax.div(row, plan.shape.group)
 
 
-def attend_tile(plan: Plan, loader: Loader, step, steps, sums, last, end):
+def attend_tile(plan: Plan, loader: Loader, step, steps, sums, bounds: Bounds):
     """Adds one tile of keys and values to the accumulator (online softmax with rescaling)."""
     m, l, acc = sums
     scratch, shared = loader.scratch, plan.sizes.warpgroups > 1
@@ -116,7 +163,7 @@ def attend_tile(plan: Plan, loader: Loader, step, steps, sums, last, end):
     s = scores(scratch["q"].at[loader.warpgroup], scratch["k"].at[stage], plan.sizes.kv_tile)
     # Scaled before masking. Otherwise the multiplication of a masked score (-1e30) could be fused
     # with the subtraction below, whose rounding error would then overflow in exp2.
-    s = jnp.where(visible(base, s.shape, last, end), s * plan.scale, MASKED)
+    s = jnp.where(visible(base, s.shape, bounds), s * plan.scale, MASKED)
     m_new = jnp.maximum(m, s.max(axis=1))
     alpha = jnp.exp2(m - m_new)
     p = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [0]))
@@ -125,7 +172,7 @@ def attend_tile(plan: Plan, loader: Loader, step, steps, sums, last, end):
 
     plgpu.barrier_wait(scratch["v_bar"].at[stage])
     v_tile = scratch["v"].at[stage]
-    clear_tail(plan, v_tile, base, end, loader)
+    clear_unseen(plan, v_tile, base, bounds, loader)
     acc = times(acc, p.astype(plan.dtype), v_tile, plan.interpreted)
     if shared:
         loader.release(step, steps)
@@ -142,24 +189,40 @@ def scores(q_tile, k_tile, kv_tile: int):
     return pl.run_scoped(multiply, Accumulator((TILE_ROWS, kv_tile), jnp.float32))
 
 
-def visible(base, shape, last, end):
+def visible(base, shape, bounds: Bounds):
     """Mask of the scores of a tile that starts at position `base`."""
     position = base + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE_LAYOUT)
-    if last is None:
-        return position < end
-    return position <= lax.broadcast_in_dim(last, shape, [0])
+    if bounds.last is None:
+        seen = position < bounds.end
+    else:
+        seen = position <= lax.broadcast_in_dim(bounds.last, shape, [0])
+    if bounds.first is None:
+        return seen
+    return seen & (position >= by_row(bounds.first, shape))
 
 
-def clear_tail(plan: Plan, v_tile, base, end, loader: Loader) -> None:
+def by_row(bound, shape):
+    """A bound of each row, or one bound of all, for every score."""
+    return lax.broadcast_in_dim(bound, shape, [0]) if bound.ndim else bound
+
+
+def clear_unseen(plan: Plan, v_tile, base, bounds: Bounds, loader: Loader) -> None:
     """Zeroes the values at positions that no token may see: 0 (their weight) * NaN is NaN."""
+    start, end = bounds.start, bounds.end
+    some_unseen = base + plan.sizes.kv_tile > end
+    if start is not None:
+        some_unseen |= base < start
 
-    @pl.when(base + plan.sizes.kv_tile > end)
+    @pl.when(some_unseen)
     def _():
         @pl.when(loader.warpgroup == 0)
         def _():
             v = plgpu.load(v_tile, layout=TILE_LAYOUT)
             position = base + plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=TILE_LAYOUT)
-            v_tile[...] = jnp.where(position < end, v, jnp.zeros_like(v))
+            seen = position < end
+            if start is not None:
+                seen &= position >= start
+            v_tile[...] = jnp.where(seen, v, jnp.zeros_like(v))
             plgpu.commit_smem()
 
         if plan.sizes.warpgroups > 1:

@@ -12,7 +12,8 @@ from pallas_kernels.paged_attention.plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """Loads the tiles of one split. Step s uses its s-th tile, which is in stage s % stages."""
+    """Loads the tiles of one split. Step s uses its s-th tile that is not skipped,
+    which is in stage s % stages."""
 
     plan: Plan
     key_pages: Any
@@ -23,10 +24,14 @@ class Loader:
     head: Any
     split: Any
     warpgroup: Any
+    skipped: Any = None
+    """How many of the split's tiles lie before the window; None without a window."""
 
     def base(self, step):
         """The first position of a step's tile."""
         sizes = self.plan.sizes
+        if self.skipped is not None:
+            step = self.skipped + step
         return (self.split + step * sizes.splits) * sizes.kv_tile
 
     def copies(self, step) -> list:

@@ -11,8 +11,9 @@ queries of all heads that share one key-value head, so its keys and values are r
     split 1                 xxxxxxxx              xxxxxxxx
 
 A tile of the context belongs to the same split at every length, and the splits' results are added
-in a fixed order, so a row's bits depend only on its own position and context. The splits of a
-request form a cluster and combine their results within the kernel; no second kernel is needed.
+in a fixed order, so a row's bits depend only on its own position and context. Tiles that a window
+hides from every row of a thread block are skipped; the others stay with their splits. The splits of
+a request form a cluster and combine their results within the kernel; no second kernel is needed.
 """
 
 import functools
@@ -24,11 +25,12 @@ from pallas_kernels.kept import kept
 from pallas_kernels.paged_attention import kernel
 from pallas_kernels.paged_attention.blocks import BlockSizes, Shape, choose_sizes
 from pallas_kernels.paged_attention.plan import Plan, make_plan, require_same_dtype
+from pallas_kernels.paged_attention.seen import Mask
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import Shapes, named
 
 
-@kept(static_argnames=("causal", "window", "filled_batch", "sizes", "interpret"))
+@kept(static_argnames=("causal", "window", "window_of_block", "filled_batch", "sizes", "interpret"))
 def paged_attention(
     query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
@@ -39,6 +41,7 @@ def paged_attention(
     *,
     causal: bool,
     window: int | None,
+    window_of_block: bool = False,
     filled_batch: int | None = None,
     sizes: BlockSizes | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
@@ -52,6 +55,7 @@ def paged_attention(
         counts,
         causal=causal,
         window=window,
+        window_of_block=window_of_block,
         filled_batch=filled_batch,
         sizes=sizes,
         interpreted=interpret is not None,
@@ -83,13 +87,13 @@ def plan_of(
     *,
     causal: bool,
     window: int | None,
+    window_of_block: bool = False,
     filled_batch: int | None = None,
     sizes: BlockSizes | None = None,
     interpreted: bool = False,
 ) -> Plan:
     """The plan of this call; raises `NotForThisKernel` if the kernel cannot do it."""
     require_same_dtype(query, key_pages, value_pages)
-    require(window is None, f"a window of {window} positions", "no window")
     batch, kv_heads, width, group, head_dim = query.shape
     require(
         filled_batch is None or filled_batch >= batch,
@@ -97,7 +101,8 @@ def plan_of(
         f"at least the batch, {batch}",
     )
     shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
-    return make_plan(shape, sizes or choose_sizes(shape), query.dtype, causal, interpreted)
+    mask = Mask(causal, window, window_of_block)
+    return make_plan(shape, sizes or choose_sizes(shape), query.dtype, mask, interpreted)
 
 
 def by_row_tile(

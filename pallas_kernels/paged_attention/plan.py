@@ -17,6 +17,7 @@ from pallas_kernels.paged_attention.blocks import (
     output_aligned,
     tile,
 )
+from pallas_kernels.paged_attention.seen import Mask, require_seen_by_kernels
 from pallas_kernels.paged_attention.splits import Exchange
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import SHARED_BYTES, Shapes, swizzled
@@ -29,7 +30,7 @@ class Plan:
     tiling: Tiling
     exchange: Exchange
     dtype: Any
-    causal: bool
+    mask: Mask
     interpreted: bool
 
     @property
@@ -134,8 +135,9 @@ def require_tiles_fit(shape: Shape, dtype, kv_tile: int) -> None:
     require(shape.page_size % 8 == 0, f"page size {shape.page_size}", "a multiple of 8")
 
 
-def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted: bool) -> Plan:
+def make_plan(shape: Shape, sizes: BlockSizes, dtype, mask: Mask, interpreted: bool) -> Plan:
     require_tiles_fit(shape, dtype, sizes.kv_tile)
+    require_seen_by_kernels(mask, shape.width)
     require(
         output_aligned(shape, sizes.splits),
         f"{sizes.splits} splits",
@@ -143,7 +145,7 @@ def make_plan(shape: Shape, sizes: BlockSizes, dtype, causal: bool, interpreted:
     )
     mailed = sizes.splits > 1 and not interpreted
     exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, mailed, interpreted)
-    plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, causal, interpreted)
+    plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, mask, interpreted)
     if plan.shared_bytes <= SHARED_BYTES:
         return plan
     return dataclasses.replace(plan, exchange=dataclasses.replace(exchange, mailed=False))

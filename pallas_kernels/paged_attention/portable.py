@@ -17,9 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.paged_attention.blocks import TILE_ROWS, BlockSizes, Shape, Tiling, tile
-from pallas_kernels.paged_attention.kernel import MASKED
+from pallas_kernels.paged_attention.kernel import MASKED, by_row
 from pallas_kernels.paged_attention.plan import require_same_dtype, require_tiles_fit
-from pallas_kernels.refusal import require
+from pallas_kernels.paged_attention.seen import Mask, require_seen_by_kernels
 from pallas_kernels.tiles import Shapes, load, named, rows_in_lanes
 
 KV_TILE = 32
@@ -32,7 +32,7 @@ class Call:
 
     shape: Shape
     tiling: Tiling
-    causal: bool
+    mask: Mask
     dtype: Any
     interpreted: bool
 
@@ -45,7 +45,7 @@ class Call:
 
 
 # Jitted by itself, so that all layers of a model share one lowered kernel.
-@functools.partial(jax.jit, static_argnames=("causal", "window", "interpret"))
+@functools.partial(jax.jit, static_argnames=("causal", "window", "window_of_block", "interpret"))
 def paged_attention(
     query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
@@ -56,6 +56,7 @@ def paged_attention(
     *,
     causal: bool,
     window: int | None,
+    window_of_block: bool = False,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> Float[Array, "batch width heads head_dim"]:
     call = call_of(
@@ -67,6 +68,7 @@ def paged_attention(
         counts,
         causal=causal,
         window=window,
+        window_of_block=window_of_block,
         interpreted=interpret is not None,
     )
     batch, kv_heads, _, _, head_dim = query.shape
@@ -101,15 +103,17 @@ def call_of(
     *,
     causal: bool,
     window: int | None,
+    window_of_block: bool = False,
     interpreted: bool = False,
 ) -> Call:
     """Everything static about this call; raises `NotForThisKernel` if the kernel cannot do it."""
     require_same_dtype(query, key_pages, value_pages)
-    require(window is None, f"a window of {window} positions", "no window")
     batch, kv_heads, width, group, head_dim = query.shape
     shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
     require_tiles_fit(shape, query.dtype, KV_TILE)
-    return Call(shape, tile(shape, BlockSizes(KV_TILE)), causal, query.dtype, interpreted)
+    mask = Mask(causal, window, window_of_block)
+    require_seen_by_kernels(mask, width)
+    return Call(shape, tile(shape, BlockSizes(KV_TILE)), mask, query.dtype, interpreted)
 
 
 def by_row_tile(
@@ -143,14 +147,21 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
 
     length = lengths[request]
     kept_end = length + counts[request]
-    seen_tokens = jnp.minimum((row_tile + 1) * tiling.span, width) if call.causal else width
+    seen_tokens = jnp.minimum((row_tile + 1) * tiling.span, width) if call.mask.causal else width
     end = jnp.minimum(length + seen_tokens, kept_end)
     steps = lax.div(end + (KV_TILE - 1), KV_TILE)
-    last = None
-    if call.causal:
+    last = seen_from = start = None
+    first_token = row_tile * tiling.span
+    if call.mask.causal or call.mask.window is not None:
         row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=rows_layout)
-        first = length + row_tile * tiling.span
-        last = jnp.minimum(first + lax.div(row, call.shape.group), kept_end - 1)
+        token = first_token + lax.div(row, call.shape.group)
+    if call.mask.causal:
+        last = jnp.minimum(length + token, kept_end - 1)
+    first_step = jnp.int32(0)
+    if call.mask.window is not None:
+        start = call.mask.first_seen(length, first_token)
+        seen_from = call.mask.first_seen(length, token)
+        first_step = lax.div(start, KV_TILE)
 
     q = load(query.at[request, head, row_tile], call.layout("LHS"))
     fetch = functools.partial(load_tile, call, keys, values, table, request, head)
@@ -158,12 +169,15 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
     def attend_tile(step, carry):
         (m, l, acc), (key_tile, value_tile) = carry
         k[...] = key_tile
-        v[...] = zero_tail(value_tile, step, end)
+        v[...] = zero_unseen(value_tile, step, start, end)
         next_tile = fetch(jnp.minimum(step + 1, steps - 1))
         s = multiply(call, zeros(call, KV_TILE), q, k.T)
         position = step * KV_TILE + plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=acc_layout)
         bound = end - 1 if last is None else lax.broadcast_in_dim(last, s.shape, [0])
-        s = jnp.where(position <= bound, s * call.scale, MASKED)
+        seen = position <= bound
+        if seen_from is not None:
+            seen &= position >= by_row(seen_from, s.shape)
+        s = jnp.where(seen, s * call.scale, MASKED)
         m_new = jnp.maximum(m, s.max(axis=1))
         alpha = jnp.exp2(m - m_new)
         weights = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [0]))
@@ -177,7 +191,7 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
         jnp.full((TILE_ROWS,), value, jnp.float32), rows_layout
     )
     sums = (filled(MASKED), filled(0.0), zeros(call, call.shape.head_dim))
-    (_, l, acc), _ = lax.fori_loop(0, steps, attend_tile, (sums, fetch(jnp.int32(0))))
+    (_, l, acc), _ = lax.fori_loop(first_step, steps, attend_tile, (sums, fetch(first_step)))
     # The total is about 1 or more for a row with visible positions; a row without any becomes 0.
     attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
     o[...] = attended.astype(call.dtype)
@@ -213,10 +227,13 @@ def load_tile(call: Call, keys, values, table, request, head, step):
     )
 
 
-def zero_tail(value_tile, step, end):
+def zero_unseen(value_tile, step, start, end):
     """Zeroes the values at positions that no token may see: 0 (their weight) * NaN is NaN."""
     layout = rows_in_lanes(value_tile.shape[1])
     position = step * KV_TILE + plgpu.broadcasted_iota(
         jnp.int32, value_tile.shape, 0, layout=layout
     )
-    return jnp.where(position < end, value_tile, jnp.zeros_like(value_tile))
+    seen = position < end
+    if start is not None:
+        seen &= position >= start
+    return jnp.where(seen, value_tile, jnp.zeros_like(value_tile))

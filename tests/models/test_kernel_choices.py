@@ -95,7 +95,7 @@ def test_a_target_says_what_is_traced(
 
 @pytest.mark.parametrize(
     ("batch", "window", "rows"),
-    [(1, None, 16), (8, None, 16), (1, 8, 16), (8, 8, 16), (3, None, 7)],
+    [(1, None, 16), (8, None, 16), (1, 8, 16), (8, 8, 16), (8, 2048, 16), (3, None, 7)],
 )
 def test_a_drafter_says_what_is_traced(batch, window, rows, monkeypatch: pytest.MonkeyPatch):
     """Seven rows are those of a block of eight whose every row drafts."""
@@ -119,9 +119,8 @@ def test_a_drafter_says_what_is_traced(batch, window, rows, monkeypatch: pytest.
     said = set(model.kernel_choices(batch, 32, 64))
     assert said == traced_choices(monkeypatch, run)
     refused = {choice.reason for op, choice in said if op == "paged_attention"}
-    assert refused == (
-        {None} if window is None else {None, "a window of 8 positions; expected no window"}
-    )
+    narrow = "a window of 8 positions for 16 tokens that see each other; expected at least 16"
+    assert refused == ({None, narrow} if window == 8 else {None})
 
 
 def test_a_drafter_with_convolutions_runs_no_chain_and_says_so(monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,8 @@ class Case:
     lengths: tuple[int, ...]
     width: int = 1
     causal: bool = True
+    window: int | None = None
+    window_of_block: bool = False
     counts: tuple[int, ...] | None = None
     kv_heads: int = 1
     group: int = 4
@@ -25,11 +27,31 @@ class Case:
     @property
     def name(self) -> str:
         mask = "causal" if self.causal else "full"
+        if self.window is not None:
+            mask += f"-window{self.window}{'b' if self.window_of_block else ''}"
         kept = "" if self.counts is None else f"-kept{self.counts}"
         return (
             f"{mask}-w{self.width}-at{self.lengths}{kept}-{self.kv_heads}x{self.group}"
             f"-d{self.head_dim}-p{self.page_size}-{self.dtype}"
         ).replace(" ", "")
+
+    @property
+    def options(self) -> dict:
+        """The mask, as the kernels take it."""
+        names = ("causal", "window", "window_of_block")
+        return {name: getattr(self, name) for name in names}
+
+    def seen(self, slot: int, row: int) -> range:
+        """The positions that a kept row of a slot sees."""
+        counts = self.counts or (self.width,) * len(self.lengths)
+        length = self.lengths[slot]
+        end = length + (row + 1 if self.causal else counts[slot])
+        if self.window is None:
+            return range(end)
+        if self.window_of_block:
+            return range(max(0, length - self.window), end)
+        place = length + row
+        return range(max(0, place - self.window + 1), min(end, place + self.window))
 
     @property
     def max_pages(self) -> int:
@@ -58,8 +80,8 @@ def inputs(case: Case) -> Inputs:
     table = 1 + rng.permutation(slots * max_pages).reshape(slots, max_pages)
     pool = (slots * max_pages + 1, case.page_size, case.kv_heads, case.head_dim)
     readable = np.zeros(pool[:2], bool)
-    for slot, (length, count) in enumerate(zip(case.lengths, counts)):
-        position = np.arange(length + count)
+    for slot, count in enumerate(counts):
+        position = np.array(sorted({p for row in range(count) for p in case.seen(slot, row)}), int)
         readable[table[slot, position // case.page_size], position % case.page_size] = True
     pools = [np.where(readable[:, :, None, None], rng.normal(size=pool), np.nan) for _ in range(2)]
     query = rng.normal(size=(slots, case.kv_heads, case.width, case.group, case.head_dim))
@@ -72,13 +94,12 @@ def expected(case: Case) -> np.ndarray:
     """[slots, width, heads, head_dim] in float64; rows that were not kept are NaN."""
     given = inputs(case)
     query, keys, values = (np.asarray(x, np.float64) for x in given.arguments()[:3])
-    table, lengths, counts = (np.asarray(x) for x in given.arguments()[3:])
+    table, _, counts = (np.asarray(x) for x in given.arguments()[3:])
     slots, kv_heads, width, group, head_dim = query.shape
     out = np.full((slots, width, kv_heads, group, head_dim), np.nan)
     for slot in range(slots):
         for row in range(counts[slot]):
-            seen = lengths[slot] + (row + 1 if case.causal else counts[slot])
-            position = np.arange(seen)
+            position = np.array(case.seen(slot, row))
             place = table[slot, position // case.page_size], position % case.page_size
             scores = np.einsum("hgd,phd->hgp", query[slot, :, row], keys[place]) * head_dim**-0.5
             weights = np.exp(scores - scores.max(-1, keepdims=True))

@@ -29,6 +29,7 @@ def calls() -> list[tuple]:
     adding = functools.partial(add_norm.add_norm, eps=1e-6)
     return [
         (attention, attention_arguments(8, 16)),
+        (functools.partial(attention, window=2048), attention_arguments(1, 16)),
         (attention, attention_arguments(1, 1, group=5, head_dim=64)),
         (writing, write_arguments(1, 16)),
         (adding, jax.eval_shape(lambda: sums((16, 4096), "bfloat16", 4))),

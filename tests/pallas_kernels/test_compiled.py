@@ -15,6 +15,7 @@ from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compil
 from pallas_kernels.paged_attention import mosaic as attention
 from pallas_kernels.paged_attention.blocks import BlockSizes, Shape
 from pallas_kernels.paged_attention.plan import make_plan
+from pallas_kernels.paged_attention.seen import Mask
 from pallas_kernels.qkv_write import mosaic as write
 
 PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM = 512, 16, 8, 128
@@ -48,9 +49,10 @@ def compile_for_h100(function, arguments, donate=()):
     return compiled(jax.jit(function, donate_argnums=donate).lower(*placed(arguments)))
 
 
-def attend(causal: bool, **sizes):
+def attend(causal: bool, window: int | None = None, window_of_block: bool = False, **sizes):
     chosen = BlockSizes(**sizes) if sizes else None
-    return functools.partial(attention.paged_attention, causal=causal, window=None, sizes=chosen)
+    mask = dict(causal=causal, window=window, window_of_block=window_of_block)
+    return functools.partial(attention.paged_attention, **mask, sizes=chosen)
 
 
 def norm_rotate_write(*arguments):
@@ -90,6 +92,10 @@ def test_writing_lowers(group: int):
         (1, 32, True, {"splits": 2, "warpgroups": 2}),
         (1, 512, True, {}),
         (8, 16, True, {"kv_tile": 128}),
+        (32, 16, False, {"window": 2048}),
+        (1, 16, True, {"window": 2048, "splits": 8}),
+        (8, 16, False, {"window": 2048, "window_of_block": True}),
+        (1, 512, True, {"window": 2048}),
     ],
 )
 def test_attention_compiles_without_spills(
@@ -116,7 +122,9 @@ def test_splits_send_their_sums_without_a_fence(splits: int, monkeypatch, capfd)
 def test_sums_go_through_global_memory_where_no_mailbox_fits_beside_the_tiles():
     shape = Shape(1, KV_HEADS, 16, 4, HEAD_DIM, PAGE_SIZE, max_pages=64)
     mailed = [
-        make_plan(shape, BlockSizes(kv_tile, stages, splits=8), BF16, True, False).exchange.mailed
+        make_plan(
+            shape, BlockSizes(kv_tile, stages, splits=8), BF16, Mask(True), False
+        ).exchange.mailed
         for kv_tile, stages in ((64, 2), (128, 2), (128, 3))
     ]
     assert mailed == [True, True, False]

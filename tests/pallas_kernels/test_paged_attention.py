@@ -26,10 +26,21 @@ SMALL = [
     Case((50,), width=3, head_dim=128, group=2, page_size=32),
 ]
 WIDE = [Case((61,), width=17), Case((10,), width=32, causal=False), Case((70,), width=40)]
+WINDOWED = [
+    Case((100, 3), width=4, window=9),
+    Case((200, 64), width=4, causal=False, window=70),
+    Case((200, 60), width=4, causal=False, window=70, window_of_block=True, counts=(4, 3)),
+    Case((129, 130), width=2, window=1),
+]
+WINDOWED_ROW_TILES = [
+    Case((70,), width=40, window=12),
+    Case((140,), width=32, causal=False, window=40),
+]
 LARGE = [
     Case((0, 1, 511, 4095, 8000), width=width, causal=causal, kv_heads=8, head_dim=128)
     for width, causal in ((1, True), (16, True), (16, False), (32, True))
 ] + [
+    Case((0, 1, 511, 4095, 8000), width=16, causal=False, kv_heads=8, head_dim=128, window=2048),
     Case((700, 33), width=16, kv_heads=8, group=2, head_dim=64, page_size=64),
     Case((700, 33), width=9, kv_heads=2, group=5, head_dim=128, page_size=128, counts=(3, 9)),
     Case((0, 300), width=512, kv_heads=8, head_dim=128),
@@ -50,26 +61,28 @@ def agrees(case: Case, attend) -> None:
 
 def attend(given: Inputs, case: Case, implementation: str, **options) -> jax.Array:
     call = functools.partial(
-        paged_attention, causal=case.causal, implementation=implementation, **options
+        paged_attention, implementation=implementation, **{**case.options, **options}
     )
     return jax.jit(call)(*given.arguments())
 
 
 def with_sizes(given: Inputs, case: Case, sizes: BlockSizes) -> jax.Array:
-    return mosaic.paged_attention(*given.arguments(), causal=case.causal, window=None, sizes=sizes)
+    return mosaic.paged_attention(*given.arguments(), **case.options, sizes=sizes)
 
 
 def interpreted(given: Inputs, case: Case, sizes: BlockSizes) -> jax.Array:
     with no_races() as interpret:
         out = mosaic.paged_attention(
-            *given.arguments(), causal=case.causal, window=None, sizes=sizes, interpret=interpret
+            *given.arguments(), **case.options, sizes=sizes, interpret=interpret
         )
         return jax.block_until_ready(out)
 
 
 class TestReference:
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-    @pytest.mark.parametrize("case", SMALL + WIDE, ids=lambda case: case.name)
+    @pytest.mark.parametrize(
+        "case", SMALL + WIDE + WINDOWED + WINDOWED_ROW_TILES, ids=lambda case: case.name
+    )
     def test_agrees(self, case: Case, dtype: str):
         case = Case(**{**vars(case), "dtype": dtype})
         agrees(case, lambda given: attend(given, case, "xla"))
@@ -91,7 +104,7 @@ class TestInterpreted:
     """At most two threads: the interpreter's threads wait for each other on real cores."""
 
     @pytest.mark.parametrize("splits", [1, 2])
-    @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", SMALL + WINDOWED, ids=lambda case: case.name)
     def test_agrees(self, case: Case, splits: int):
         agrees(case, lambda given: interpreted(given, case, BlockSizes(splits=splits)))
 
@@ -99,14 +112,16 @@ class TestInterpreted:
         case = Case((200,), width=2)
         agrees(case, lambda given: interpreted(given, case, BlockSizes(kv_tile=128)))
 
-    @pytest.mark.parametrize("case", WIDE[1:], ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", WIDE[1:] + WINDOWED_ROW_TILES, ids=lambda case: case.name)
     def test_agrees_where_row_tiles_share_their_keys(self, case: Case):
         agrees(case, lambda given: interpreted(given, case, BlockSizes(warpgroups=2)))
 
 
 @pytest.mark.gpu
 class TestOnDevice:
-    @pytest.mark.parametrize("case", SMALL + WIDE + LARGE, ids=lambda case: case.name)
+    @pytest.mark.parametrize(
+        "case", SMALL + WIDE + WINDOWED + WINDOWED_ROW_TILES + LARGE, ids=lambda case: case.name
+    )
     def test_agrees(self, case: Case):
         agrees(case, lambda given: attend(given, case, "mosaic"))
 
@@ -145,11 +160,11 @@ class TestOnDevice:
 class TestBits:
     """A row at one position, in blocks that start earlier, in other slots, beside others."""
 
-    STARTS = (62, 60, 59)
-    ROW = 62
+    STARTS = (126, 124, 123)
+    ROW = 126
 
-    def rows(self, attend) -> list[np.ndarray]:
-        case = Case(self.STARTS, width=4, kv_heads=1)
+    def rows(self, attend, window: int | None) -> list[np.ndarray]:
+        case = Case(self.STARTS, width=4, kv_heads=1, window=window)
         alike = self.same_context(case)
         out = np.asarray(attend(alike, case).astype(jnp.float32))
         return [out[slot, self.ROW - start] for slot, start in enumerate(self.STARTS)]
@@ -171,8 +186,8 @@ class TestBits:
         packed = pack_queries(query.reshape(*query.shape[:2], -1, case.head_dim), case.kv_heads)
         return Inputs(packed, *map(jnp.asarray, pools), *given.arguments()[3:])
 
-    def check(self, attend) -> None:
-        first, *others = self.rows(attend)
+    def check(self, attend, window: int | None = None) -> None:
+        first, *others = self.rows(attend, window)
         assert np.isfinite(first).all()
         for other in others:
             np.testing.assert_array_equal(first, other)
@@ -181,11 +196,19 @@ class TestBits:
     def test_interpreted(self, splits: int):
         self.check(lambda given, case: interpreted(given, case, BlockSizes(splits=splits)))
 
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("splits", [1, 2, 4])
-    def test_on_device(self, splits: int):
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_a_tile_before_the_window_of_one_block_is_read_in_another(self, splits: int):
+        # The row sees positions from 65 on. A block that starts at 123 sees them from 62 on, and so
+        # begins with a tile that this row does not see.
         sizes = BlockSizes(splits=splits)
-        self.check(lambda given, case: with_sizes(given, case, sizes))
+        self.check(lambda given, case: interpreted(given, case, sizes), window=62)
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("window", [None, 62])
+    @pytest.mark.parametrize("splits", [1, 2, 4])
+    def test_on_device(self, splits: int, window: int | None):
+        sizes = BlockSizes(splits=splits)
+        self.check(lambda given, case: with_sizes(given, case, sizes), window)
 
 
 class TestRefusals:
@@ -193,7 +216,7 @@ class TestRefusals:
         ("case", "options"),
         [
             (Case((4,), dtype="float32"), {}),
-            (Case((4,)), {"window": 4}),
+            (Case((4,), width=5, causal=False), {"window": 4}),
             (Case((4,), head_dim=32), {}),
             (Case((4,), group=65), {}),
             (Case((4,), page_size=24), {}),

@@ -11,7 +11,7 @@ from attention_cases import inputs
 from compile_portable import GPUS
 from h100 import assert_no_spills, needs_compiler
 from interpreter import no_races
-from test_paged_attention import SMALL, WIDE, Case, agrees, attend
+from test_paged_attention import SMALL, WIDE, WINDOWED, Case, agrees, attend
 from test_qkv_write import agrees as written
 from test_qkv_write import write
 from write_cases import EPS
@@ -28,13 +28,11 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize("case", SMALL + WIDE[:1], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SMALL + WIDE[:1] + WINDOWED, ids=lambda case: case.name)
 def test_attention_interpreted(case: Case):
     def interpreted(given):
         with no_races() as interpret:
-            out = portable.paged_attention(
-                *given.arguments(), causal=case.causal, window=None, interpret=interpret
-            )
+            out = portable.paged_attention(*given.arguments(), **case.options, interpret=interpret)
             return jax.block_until_ready(out)
 
     agrees(case, interpreted)
@@ -51,7 +49,7 @@ def test_writing_interpreted(case: WriteCase):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", SMALL + WIDE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SMALL + WIDE + WINDOWED, ids=lambda case: case.name)
 def test_attention_on_device(case: Case):
     agrees(case, lambda given: attend(given, case, "portable"))
 
@@ -78,7 +76,7 @@ def test_it_compiles_for(gpu: str):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled\n") == 4
+    assert done.stdout.count("compiled\n") == 5
     assert_no_spills(done.stdout + done.stderr)
 
 
