@@ -66,30 +66,39 @@ def survival(
     tried: Float[Numbers, "batch drafts"], kept: Float[Numbers, "batch drafts"]
 ) -> Float[Numbers, "batch drafts"]:
     """The chance that a draft and all drafts before it are accepted."""
+    return tried.__array_namespace__().cumulative_prod(chances(tried, kept), axis=1)
+
+
+def chances(
+    tried: Float[Numbers, "batch drafts"], kept: Float[Numbers, "batch drafts"]
+) -> Float[Numbers, "batch drafts"]:
+    """The chance that a draft is accepted if all drafts before it are."""
     xp = tried.__array_namespace__()
-    of_all = _rate(kept.sum(), tried.sum(), FIRST_RATE, TRIES_OF_ALL)
+    of_all = rate(kept.sum(), tried.sum(), FIRST_RATE, TRIES_OF_ALL)
     of_places = _of_places(xp, tried.sum(axis=0), kept.sum(axis=0), of_all)
     expected = (tried * of_places).sum(axis=1)
-    likelier = _log_odds(
-        xp, _rate(kept.sum(axis=1), tried.sum(axis=1), of_all, TRIES_OF_A_REQUEST)
-    ) - _log_odds(xp, _rate(expected, tried.sum(axis=1), of_all, TRIES_OF_A_REQUEST))
-    of_request = 1 / (1 + xp.exp(-_log_odds(xp, of_places) - likelier[:, None]))
-    return xp.cumulative_prod(_rate(kept, tried, of_request, TRIES_OF_ITS_PLACE), axis=1)
+    likelier = log_odds(
+        xp, rate(kept.sum(axis=1), tried.sum(axis=1), of_all, TRIES_OF_A_REQUEST)
+    ) - log_odds(xp, rate(expected, tried.sum(axis=1), of_all, TRIES_OF_A_REQUEST))
+    of_request = 1 / (1 + xp.exp(-log_odds(xp, of_places) - likelier[:, None]))
+    return rate(kept, tried, of_request, TRIES_OF_ITS_PLACE)
 
 
 def _of_places(xp: Any, tried: Any, kept: Any, of_all: Any) -> Any:
     """The rate of every place over all requests; a place leans on the one before it."""
     rates, before = [], of_all
     for place in range(tried.shape[0]):
-        before = _rate(kept[place], tried[place], before, TRIES_OF_A_PLACE)
+        before = rate(kept[place], tried[place], before, TRIES_OF_A_PLACE)
         rates.append(before)
     return xp.stack(rates)
 
 
-def _rate(kept: Any, tried: Any, prior: Any, tries: float) -> Any:
+def rate(kept: Any, tried: Any, prior: Any, tries: float) -> Any:
+    """The share that was kept, mixed with a rate that counts for so many tries."""
     return (kept + tries * prior) / (tried + tries)
 
 
-def _log_odds(xp: Any, rate: Any) -> Any:
-    inside = xp.clip(rate, 1e-3, 1 - 1e-3)
+def log_odds(xp: Any, chance: Any) -> Any:
+    """The logarithm of chance to 1 - chance, which is where chances can be added to."""
+    inside = xp.clip(chance, 1e-3, 1 - 1e-3)
     return xp.log(inside / (1 - inside))

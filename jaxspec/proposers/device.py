@@ -31,6 +31,9 @@ class Drafts:
     logits: Float[Array, "batch drafts vocab"] | None = None
     """Logits that the tokens were drawn from, before temperature and filters; None if the tokens
     were not drawn."""
+    scores: Float[Array, "batch drafts"] | None = None
+    """The proposer's own probability of each token, given the drafts before it; None if it knows
+    none. Read only if `DraftInputs.scored`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,8 @@ class DraftInputs:
     sampling: SlotSampling
     """How each request's tokens are drawn."""
     page_size: int
+    scored: bool = False
+    """Whether the drafts' scores are used, to verify the likeliest if not all can be."""
 
     def block(self, width: int) -> Block:
         """The block of the newest token and the `width - 1` positions after it."""

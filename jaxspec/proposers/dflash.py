@@ -18,8 +18,8 @@ from jaxspec.models.parameters import num_bytes
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
 from jaxspec.proposers.drafter import DrafterProposer
-from jaxspec.proposers.walk import Drawing, walk, walk_bytes
-from jaxspec.sampling import draw_drafts
+from jaxspec.proposers.walk import Chosen, Drawing, first_places, walk, walk_bytes
+from jaxspec.sampling import draw_drafts, probabilities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +59,17 @@ class DFlashProposer(DrafterProposer):
         logits = self.drafter.capped(self.logits(target, params, hidden))
         drawing = partial(self._drawing, inputs, block) if drawn else None
         if config.transition is None:
-            tokens, logits = self._independently(params, logits, drawing)
+            chosen = self._independently(params, logits, drawing, inputs.scored)
         else:
             first = hidden[:, :places], logits[:, :places]
-            tokens, logits = self._walking(params, inputs.tokens, *first, drawing)
-        tokens, wanted = tokens[:, :places], inputs.num_drafts
-        if self.confidence_threshold > 0:
-            sure = self._sure(params, inputs.tokens, hidden[:, :places], tokens)
-            wanted = jnp.minimum(wanted, sure)
-        return state, Drafts(tokens, wanted, None if logits is None else logits[:, :places])
+            chosen = self._walking(params, inputs.tokens, *first, drawing, inputs.scored)
+        chosen, wanted = first_places(chosen, places), inputs.num_drafts
+        scores = chosen.probabilities
+        if config.confidence is not None and (inputs.scored or self.confidence_threshold > 0):
+            of_places = hidden[:, :places], chosen.tokens
+            scores = self._confidence(params, inputs.tokens, *of_places)
+            wanted = jnp.minimum(wanted, self._sure(scores))
+        return state, Drafts(chosen.tokens, wanted, chosen.drawn_from, scores)
 
     def absorb(self, params: Params, state: Cache, committed: Committed) -> Cache:
         features, block = committed.features, committed.block
@@ -103,14 +105,16 @@ class DFlashProposer(DrafterProposer):
         params: Params,
         logits: Float[Array, "batch drafts draft_vocab"],
         drawing: Callable[[], Drawing] | None,
-    ) -> tuple[Int[Array, "batch drafts"], Float[Array, "batch drafts vocab"] | None]:
-        """A token for each drafted place on its own, and the logits that it was drawn from."""
+        scored: bool,
+    ) -> Chosen:
+        """A token for each drafted place on its own."""
         if drawing is None:
             likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            return self.apply(params, likeliest, method="target_tokens"), None
-        logits = self.over_target_vocabulary(params, logits)
-        how = drawing()
-        return draw_drafts(logits, how.sampling, how.positions), logits
+            own = probabilities(logits, likeliest) if scored else None
+            return Chosen(self.apply(params, likeliest, method="target_tokens"), None, own)
+        logits, how = self.over_target_vocabulary(params, logits), drawing()
+        tokens = draw_drafts(logits, how.sampling, how.positions)
+        return Chosen(tokens, logits, probabilities(logits, tokens) if scored else None)
 
     def _walking(
         self,
@@ -119,22 +123,30 @@ class DFlashProposer(DrafterProposer):
         hidden: Float[Array, "batch drafts hidden"],
         logits: Float[Array, "batch drafts draft_vocab"],
         drawing: Callable[[], Drawing] | None,
-    ) -> tuple[Int[Array, "batch drafts"], Float[Array, "batch drafts vocab"] | None]:
+        scored: bool,
+    ) -> Chosen:
         """The same, with each place chosen given the one before it."""
         how = None if drawing is None else drawing()
-        tokens, scores = walk(self.drafter, params["drafter"], current, hidden, logits, how)
-        return tokens, None if scores is None else self.over_target_vocabulary(params, scores)
+        own = self.drafter, params["drafter"]
+        chosen = walk(*own, current, hidden, logits, how, scored=scored)
+        if chosen.drawn_from is None:
+            return chosen
+        over_all = self.over_target_vocabulary(params, chosen.drawn_from)
+        return dataclasses.replace(chosen, drawn_from=over_all)
 
-    def _sure(
+    def _confidence(
         self,
         params: Params,
         current: Int[Array, " batch"],
         hidden: Float[Array, "batch drafts hidden"],
         tokens: Int[Array, "batch drafts"],
-    ) -> Int[Array, " batch"]:
-        """Number of drafts before the first one whose confidence is below the threshold."""
+    ) -> Float[Array, "batch drafts"]:
+        """What the drafter's confidence head says of each draft."""
         previous = jnp.concatenate([current[:, None], tokens[:, :-1]], axis=1)
-        confidence = self.apply(params, hidden, previous, method="confidence")
+        return self.apply(params, hidden, previous, method="confidence")
+
+    def _sure(self, confidence: Float[Array, "batch drafts"]) -> Int[Array, " batch"]:
+        """Number of drafts before the first one whose confidence is below the threshold."""
         sure = confidence >= self.confidence_threshold
         return jnp.cumprod(sure, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
 

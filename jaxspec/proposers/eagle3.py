@@ -24,7 +24,7 @@ from jaxspec.models.parameters import num_bytes
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
 from jaxspec.proposers.drafter import DrafterProposer
-from jaxspec.sampling import draw_drafts
+from jaxspec.sampling import draw_drafts, probabilities
 
 
 @jax.tree_util.register_dataclass
@@ -100,21 +100,25 @@ class Eagle3Proposer(DrafterProposer):
     ) -> tuple[RowState, Drafts]:
         """Runs one row per draft. The first is the newest token's; all are scratch."""
         tokens, hidden = inputs.tokens[:, None], state.pending[inputs.slots][:, None]
-        cache, drafts, over_all = state.cache, [], []
+        cache, drafts, over_all, own = state.cache, [], [], []
         for step in range(width - 1):
             rows = Rows(_row_of_chain(inputs, step), tokens, hidden)
             logits, hidden, cache = self.row(target, params, rows, cache)
             if drawn:
                 logits = self.over_target_vocabulary(params, logits)
                 positions = inputs.lengths[:, None] + step + 1
-                tokens = draw_drafts(logits, inputs.sampling, positions)
+                tokens = chosen = draw_drafts(logits, inputs.sampling, positions)
                 over_all.append(logits)
             else:
-                likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-                tokens = self.apply(params, likeliest, method="target_tokens")
+                chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+                tokens = self.apply(params, chosen, method="target_tokens")
+            if inputs.scored:
+                own.append(probabilities(logits, chosen))
             drafts.append(tokens)
-        drawn_from = jnp.concatenate(over_all, axis=1) if drawn else None
-        drafted = Drafts(jnp.concatenate(drafts, axis=1), inputs.num_drafts, drawn_from)
+        joined = lambda parts: jnp.concatenate(parts, axis=1) if parts else None
+        drafted = Drafts(
+            jnp.concatenate(drafts, axis=1), inputs.num_drafts, joined(over_all), joined(own)
+        )
         return dataclasses.replace(state, cache=cache), drafted
 
     def row(

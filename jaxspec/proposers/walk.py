@@ -23,7 +23,7 @@ from jaxspec.models.config import DFlashConfig
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params, num_bytes
 from jaxspec.models.transition import State
-from jaxspec.sampling import SlotSampling, draw_drafts, greedy
+from jaxspec.sampling import SlotSampling, draw_drafts, greedy, probabilities
 from jaxspec.sampling.logprobs import likeliest
 
 
@@ -36,6 +36,24 @@ class Drawing:
     """Positions of the drafts, which the keys of the draws depend on."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The tokens of the drafted places."""
+
+    tokens: Int[Array, "batch drafts"]
+    """As ids of the target's vocabulary."""
+    drawn_from: Float[Array, "batch drafts vocab"] | None = None
+    """Logits that the tokens were drawn from; None if they were not drawn."""
+    probabilities: Float[Array, "batch drafts"] | None = None
+    """The drafter's own probability of each token; None if nobody asked for it."""
+
+
+def first_places(chosen: Chosen, places: int) -> Chosen:
+    """What was chosen for the first `places` places."""
+    cut = {name: part[:, :places] for name, part in vars(chosen).items() if part is not None}
+    return Chosen(**cut)
+
+
 def walk(
     drafter: DFlash,
     params: Params,
@@ -43,11 +61,12 @@ def walk(
     hidden: Float[Array, "batch drafts hidden"],
     logits: Float[Array, "batch drafts draft_vocab"],
     drawing: Drawing | None,
-) -> tuple[Int[Array, "batch drafts"], Float[Array, "batch drafts draft_vocab"] | None]:
-    """The drafts, as ids of the target's vocabulary, and the scores that they were drawn from.
-
-    A place takes the token with the best score, or with `drawing` draws one as the request samples;
-    then the scores are returned, with minus infinity for tokens that are no candidates.
+    *,
+    scored: bool = False,
+) -> Chosen:
+    """A place takes the token with the best score, or with `drawing` draws one as the request
+    samples. Its scores are then among the results, over the drafter's own vocabulary, with minus
+    infinity for tokens that are no candidates. Probabilities are among the candidates.
     """
     transition = drafter.config.transition
     assert transition is not None, "only a drafter with a transition walks"
@@ -56,21 +75,24 @@ def walk(
         base, ids = _among(logits, transition.candidates)
         keys, read = apply(ids, method=_keys), apply(hidden, method=_read)
         state, previous = apply(current.size, method=_start), current
-        tokens, scores = [], []
+        tokens, scores, likely = [], [], []
         # Few and small: unrolled, so that the compiler joins each place's steps with the next's.
         for place in range(logits.shape[1]):
             state, query = apply(state, previous, read[:, place], method=_query)
             of_place = _scores(base[:, place], query, keys if ids is None else keys[:, place])
             own = _choose(of_place, place, drawing)
+            if scored:
+                likely.append(probabilities(of_place[:, None], own[:, None]))
             if ids is not None:
                 own = jnp.take_along_axis(ids[:, place], own[:, None], axis=1)[:, 0]
             previous = apply(own[:, None], method="target_tokens")[:, 0]
             tokens.append(previous)
             scores.append(of_place)
-        drafts = jnp.stack(tokens, axis=1)
-        if drawing is None:
-            return drafts, None
-        return drafts, _everywhere(jnp.stack(scores, axis=1), ids, logits.shape[-1])
+        drawn_from = None
+        if drawing is not None:
+            drawn_from = _everywhere(jnp.stack(scores, axis=1), ids, logits.shape[-1])
+        own = jnp.concatenate(likely, axis=1) if scored else None
+        return Chosen(jnp.stack(tokens, axis=1), drawn_from, own)
 
 
 def walk_bytes(config: DFlashConfig, transition: Params) -> int:

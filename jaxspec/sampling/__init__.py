@@ -1,6 +1,12 @@
 """From logits to tokens, with the sampling parameters of each request."""
 
-from jaxspec.sampling.logprobs import PIECE, TopLogprobs, top_logprobs, top_logprobs_in_pieces
+from jaxspec.sampling.logprobs import (
+    PIECE,
+    TopLogprobs,
+    probabilities,
+    top_logprobs,
+    top_logprobs_in_pieces,
+)
 from jaxspec.sampling.rejection import draw_drafts, rejection_sample
 from jaxspec.sampling.tokens import SlotSampling, greedy, sample
 
@@ -10,6 +16,7 @@ __all__ = [
     "TopLogprobs",
     "draw_drafts",
     "greedy",
+    "probabilities",
     "rejection_sample",
     "sample",
     "top_logprobs",

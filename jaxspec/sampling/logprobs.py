@@ -64,6 +64,15 @@ def top_logprobs_in_pieces(
     return jax.tree.map(joined, found)
 
 
+def probabilities(
+    logits: Float[Array, "batch width vocab"], chosen: Int[Array, "batch width"]
+) -> Float[Array, "batch width"]:
+    """The probability of one token at each place, in float32."""
+    exact = logits.astype(jnp.float32)
+    own = jnp.take_along_axis(exact, chosen[..., None], axis=-1)[..., 0]
+    return jnp.exp(own - jax.nn.logsumexp(exact, axis=-1))
+
+
 def likeliest(
     values: Float[Array, "batch width vocab"], count: int
 ) -> tuple[Float[Array, "batch width top"], Int[Array, "batch width top"]]:

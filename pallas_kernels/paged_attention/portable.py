@@ -150,17 +150,18 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
     seen_tokens = jnp.minimum((row_tile + 1) * tiling.span, width) if call.mask.causal else width
     end = jnp.minimum(length + seen_tokens, kept_end)
     steps = lax.div(end + (KV_TILE - 1), KV_TILE)
-    last = seen_from = start = None
-    first_token = row_tile * tiling.span
-    if call.mask.causal or call.mask.window is not None:
+    first_token, first_step = row_tile * tiling.span, jnp.int32(0)
+
+    def token_of_row():
         row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=rows_layout)
-        token = first_token + lax.div(row, call.shape.group)
+        return first_token + lax.div(row, call.shape.group)
+
+    last = seen_from = start = None
     if call.mask.causal:
-        last = jnp.minimum(length + token, kept_end - 1)
-    first_step = jnp.int32(0)
+        last = jnp.minimum(length + token_of_row(), kept_end - 1)
     if call.mask.window is not None:
         start = call.mask.first_seen(length, first_token)
-        seen_from = call.mask.first_seen(length, token)
+        seen_from = call.mask.first_seen(length, token_of_row())
         first_step = lax.div(start, KV_TILE)
 
     q = load(query.at[request, head, row_tile], call.layout("LHS"))

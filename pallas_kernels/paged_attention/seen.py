@@ -1,6 +1,7 @@
 """Which positions the tokens of a block see, as the kernels need it: from a first one on."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -15,7 +16,7 @@ class Mask:
     window: int | None = None
     window_of_block: bool = False
 
-    def first_seen(self, length, token):
+    def first_seen(self, length, token) -> Any:
         """The first position that this token of a block at `length` sees; None if it is 0 in every
         block. Earlier tokens see it too, or an earlier one."""
         if self.window is None:

@@ -90,7 +90,11 @@ class TestWhatItRefuses:
                 "dense_chain on 'mosaic': hidden size 5120; expected at m",
             ),
             (dict(dtype=jnp.float32), {}, "queries and pages in float32; expected a 16-bit dtype"),
-            (dict(window=8), {}, "a window of 8 positions for 16 tokens that see each other; expected at least 16"),
+            (
+                dict(window=8),
+                {},
+                "a window of 8 positions for 16 tokens that see each other; expected at least 16",
+            ),
             ({}, dict(page_size=24), "page size 24; expected one that divides 64"),
         ],
     )

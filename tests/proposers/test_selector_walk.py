@@ -50,7 +50,8 @@ def scores_by_hand(head, previous, hidden, logits) -> tuple[np.ndarray, np.ndarr
 
 def test_every_place_takes_the_best_candidate_after_the_one_before():
     drafter, params, places = case()
-    drafts, scores = walk(drafter, params, *places, None)
+    chosen = walk(drafter, params, *places, None)
+    drafts, scores = chosen.tokens, chosen.drawn_from
     head = jax.tree.map(np.asarray, params["transition"])
     for request, (current, hidden, logits) in enumerate(zip(*map(np.asarray, places))):
         previous = current
@@ -71,7 +72,8 @@ def test_drawn_drafts_have_their_sixteen_point_distribution():
         jnp.arange(BATCH, dtype=jnp.uint32),
     )  # fmt: skip
     positions = jnp.broadcast_to(jnp.arange(PLACES, dtype=jnp.int32), (BATCH, PLACES))
-    drafts, scores = walk(drafter, params, *places, Drawing(sampling, positions))
+    chosen = walk(drafter, params, *places, Drawing(sampling, positions))
+    drafts, scores = chosen.tokens, chosen.drawn_from
     head = jax.tree.map(np.asarray, params["transition"])
     for request, (current, hidden, logits) in enumerate(zip(*map(np.asarray, places))):
         previous = current

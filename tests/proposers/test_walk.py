@@ -104,7 +104,8 @@ def best(request: int, place: int, scores: np.ndarray) -> int:
 def test_every_place_takes_the_best_token_after_the_one_before(kind, reduced):
     drafter = drafter_of(kind, reduced=reduced)
     params, places = noisy(drafter), places_of(drafter)
-    drafts, scores = walk(drafter, params, *places, None)
+    chosen = walk(drafter, params, *places, None)
+    drafts, scores = chosen.tokens, chosen.drawn_from
     assert scores is None
     assert drafts.tolist() == expected(drafter, params, places, best)[0].tolist()
     plain = np.argmax(places[2], axis=-1)
@@ -120,7 +121,7 @@ def test_the_best_of_a_few_candidates(kind):
     def best_of_few(request: int, place: int, scores: np.ndarray) -> int:
         return max(few[request, place], key=lambda id: scores[id])
 
-    drafts, _ = walk(drafter, params, *places, None)
+    drafts = walk(drafter, params, *places, None).tokens
     assert drafts.tolist() == expected(drafter, params, places, best_of_few)[0].tolist()
     assert drafts.tolist() != expected(drafter, params, places, best)[0].tolist()
 
@@ -130,17 +131,17 @@ def test_candidates_that_hold_the_best_token_change_nothing(kind):
     every, some = drafter_of(kind), drafter_of(kind, candidates=16)
     params, (current, hidden, logits) = noisy(every), places_of(every)
     places = current, hidden, logits * 2  # so steep that the best is among the first few
-    drafts, _ = walk(every, params, *places, None)
+    drafts = walk(every, params, *places, None).tokens
     ranks = np.argsort(np.argsort(-np.asarray(places[2]), axis=-1), axis=-1)
     assert np.take_along_axis(ranks, np.asarray(drafts)[..., None], -1).max() in range(1, 16)
-    assert walk(some, params, *places, None)[0].tolist() == drafts.tolist()
+    assert walk(some, params, *places, None).tokens.tolist() == drafts.tolist()
 
 
 def test_without_weights_every_place_takes_its_likeliest_token():
     drafter = drafter_of("vanilla", candidates=16)
     params, places = noisy(drafter), places_of(drafter)
     params["transition"] = jax.tree.map(jnp.zeros_like, params["transition"])
-    drafts, _ = walk(drafter, params, *places, None)
+    drafts = walk(drafter, params, *places, None).tokens
     assert drafts.tolist() == np.argmax(places[2], axis=-1).tolist()
 
 
@@ -155,7 +156,8 @@ def test_drawn_tokens_come_from_the_scores_that_are_returned(candidates, reduced
         temperatures, jnp.zeros(BATCH, jnp.int32), ones, 0 * ones, jnp.arange(BATCH, dtype="uint32")
     )
     drawing = Drawing(sampling, jnp.tile(jnp.arange(PLACES, dtype=jnp.int32), (BATCH, 1)))
-    drafts, scores = walk(drafter, params, *places, drawing)
+    chosen = walk(drafter, params, *places, drawing)
+    drafts, scores = chosen.tokens, chosen.drawn_from
     to_target = np.asarray(params.get("target_ids", np.arange(VOCAB)))
     own = [[int(np.flatnonzero(to_target == token)[0]) for token in row] for row in drafts]
 

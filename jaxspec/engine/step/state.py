@@ -32,6 +32,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec.acceptance.outcomes import Outcomes, no_outcomes
+from jaxspec.acceptance.scores import Scores, no_scores
 from jaxspec.cache.block import Block, block_after
 from jaxspec.cache.cache import Cache
 from jaxspec.engine.step.io import Models
@@ -60,6 +61,8 @@ class EngineState:
     """Sampling parameters of every slot."""
     outcomes: Outcomes | None = None
     """What became of the drafts of every slot's request, if steps share out what they verify."""
+    scores: Scores | None = None
+    """What the drafter thinks of its drafts, if steps share out what they verify."""
 
     def active(self, slots: Int[Array, " batch"]) -> Int[Array, " batch"]:
         """1 for slots with budget left, else 0."""
@@ -129,4 +132,5 @@ def empty_state(
             seed=jnp.zeros(slots, jnp.uint32),
         ),
         outcomes=None if num_drafts is None else no_outcomes(slots, num_drafts),
+        scores=None if num_drafts is None else no_scores(slots, num_drafts),
     )

@@ -24,7 +24,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.acceptance import accept, draw_accepted
-from jaxspec.acceptance.outcomes import Outcomes, after_step, survival
+from jaxspec.acceptance.outcomes import Outcomes, after_step, chances
+from jaxspec.acceptance.scores import (
+    after_verified,
+    with_drafts,
+    with_scores,
+    without_drafts,
+)
 from jaxspec.acceptance.shares import shared_out
 from jaxspec.cache.block import Block, block_after
 from jaxspec.cache.packing import Packing, packing_of
@@ -141,9 +147,14 @@ def draft_step(
             width=drafting.width,
             drawn=drafting.drawn,
         )
+        state = dataclasses.replace(state, proposers=tuple(of_proposers))
+        if state.scores is not None:
+            state = dataclasses.replace(
+                state, scores=with_drafts(state.scores, slots, drafts.scores)
+            )
         if drafting.num_tokens is not None:
             drafts = _shared_out(state, inputs, drafts, drafting.num_tokens)
-        return dataclasses.replace(state, proposers=tuple(of_proposers)), drafts
+        return state, dataclasses.replace(drafts, scores=None)
 
 
 def replace_step(
@@ -159,6 +170,8 @@ def replace_step(
         certain = jnp.where(chosen, 0.0, -jnp.inf).astype(logits.dtype)
         logits = jnp.where(replaced[:, None, None], certain, logits)
     num_drafts = jnp.where(replaced, of_host.num_drafts, drafts.num_drafts)
+    if state.scores is not None:  # those of the drafts that were replaced say nothing about these
+        state = dataclasses.replace(state, scores=without_drafts(state.scores, replaced.any()))
     return state, Drafts(tokens, num_drafts, logits)
 
 
@@ -233,7 +246,7 @@ def commit_step(
             proposers=_absorb(models, params, state, block, tokens, verified.features),
             lengths=state.lengths.at[slots].add(emitted),
             last_tokens=state.last_tokens.at[slots].set(as_input(newest)),
-            outcomes=_with_outcomes(state, slots, verified, accepted),
+            **_with_outcomes(state, slots, verified, accepted),
         )
         return committed, StepResult(
             verified.tokens, emitted, verified.num_drafts, verified.logprobs
@@ -254,6 +267,7 @@ def _draft_inputs(
         page_table=state.page_table[slots],
         sampling=state.sampling.of(slots),
         page_size=models.page_size,
+        scored=state.scores is not None,
     )
 
 
@@ -272,27 +286,37 @@ def _read(
 
 def _shared_out(state: EngineState, inputs: DraftInputs, drafts: Drafts, num_tokens: int) -> Drafts:
     """As many of the drafts as a step that verifies `num_tokens` tokens has room for."""
-    assert state.outcomes is not None, "steps share out by the outcomes of earlier ones"
-    outcomes, places = state.outcomes, drafts.tokens.shape[1]
-    likely = survival(outcomes.tried[inputs.slots, :places], outcomes.kept[inputs.slots, :places])
+    assert state.scores is not None, "steps share out by the outcomes of earlier ones"
+    at = inputs.slots, slice(drafts.tokens.shape[1])
+    likely = with_scores(state.scores, state.scores.of_slots[at], _chances(state, at))
     most = jnp.minimum(drafts.num_drafts, inputs.room)
     budget = num_tokens - inputs.active.sum()
-    return dataclasses.replace(drafts, num_drafts=shared_out(jnp.asarray(likely), most, budget))
+    shares = shared_out(jnp.cumprod(likely, axis=1), most, budget)
+    return dataclasses.replace(drafts, num_drafts=shares)
+
+
+def _chances(state: EngineState, at: tuple[Slots, slice]) -> Float[Array, "batch drafts"]:
+    """The chance of each draft by the outcomes of its request."""
+    assert state.outcomes is not None, "outcomes are kept if steps share out"
+    return jnp.asarray(chances(state.outcomes.tried[at], state.outcomes.kept[at]))
 
 
 def _with_outcomes(
     state: EngineState, slots: Slots, verified: Verified, accepted: Int[Array, " batch"]
-) -> Outcomes | None:
-    """The outcomes after a step, if they are kept."""
+) -> dict[str, Any]:
+    """What is kept of outcomes and scores after a step, if they are."""
     places = verified.tokens.shape[1] - 1
-    if state.outcomes is None or places == 0:
-        return state.outcomes
+    if state.outcomes is None or state.scores is None or places == 0:
+        return {}
+    at, became = (slots, slice(places)), (verified.num_drafts, accepted)
+    own, expected = state.scores.of_slots[at], _chances(state, at)
     tried, kept = state.outcomes.tried, state.outcomes.kept
-    new_tried, new_kept = after_step(
-        tried[slots, :places], kept[slots, :places], verified.num_drafts, accepted
-    )
-    put = lambda entries, new: entries.at[slots, :places].set(new)
-    return Outcomes(put(tried, new_tried), put(kept, new_kept))
+    new_tried, new_kept = after_step(tried[at], kept[at], *became)
+    put = lambda entries, new: entries.at[at].set(new)
+    return {
+        "outcomes": Outcomes(put(tried, new_tried), put(kept, new_kept)),
+        "scores": after_verified(state.scores, own, expected, *became),
+    }
 
 
 def _recall(models: Models, state: EngineState, admission: Admission) -> tuple[Any, ...]:
