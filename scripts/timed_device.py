@@ -59,7 +59,7 @@ class Times:
 def read_times() -> Times:
     rows = results("steps-8b-h100.json")["rows"]
     prefill = results("prefill-8b-h100.json")["prefill"]
-    steps = results("host-cpu.json")["after"]["step"]
+    steps = results("host-cpu.json")["step"]
     host = {one["requests"]: one["us"] / 1e3 for one in steps if not one["tokens_out"]}
     per_request = (host[32] - host[1]) / 31
     bench = results("bench-8b-h100.json")["rows"]
