@@ -12,19 +12,22 @@ from tqdm import tqdm
 
 from jaxspec.checkpoint.load import Checkpoint, open_target
 from jaxspec.errors import UsageError
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.eagle3_config import Eagle3Config
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.text.tokenizer import open_tokenizer
+from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.training.data import Sequences
-from jaxspec.training.export import export_speculators, export_zlab
+from jaxspec.training.export_drafter import export_drafter
 from jaxspec.training.inputs import content_of, mask_token, text_of_run
 from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.kept_rows import kept_sequences
 from jaxspec.training.loop import train
 from jaxspec.training.new_drafter import (
     drafter_config,
+    eagle3_config,
     first_drafter_params,
     frequent_tokens,
 )
@@ -66,13 +69,12 @@ class Target(NamedTuple):
 
 
 def train_drafter(run: TrainingRun, out: Path) -> Path:
-    """Trains, or continues training, and returns the folder of the drafter in z-lab's layout."""
+    """Trains, or continues training, and returns a folder with the drafter."""
     check_limits(config_of(run) | dataclasses.asdict(run.cadence))
     check_batch_divides(run.optimization)
     checkpoint = open_target(run.inputs.target)
     tokenizer = open_tokenizer(run.inputs.target)
-    mask = mask_token(run.inputs, tokenizer, checkpoint.config)
-    config = drafter_config(checkpoint.config, run.shape, mask)
+    config = config_of_drafter(run, tokenizer, checkpoint.config)
     _check_length(run, checkpoint.config)
     block_size = run.shape.block_size
     documents, text = text_of_run(run.inputs, block_size, tokenizer, checkpoint.config)
@@ -81,13 +83,20 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
         save_config(out, saved)
         target = Target(checkpoint.config, _weights(checkpoint, run.optimization.compute))
         params = learned_params(run, target, config, text, hash_of_config(saved), out)
-        return export_drafter(run, target, config, params, out)
+        verifier = run.hub_id or str(run.inputs.target.resolve())
+        return export_drafter(out, config, params, *target, verifier)
+
+
+def config_of_drafter(run: TrainingRun, tokenizer: Tokenizer, target: Qwen3Config) -> DrafterConfig:
+    if run.shape.kind == "eagle3":
+        return eagle3_config(target, run.shape)
+    return drafter_config(target, run.shape, mask_token(run.inputs, tokenizer, target))
 
 
 def learned_params(
     run: TrainingRun,
     target: Target,
-    config: DFlashConfig,
+    config: DrafterConfig,
     text: Sequences,
     made_of: str,
     out: Path,
@@ -97,7 +106,7 @@ def learned_params(
     if run.inputs.on_policy:
         sequences = on_policy_sequences(run, target, text, made_of, out / "on_policy.npz")
     optimization = with_epochs(run, sequences)
-    drafter = DFlash(config)
+    drafter = Eagle3(config) if isinstance(config, Eagle3Config) else DFlash(config)
     trainable, frozen = split_frozen(starting_params(run, target, drafter, sequences.tokens))
     objective = DrafterObjective(
         Qwen3(target.config, config.target_layer_ids),
@@ -122,7 +131,7 @@ def learned_params(
 def starting_params(
     run: TrainingRun,
     target: Target,
-    drafter: DFlash,
+    drafter: DFlash | Eagle3,
     tokens: Int[np.ndarray, "sequences length"],
 ) -> Params:
     """Parameters before the first step; a reduced vocabulary has the data's most frequent ids."""
@@ -135,15 +144,6 @@ def starting_params(
     return first_drafter_params(
         drafter, target.config, target.params, kept, key, run.shape.from_target
     )
-
-
-def export_drafter(
-    run: TrainingRun, target: Target, config: DFlashConfig, params: Params, out: Path
-) -> Path:
-    export_zlab(out / "zlab", config, params)
-    verifier = run.hub_id or str(run.inputs.target.resolve())
-    export_speculators(out / "speculators", config, params, target.config, target.params, verifier)
-    return out / "zlab"
 
 
 def on_policy_sequences(
@@ -183,7 +183,21 @@ def config_of(run: TrainingRun) -> dict[str, Any]:
     entries["data"] = [str(path.resolve()) for path in run.inputs.data]
     if entries["layer_ids"] is not None:
         entries["layer_ids"] = list(entries["layer_ids"])
-    return entries
+    entries["layers"] = run.shape.num_layers
+    entries["dspark_weights"] = list(entries["dspark_weights"])
+    return {name: x for name, x in entries.items() if matters(name, run.shape.kind)}
+
+
+def matters(option: str, kind: str) -> bool:
+    """Whether an option decides what a drafter of this kind learns."""
+    only_for = {
+        "kind": ("dspark", "dflash2", "eagle3"),
+        "rank": ("dspark", "dflash2"),
+        "markov": ("dspark",),
+        "dspark_weights": ("dspark",),
+        "selector_weight": ("dflash2",),
+    }
+    return kind in only_for.get(option, (kind,))
 
 
 def _weights(checkpoint: Checkpoint[Qwen3Config], dtype: str) -> Params:
