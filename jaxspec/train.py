@@ -86,14 +86,14 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
-    names = ("length", "on_policy", "shortest_prompt", "slots", "keep_features")
+    names = ("length", "on_policy", "shortest_prompt", "slots", "keep_features", "shared")
     add_flags(group, TrainingInputs, *names)
 
 
 def _add_drafter(group: argparse._ArgumentGroup) -> None:
     add_flags(group, DrafterShape, "kind", "block_size", "layers", "features", "layer_ids")
     add_flags(group, DrafterShape, "intermediate_size", "draft_vocab_size", "from_target")
-    add_flags(group, DrafterShape, "rank", "markov")
+    add_flags(group, DrafterShape, "rank", "markov", "start_from")
     add_flags(group, TrainingInputs, "mask_token_id")
 
 
@@ -101,7 +101,7 @@ def _add_recipe(group: argparse._ArgumentGroup) -> None:
     add_flags(group, Recipe, "anchors", "weighting", "decay", "dpace_floor", "labels")
     add_flags(group, Recipe, "feature_noise", "head_chunk")
     add_flags(group, Recipe, "dspark_weights", metavar="X")
-    add_flags(group, Recipe, "selector_weight")
+    add_flags(group, Recipe, "selector_weight", "learn")
 
 
 def _add_optimization(group: argparse._ArgumentGroup) -> None:

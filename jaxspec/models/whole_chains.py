@@ -43,9 +43,10 @@ def chain_hidden(
     """Final hidden states of the chains whose newest tokens are at the anchors, for a bound
     drafter. `embedded` are the tokens of whole sequences."""
     config, count = drafter.config, len(drafter.layers)
-    fused, length = drafter.fuse(features), embedded.shape[1]
+    fused, (batch, length) = drafter.fuse(features), embedded.shape[:2]
     rotated = partial(rotated_positions, config.decoder)
-    rows = TrueRows(anchors, rotated(jnp.arange(length - 1)[None]))
+    positions = jnp.broadcast_to(jnp.arange(length - 1), (batch, length - 1))
+    rows = TrueRows(anchors, rotated(positions))
     after, seen = drafter.run(embedded[:, 1:], fused[:, :-1], rows, (None,) * count)
     hidden = at_positions(after, anchors - 1)
     final = [drafter.norm(hidden)]

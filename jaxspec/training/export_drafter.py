@@ -42,7 +42,8 @@ def export_drafter(
     if isinstance(config, DFlashConfig) and config.kind in ("dflash", "dflash2"):
         export_zlab(out / "zlab", config, params)
         return out / "zlab"
-    if config.draft_vocab_size is not None:
+    in_deepspec = isinstance(config, Eagle3Config) or config.anchor_first
+    if config.draft_vocab_size is not None or not in_deepspec:
         return out / "speculators"
     export_deepspec(out / "deepspec", config, params, target, target_params)
     return out / "deepspec"

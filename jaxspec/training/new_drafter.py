@@ -65,8 +65,13 @@ def drafter_config(target: Qwen3Config, shape: DrafterShape, mask_token_id: int)
         owns_head=shape.draft_vocab_size is not None,
         num_target_layers=target.decoder.num_layers,
     )
+    return with_heads(plain, shape, anchor_first=shape.kind == "dspark")
+
+
+def with_heads(plain: DFlashConfig, shape: DrafterShape, anchor_first: bool) -> DFlashConfig:
+    """A DFlash drafter with what the asked kind has besides."""
     if shape.kind == "dspark":
-        return _with_dspark(plain, shape)
+        return _with_dspark(plain, shape, anchor_first)
     return _with_dflash2(plain, shape) if shape.kind == "dflash2" else plain
 
 
@@ -97,10 +102,10 @@ def _decoder(target: Qwen3Config, shape: DrafterShape) -> Decoder:
     )
 
 
-def _with_dspark(plain: DFlashConfig, shape: DrafterShape) -> DFlashConfig:
+def _with_dspark(plain: DFlashConfig, shape: DrafterShape, anchor_first: bool) -> DFlashConfig:
     return dataclasses.replace(
         plain,
-        anchor_first=True,
+        anchor_first=anchor_first,
         transition=MarkovHead(shape.markov, shape.rank, CANDIDATES),
         confidence=ConfidenceHead(reads_token=True),
     )

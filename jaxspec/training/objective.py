@@ -197,10 +197,17 @@ class TargetObjective:
         return loss, {"loss": loss, "accuracy": jnp.mean(correct)}
 
 
-def split_frozen(drafter_params: Params) -> tuple[Params, Params]:
-    """The parameters of a drafter that are trained, and those that are frozen."""
-    trainable = {name: part for name, part in drafter_params.items() if name not in FROZEN}
-    return trainable, {name: part for name, part in drafter_params.items() if name in FROZEN}
+def split_frozen(
+    drafter_params: Params, learned: tuple[str, ...] | None = None
+) -> tuple[Params, Params]:
+    """The parameters of a drafter that are trained, and those that are frozen. Trained are the
+    `learned` parts, or all that are not the target's."""
+
+    def is_trained(name: str) -> bool:
+        return name not in FROZEN if learned is None else name in learned
+
+    trainable = {name: part for name, part in drafter_params.items() if is_trained(name)}
+    return trainable, {name: part for name, part in drafter_params.items() if not is_trained(name)}
 
 
 def in_dtype(params: Any, dtype: DTypeLike) -> Any:

@@ -8,6 +8,7 @@ Weighting = Literal["decay", "dpace"]
 Labels = Literal["argmax", "data", "distill"]
 Kind = Literal["dflash", "dspark", "dflash2", "eagle3"]
 Markov = Literal["vanilla", "gated", "rnn"]
+Learned = Literal["all", "heads"]
 
 PUBLISHED_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
 """Gamma of the decay weighting by block size, as published for DFlash."""
@@ -33,6 +34,9 @@ class TrainingInputs:
     """With `on_policy`: number of sequences that are continued at once."""
     keep_features: bool = False
     """Compute the target's features once and keep them on disk."""
+    shared: Path | None = None
+    """Folder for the target's continuations and features, which other runs from the same text and
+    seed then use too; by default the folder of the run, for itself."""
     mask_token_id: int | None = None
     """Id that stands for a token still to be drafted; by default the tokenizer's mask token, or
     the first id that no token uses."""
@@ -58,6 +62,8 @@ class DrafterShape:
     """Draft only this many most frequent tokens; by default all."""
     from_target: bool = False
     """Start from copies of the target's last layers instead of random weights."""
+    start_from: Path | None = None
+    """Folder of a trained DFlash drafter to start from, whose shape the drafter then has."""
     rank: int = 256
     """DSpark and DFlash2: numbers per token in the codebooks by which a place's choice depends on
     the token before it."""
@@ -94,6 +100,9 @@ class Recipe:
     dspark_weights: tuple[float, ...] = (0.1, 0.9, 1.0)
     """DSpark: weights in the loss of the cross entropy with the labels, of the distance from the
     target's distributions, and of the confidence's error."""
+    learn: Learned = "all"
+    """Parts to learn: all, or only the heads that DSpark and DFlash2 have besides a DFlash
+    drafter."""
     selector_weight: float = 1.0
     """DFlash2: weight of the selector's cross entropy, beside 1 of the logits without it."""
 

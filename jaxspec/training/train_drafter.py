@@ -21,6 +21,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.training.data import Sequences
 from jaxspec.training.export_drafter import export_drafter
+from jaxspec.training.fingerprints import hash_of_weights
 from jaxspec.training.inputs import content_of, mask_token, text_of_run
 from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.kept_rows import kept_sequences
@@ -41,7 +42,14 @@ from jaxspec.training.recipe import (
     TrainingInputs,
 )
 from jaxspec.training.rollout import continue_sequences
-from jaxspec.training.saved_config import hash_of_config, save_config
+from jaxspec.training.saved_config import CONTENTS, hash_of_config, save_config
+from jaxspec.training.start_from import (
+    config_from,
+    names_of_heads,
+    opened_start,
+    shape_of,
+    with_weights_of,
+)
 from jaxspec.training.write_errors import writing_to
 
 
@@ -74,7 +82,14 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     check_batch_divides(run.optimization)
     checkpoint = open_target(run.inputs.target)
     tokenizer = open_tokenizer(run.inputs.target)
-    config = config_of_drafter(run, tokenizer, checkpoint.config)
+    start = None
+    if run.shape.start_from is not None:
+        start = opened_start(run.shape.start_from, checkpoint.config)
+        run = dataclasses.replace(run, shape=shape_of(start.config, run.shape))
+        config = config_from(start.config, run.shape, checkpoint.config)
+    else:
+        config = config_of_drafter(run, tokenizer, checkpoint.config)
+    learned = None if run.recipe.learn == "all" else names_of_heads(config)
     _check_length(run, checkpoint.config)
     block_size = run.shape.block_size
     documents, text = text_of_run(run.inputs, block_size, tokenizer, checkpoint.config)
@@ -82,7 +97,11 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     with writing_to(out):
         save_config(out, saved)
         target = Target(checkpoint.config, _weights(checkpoint, run.optimization.compute))
-        params = learned_params(run, target, config, text, hash_of_config(saved), out)
+        data = data_of_run(run, target, text, saved, out)
+        params = starting_params(run, target, config, data.tokens)
+        params = params if start is None else with_weights_of(start, params)
+        split = split_frozen(params, learned)
+        params = learned_params(run, target, config, split, data, saved, out)
         verifier = run.hub_id or str(run.inputs.target.resolve())
         return export_drafter(out, config, params, *target, verifier)
 
@@ -93,24 +112,38 @@ def config_of_drafter(run: TrainingRun, tokenizer: Tokenizer, target: Qwen3Confi
     return drafter_config(target, run.shape, mask_token(run.inputs, tokenizer, target))
 
 
+def drafter_of(config: DrafterConfig) -> DFlash | Eagle3:
+    return Eagle3(config) if isinstance(config, Eagle3Config) else DFlash(config)
+
+
+def data_of_run(
+    run: TrainingRun, target: Target, text: Sequences, saved: dict[str, Any], out: Path
+) -> Sequences:
+    """What the drafter learns from: the text, or the target's continuations of it."""
+    if not run.inputs.on_policy:
+        return text
+    room = run.inputs.shared or out
+    room.mkdir(parents=True, exist_ok=True)
+    made_of = hash_of_config(saved if run.inputs.shared is None else deciding_text(saved))
+    return on_policy_sequences(run, target, text, made_of, room / "on_policy.npz")
+
+
 def learned_params(
     run: TrainingRun,
     target: Target,
     config: DrafterConfig,
-    text: Sequences,
-    made_of: str,
+    split: tuple[Params, Params],
+    sequences: Sequences,
+    saved: dict[str, Any],
     out: Path,
 ) -> Params:
-    """All parameters of the trained drafter. `made_of` is a hash of the run's config and inputs."""
-    sequences = text
-    if run.inputs.on_policy:
-        sequences = on_policy_sequences(run, target, text, made_of, out / "on_policy.npz")
+    """All parameters of the trained drafter, from those that are trained and those that are
+    frozen. `saved` is the run's config, with hashes of its inputs."""
+    (trainable, frozen), room = split, run.inputs.shared or out
     optimization = with_epochs(run, sequences)
-    drafter = Eagle3(config) if isinstance(config, Eagle3Config) else DFlash(config)
-    trainable, frozen = split_frozen(starting_params(run, target, drafter, sequences.tokens))
     objective = DrafterObjective(
         Qwen3(target.config, config.target_layer_ids),
-        drafter,
+        drafter_of(config),
         run.recipe,
         jnp.dtype(optimization.compute),
     )
@@ -120,8 +153,10 @@ def learned_params(
             target.params,
             sequences,
             optimization.batch_size,
-            out / "features",
-            made_of,
+            room / "features",
+            hash_of_config(
+                saved if run.inputs.shared is None else deciding_features(saved, config)
+            ),
         )
     all_frozen = {"target": target.params, "drafter": frozen}
     trained = train(objective, trainable, all_frozen, sequences, optimization, run.cadence, out)
@@ -131,18 +166,18 @@ def learned_params(
 def starting_params(
     run: TrainingRun,
     target: Target,
-    drafter: DFlash | Eagle3,
+    config: DrafterConfig,
     tokens: Int[np.ndarray, "sequences length"],
 ) -> Params:
     """Parameters before the first step; a reduced vocabulary has the data's most frequent ids."""
-    draft_vocab, kept = drafter.config.draft_vocab_size, None
+    draft_vocab, kept = config.draft_vocab_size, None
     if draft_vocab is not None:
         kept = frequent_tokens(
             tokens, target.config.vocab_size, draft_vocab, target.config.eos_token_ids
         )
     key = jax.random.key(run.optimization.seed)
     return first_drafter_params(
-        drafter, target.config, target.params, kept, key, run.shape.from_target
+        drafter_of(config), target.config, target.params, kept, key, run.shape.from_target
     )
 
 
@@ -179,13 +214,33 @@ def config_of(run: TrainingRun) -> dict[str, Any]:
     entries: dict[str, Any] = {"epochs": run.epochs}
     for part in run.inputs, run.shape, run.recipe, run.optimization:
         entries |= dataclasses.asdict(part)
+    del entries["shared"]  # where files are kept decides nothing
     entries["target"] = str(run.inputs.target.resolve())
     entries["data"] = [str(path.resolve()) for path in run.inputs.data]
     if entries["layer_ids"] is not None:
         entries["layer_ids"] = list(entries["layer_ids"])
+    if (start := entries.pop("start_from")) is not None:
+        entries["drafter_sha256"] = hash_of_weights(start)
+    if run.recipe.learn == "all":
+        del entries["learn"]
     entries["layers"] = run.shape.num_layers
     entries["dspark_weights"] = list(entries["dspark_weights"])
     return {name: x for name, x in entries.items() if matters(name, run.shape.kind)}
+
+
+def deciding_text(saved: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a run's config that decide the target's continuations of its text."""
+    named = ("on_policy", "length", "shortest_prompt", "slots", "block_size", "compute", "seed")
+    return {name: x for name, x in saved.items() if name in (*named, *CONTENTS)}
+
+
+def deciding_features(saved: dict[str, Any], config: DrafterConfig) -> dict[str, Any]:
+    """Those that decide the target's features and labels."""
+    return {
+        **deciding_text(saved),
+        "labels": saved["labels"],
+        "target_layer_ids": list(config.target_layer_ids),
+    }
 
 
 def matters(option: str, kind: str) -> bool:
