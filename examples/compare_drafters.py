@@ -7,9 +7,9 @@
 
 Without --target it trains for the demo target, on Python sources of the standard library. For every
 kind and seed it runs `jaxspec train` on most files of the folder, with the same flags; flags that
-are not its own are passed on. The target continues the text once per seed, and all kinds learn from
-that. Then every drafter drafts what the target continues from the other files. The result is a
-table, `comparison.json` and, if matplotlib is installed, `comparison.png`. If you stop it, the same
+are not its own are passed on. The target continues the text once, and all drafters learn from that.
+Then every drafter drafts what the target continues from the other files. The result is a table,
+`comparison.json` and, if matplotlib is installed, `comparison.png`. If you stop it, the same
 command goes on.
 
 With --start-from, a trained DFlash drafter is compared with itself after it was given the heads of
@@ -60,7 +60,7 @@ def train_one(options: argparse.Namespace, of_train: list[str], kind: str, seed:
     flags = ["--target", options.target, "--data", str(options.out / "text"), "--out", str(out)]
     flags += ["--kind", kind, "--steps", str(options.steps), "--seed", str(seed)]
     flags += [*flags_of(options, kind), *of_train]
-    flags += ["--shared", str(options.out / f"shared_{seed}")]
+    flags += ["--shared", str(options.out / "shared")]
     print(f"jaxspec train {shlex.join(flags)}", flush=True)
     if code := train.main(flags):
         raise SystemExit(code)

@@ -35,8 +35,8 @@ class TrainingInputs:
     keep_features: bool = False
     """Compute the target's features once and keep them on disk."""
     shared: Path | None = None
-    """Folder for the target's continuations and features, which other runs from the same text and
-    seed then use too; by default the folder of the run, for itself."""
+    """Folder for the target's continuations and features, which other runs from the same text then
+    use too, whatever their seed; by default the folder of the run, for itself."""
     mask_token_id: int | None = None
     """Id that stands for a token still to be drafted; by default the tokenizer's mask token, or
     the first id that no token uses."""

@@ -42,7 +42,7 @@ from jaxspec.training.recipe import (
     TrainingInputs,
 )
 from jaxspec.training.rollout import continue_sequences
-from jaxspec.training.saved_config import CONTENTS, hash_of_config, save_config
+from jaxspec.training.saved_config import hash_of_config, save_config
 from jaxspec.training.start_from import (
     config_from,
     names_of_heads,
@@ -195,7 +195,7 @@ def on_policy_sequences(
             run.inputs.shortest_prompt,
             run.inputs.length // 2,
             run.inputs.slots,
-            run.optimization.seed,
+            run.optimization.seed if run.inputs.shared is None else 0,
         )
 
     return kept_sequences(path, made_of, (count, length), target.config.vocab_size, continued)
@@ -230,8 +230,9 @@ def config_of(run: TrainingRun) -> dict[str, Any]:
 
 def deciding_text(saved: dict[str, Any]) -> dict[str, Any]:
     """The entries of a run's config that decide the target's continuations of its text."""
-    named = ("on_policy", "length", "shortest_prompt", "slots", "block_size", "compute", "seed")
-    return {name: x for name, x in saved.items() if name in (*named, *CONTENTS)}
+    options = ("on_policy", "length", "shortest_prompt", "slots", "block_size", "compute")
+    contents = ("data_sha256", "tokenizer_sha256", "target_sha256")
+    return {name: x for name, x in saved.items() if name in options + contents}
 
 
 def deciding_features(saved: dict[str, Any], config: DrafterConfig) -> dict[str, Any]:
