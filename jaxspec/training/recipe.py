@@ -12,6 +12,7 @@ Learned = Literal["all", "heads"]
 
 PUBLISHED_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
 """Gamma of the decay weighting by block size, as published for DFlash."""
+PUBLISHED_DSPARK_WEIGHTS = 0.1, 0.9, 1.0
 PUBLISHED_LAYERS = {"eagle3": 1}
 """Layers of published drafters of a kind; of the others 5."""
 
@@ -97,14 +98,18 @@ class Recipe:
     """Gaussian noise on the features, as a share of each feature vector's root mean square."""
     head_chunk: int = 64
     """Blocks per sequence whose logits are in memory at once."""
-    dspark_weights: tuple[float, ...] = (0.1, 0.9, 1.0)
+    dspark_weights: tuple[float, ...] | None = None
     """DSpark: weights in the loss of the cross entropy with the labels, of the distance from the
-    target's distributions, and of the confidence's error."""
+    target's distributions, and of the confidence's error; by default the published 0.1, 0.9, 1."""
     learn: Learned = "all"
     """Parts to learn: all, or only the heads that DSpark and DFlash2 have besides a DFlash
     drafter."""
     selector_weight: float = 1.0
     """DFlash2: weight of the selector's cross entropy, beside 1 of the logits without it."""
+
+    @property
+    def weights_of_dspark(self) -> tuple[float, ...]:
+        return self.dspark_weights or PUBLISHED_DSPARK_WEIGHTS
 
     def decay_for(self, block_size: int) -> float:
         return self.decay or PUBLISHED_DECAY.get(block_size, max(block_size / 2 - 1, 1.0))

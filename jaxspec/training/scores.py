@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
 def weights_of(recipe: Recipe, kind: str) -> dict[str, float]:
     """The weight of each term in the loss."""
     if kind == "dspark":
-        return dict(zip(("cross_entropy", "distance", "confidence"), recipe.dspark_weights))
+        return dict(zip(("cross_entropy", "distance", "confidence"), recipe.weights_of_dspark))
     return {"cross_entropy": 1.0, "selection": recipe.selector_weight}
 
 

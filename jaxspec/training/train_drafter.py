@@ -224,7 +224,7 @@ def config_of(run: TrainingRun) -> dict[str, Any]:
     if run.recipe.learn == "all":
         del entries["learn"]
     entries["layers"] = run.shape.num_layers
-    entries["dspark_weights"] = list(entries["dspark_weights"])
+    entries["dspark_weights"] = list(run.recipe.weights_of_dspark)
     return {name: x for name, x in entries.items() if matters(name, run.shape.kind)}
 
 
