@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.checkpoint.dspark_config import CANDIDATES
@@ -158,13 +159,23 @@ def first_drafter_params(
 
     The head of a reduced vocabulary consists of the target's columns of the `kept` ids.
     """
-    params = random_params(drafter, key)
+    params = without_convolving(random_params(drafter, key))
     if from_target:
         params = copied_layers(params, drafter.config, target, target_params)
     if kept is None:
         return params
     head = {"kernel": target_head(target, target_params)[:, kept]}
     return {**params, "head": head, "target_ids": jnp.asarray(kept, jnp.int32)}
+
+
+def without_convolving(params: Params) -> Params:
+    """The parameters, with convolutions that leave everything as it is until they have learned."""
+
+    def silenced(path: str, x: Array) -> Array:
+        return jnp.zeros_like(x) if "_convolution/projection/" in path else x
+
+    flat = flatten_dict(params, sep="/")
+    return unflatten_dict({path: silenced(path, x) for path, x in flat.items()}, sep="/")
 
 
 def copied_layers(

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.checkpoint.load import open_drafter
+from jaxspec.checkpoint.load import open_drafter, open_target
+from jaxspec.models.dflash import DFlash
 from jaxspec.train import main
+from jaxspec.training.new_drafter import drafter_config, first_drafter_params
 from jaxspec.training.recipe import DrafterShape, Optimization, Recipe, TrainingInputs
 from jaxspec.training.train_drafter import Cadence, TrainingRun, config_of
 
@@ -84,3 +86,16 @@ def test_the_config_of_a_dflash_run_does_not_know_of_other_kinds():
     of_dspark = config_of(replace(run, shape=DrafterShape("dspark")))
     assert of_dspark.keys() - of_dflash.keys() == {"kind", "rank", "markov", "dspark_weights"}
     assert config_of(replace(run, shape=DrafterShape("eagle3")))["layers"] == 1
+
+
+def test_convolutions_of_a_new_drafter_leave_everything_as_it_is():
+    """So that a DFlash drafter that was given them drafts as before, until they have learned."""
+    target = open_target(TARGET)
+    shape = DrafterShape("dflash2", 4, 1, features=1, rank=4)
+    drafter = DFlash(drafter_config(target.config, shape, 0))
+    params = first_drafter_params(drafter, target.config, {}, None, jax.random.key(0))
+    for sublayer in "attention", "mlp":
+        convolution = params["layers_0"][f"{sublayer}_convolution"]
+        assert not np.any(convolution["projection"]["kernel"])
+        assert np.all(convolution["base"][:, 0] == 1) and not np.any(convolution["base"][:, 1:])
+    assert np.any(params["layers_0"]["mlp"]["down"]["kernel"])
