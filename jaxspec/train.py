@@ -46,7 +46,8 @@ def _train(arguments: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         cli.say(f"stopped; run the same command again to resume from the state in {arguments.out}")
         raise
-    cli.say(f"{trained} (and speculators beside it)")
+    beside = "" if trained.name == "speculators" else " (and speculators beside it)"
+    cli.say(f"{trained}{beside}")
 
 
 def _check_installed() -> None:
@@ -58,9 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="jaxspec train",
         usage="%(prog)s --target MODEL --data FILE ... --out DIR [options]",
-        description="Trains a DFlash drafter for a Qwen3 target. Run the same command again to "
-        "resume. Writes OUT/zlab, OUT/speculators, OUT/log.jsonl and, if matplotlib is installed, "
-        "OUT/training.png.",
+        description="Trains a drafter for a Qwen3 target. Run the same command again to resume. "
+        "Writes OUT/speculators, beside it OUT/zlab or OUT/deepspec, OUT/log.jsonl and, if "
+        "matplotlib is installed, OUT/training.png.",
     )
     _add_files(parser.add_argument_group("files"))
     _add_data(parser.add_argument_group("data"))
@@ -85,19 +86,22 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
-    names = ("length", "on_policy", "shortest_prompt", "slots", "keep_features")
+    names = ("length", "on_policy", "shortest_prompt", "slots", "keep_features", "shared")
     add_flags(group, TrainingInputs, *names)
 
 
 def _add_drafter(group: argparse._ArgumentGroup) -> None:
-    add_flags(group, DrafterShape, "block_size", "layers", "features", "layer_ids")
+    add_flags(group, DrafterShape, "kind", "block_size", "layers", "features", "layer_ids")
     add_flags(group, DrafterShape, "intermediate_size", "draft_vocab_size", "from_target")
+    add_flags(group, DrafterShape, "rank", "markov", "start_from")
     add_flags(group, TrainingInputs, "mask_token_id")
 
 
 def _add_recipe(group: argparse._ArgumentGroup) -> None:
     add_flags(group, Recipe, "anchors", "weighting", "decay", "dpace_floor", "labels")
     add_flags(group, Recipe, "feature_noise", "head_chunk")
+    add_flags(group, Recipe, "dspark_weights", metavar="X")
+    add_flags(group, Recipe, "selector_weight", "learn")
 
 
 def _add_optimization(group: argparse._ArgumentGroup) -> None:

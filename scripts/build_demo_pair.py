@@ -34,7 +34,7 @@ from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.text.tokenizer_files import VOCABULARY_FILE
 from jaxspec.training.data import Sequences, joined
-from jaxspec.training.export import export_zlab
+from jaxspec.training.export_drafter import export_zlab
 from jaxspec.training.fingerprints import hash_of_text, hash_of_weights
 from jaxspec.training.loop import train
 from jaxspec.training.new_drafter import drafter_config, first_drafter_params

@@ -115,11 +115,17 @@ class DFlash(DrafterModule):
     ) -> Float[Array, "batch drafts"]:
         """How likely each drafted place's token is accepted if those before it are, given the token
         before each place; only for a drafter with a confidence head."""
+        return jax.nn.sigmoid(self.confidence_logits(hidden, previous))
+
+    def confidence_logits(
+        self, hidden: Float[Array, "batch drafts hidden"], previous: Int[Array, "batch drafts"]
+    ) -> Float[Array, "batch drafts"]:
+        """The confidence before the sigmoid."""
         head = self.config.confidence
         assert head is not None, "this drafter has no confidence head"
         rows = (self.transition.preceding(previous),) if head.reads_token else ()
         logits = self.confidence_head(hidden, *rows)[..., 0]
-        return jax.nn.sigmoid(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     def _row_read(self, head: ConfidenceHead) -> tuple[Axis, ...]:
         """The axis of the row that the confidence head reads besides the hidden state, if any."""

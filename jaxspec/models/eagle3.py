@@ -10,6 +10,7 @@ keys and values of rows, row i in the cell of position i.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,16 +70,17 @@ class PairLayer(nn.Module):
         self.mlp = MLP(self.geometry, self.dtype)
 
     def __call__(
-        self, embedded: Hidden, hidden: Hidden, attend: Attending[KeysValues], pages: KeysValues
-    ) -> tuple[Hidden, KeysValues]:
+        self, embedded: Hidden, hidden: Hidden, attend: Attending[Any], memory: Any
+    ) -> tuple[Hidden, Any]:
+        """The residual stream after the layer, and the layer's new cache."""
         normed = self.attention.hidden_norm(hidden)
         with jax.named_scope("qkv"):
             qkv = self.attention.qkv(self.attention.joined(embedded, normed))
-        attended, pages = attend(self.attention, qkv, pages)
+        attended, memory = attend(self.attention, qkv, memory)
         with jax.named_scope("attention_out"):
             out = self.attention.out(attended)
         x = (normed if self.norm_before_residual else hidden) + out
-        return x + self.mlp(x), pages
+        return x + self.mlp(x), memory
 
     def write(
         self, embedded: Hidden, hidden: Hidden, attend: Paged, pages: KeysValues
@@ -130,7 +132,7 @@ class Eagle3(DrafterModule):
         """The rows' final hidden states, what the next row of a chain gets of each, and the cache
         with the rows in it. `block` says where the rows are."""
         attend = paged(self.config.decoder, block, self.implementation)
-        x, written = self._run(embedded, hidden, attend, cache.layers)
+        x, written = self.run(embedded, hidden, attend, cache.layers)
         final = self.norm(x)
         return final, final if self.config.norm_output else x, Cache(written)
 
@@ -143,18 +145,19 @@ class Eagle3(DrafterModule):
         *before, last = cache.layers
         if not before:
             return Cache((self.layers[0].write(embedded, hidden, attend, last),))
-        x, written = self._run(embedded, hidden, attend, tuple(before))
+        x, written = self.run(embedded, hidden, attend, tuple(before))
         attention = self.layers[-1].attention
         return Cache((*written, attend.write_context(attention, attention.norm(x), last)))
 
-    def _run(
-        self, embedded: Hidden, hidden: Hidden, attend: Paged, pages: tuple[KeysValues, ...]
-    ) -> tuple[Hidden, tuple[KeysValues, ...]]:
-        """Runs as many layers as there are pages for."""
+    def run(
+        self, embedded: Hidden, hidden: Hidden, attend: Attending[Any], memories: tuple[Any, ...]
+    ) -> tuple[Hidden, tuple[Any, ...]]:
+        """Runs as many layers as there are memories, for example the pages of each. Returns the
+        residual stream after the last, and the memories with the rows."""
         with jax.named_scope("layer_0"):
-            x, first = self.layers[0](embedded, hidden, attend, pages[0])
+            x, first = self.layers[0](embedded, hidden, attend, memories[0])
         written = [first]
-        for i, of_layer in enumerate(pages[1:], start=1):
+        for i, of_layer in enumerate(memories[1:], start=1):
             with jax.named_scope(f"layer_{i}"):
                 x, of_layer = self.layers[i](x, attend, of_layer)
             written.append(of_layer)

@@ -117,9 +117,9 @@ def block_hidden(
     features: Float[Array, "batch length features"],
     anchors: Int[Array, "batch blocks"],
 ) -> Float[Array, "batch tokens hidden"]:
-    """Final hidden states of every block, `block_size` tokens each, one block after the other."""
+    """Final hidden states of every block, of all its rows, one block after the other."""
     context = drafter.feature_norm(drafter.feature_projection(features))
-    blocks = blocks_at(anchors, drafter.config.block_size, context, drafter.config.decoder)
+    blocks = blocks_at(anchors, drafter.config.rows, context, drafter.config.decoder)
     x = drafter.scaled(embedded)
     for layer in drafter.layers:
         x, _ = layer(x, blocks, None)
@@ -158,12 +158,12 @@ def block_attention(
     query: Float[Array, "batch blocks width kv_heads group head_dim"],
     context_key: Float[Array, "batch length kv_heads head_dim"],
     context_value: Float[Array, "batch length kv_heads head_dim"],
-    block_key: Float[Array, "batch blocks width kv_heads head_dim"],
-    block_value: Float[Array, "batch blocks width kv_heads head_dim"],
+    block_key: Float[Array, "batch blocks positions kv_heads head_dim"],
+    block_value: Float[Array, "batch blocks positions kv_heads head_dim"],
     sees_context: Bool[Array, "batch blocks width length"],
-    sees_block: Bool[Array, "width width"],
+    sees_block: Bool[Array, "width positions"],
 ) -> Float[Array, "batch blocks width kv_heads group head_dim"]:
-    """One softmax over the context, which all blocks share, and the tokens of the own block."""
+    """One softmax over the context, which all blocks share, and the positions of the own block."""
     scale, length = query.shape[-1] ** -0.5, context_key.shape[1]
 
     def scores(equation: str, key: Array, visible: Array) -> Array:

@@ -36,10 +36,11 @@ def with_kept_features(
 ) -> Sequences:
     """The sequences with features and labels from `folder`. They are computed first if they are
     missing, damaged, or of other sequences. `made_of` is a hash of the rest that decides them."""
-    if objective.recipe.labels == "distill":
+    if objective.needs_distributions:
+        learning = "DSpark" if objective.recipe.labels != "distill" else "distillation"
         raise UsageError(
-            "distillation needs the target's logits, which are too large to keep; leave out "
-            "--keep-features or take other labels"
+            f"{learning} needs the target's logits, which are too large to keep; leave out "
+            "--keep-features or take another kind of drafter, or other labels"
         )
     made_of = hash_of_json([made_of, hash_of_arrays(sequences.tokens, sequences.first)])
     if (folder / LABELS).exists():

@@ -1,4 +1,4 @@
-"""Weighted cross entropy over the drafts of blocks."""
+"""What is lost at each draft of a block, and its weighted mean over the drafts."""
 
 import jax
 import jax.numpy as jnp
@@ -28,16 +28,17 @@ def dpace_weights(
 def block_loss(
     recipe: Recipe,
     block_size: int,
-    cross_entropy: Float[Array, "batch blocks drafts"],
+    lost: Float[Array, "batch blocks drafts"],
     probabilities: Float[Array, "batch blocks drafts"],
-    known: Bool[Array, "batch blocks drafts"],
+    counts: Bool[Array, "batch blocks drafts"],
 ) -> Float[Array, ""]:
-    """Mean loss over blocks. Drafts whose label is not in the drafter's vocabulary do not count."""
+    """Mean over blocks of what is lost at their drafts, as far as a draft counts. `probabilities`
+    are those of the labels."""
     if recipe.weighting == "dpace":
         weights = dpace_weights(jax.lax.stop_gradient(probabilities), recipe.dpace_floor)
-        return jnp.sum(weights * known * cross_entropy) / (known.shape[0] * known.shape[1])
-    weights = decay_weights(block_size - 1, recipe.decay_for(block_size)) * known
-    return jnp.sum(weights * cross_entropy) / jnp.maximum(jnp.sum(weights), 1e-6)
+        return jnp.sum(weights * counts * lost) / (counts.shape[0] * counts.shape[1])
+    weights = decay_weights(block_size - 1, recipe.decay_for(block_size)) * counts
+    return jnp.sum(weights * lost) / jnp.maximum(jnp.sum(weights), 1e-6)
 
 
 def hard_cross_entropy(
@@ -54,6 +55,23 @@ def soft_cross_entropy(
     """Cross entropy with the target's distribution."""
     weights = jax.nn.softmax(target_logits, axis=-1)
     return -jnp.sum(weights * jax.nn.log_softmax(logits, axis=-1), axis=-1)
+
+
+def distance(
+    logits: Float[Array, "*tokens draft_vocab"], wanted: Float[Array, "*tokens draft_vocab"]
+) -> Float[Array, "*tokens"]:
+    """Sum of the differences between a drafter's distribution and the target's, of which `wanted`
+    is the part over the drafter's tokens. A drawn draft is rejected with half of it."""
+    differences = jnp.abs(jax.nn.softmax(logits, axis=-1) - wanted)
+    never_drafted = jnp.maximum(1.0 - jnp.sum(wanted, axis=-1), 0.0)
+    return jnp.sum(differences, axis=-1) + never_drafted
+
+
+def binary_cross_entropy(
+    logits: Float[Array, "*tokens"], wanted: Float[Array, "*tokens"]
+) -> Float[Array, "*tokens"]:
+    """Cross entropy of a yes or no with the chance of yes."""
+    return jax.nn.softplus(logits) - wanted * logits
 
 
 def acceptance_lengths(correct: Bool[Array, "*blocks drafts"]) -> Float[Array, "*blocks"]:

@@ -4,17 +4,31 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int, Key
 
+from jaxspec.checkpoint.dspark_config import CANDIDATES
 from jaxspec.errors import UsageError
-from jaxspec.layers.decoder import BlockMask
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.layers.convolution import Convolutions
+from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.models.config import (
+    ConfidenceHead,
+    DFlashConfig,
+    DrafterConfig,
+    MarkovHead,
+    Qwen3Config,
+    Selector,
+)
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.eagle3_config import MOST_DRAFTS, Eagle3Config
 from jaxspec.models.parameters import Params, random_params
 from jaxspec.training.recipe import DrafterShape
 
 OTHER_FEATURES = 0.1
 """Scale of the random feature projection beside the copied feature, if layers are copied."""
+CONVOLUTIONS = Convolutions(taps=2, group_size=16)
+"""As in published DFlash2 drafters."""
 FEWEST_LAYERS_AROUND = 3
 """Number of target layers that the published rule leaves out: the first and the last two."""
 
@@ -34,29 +48,93 @@ def spread_layer_ids(num_layers: int, features: int) -> tuple[int, ...]:
 
 
 def drafter_config(target: Qwen3Config, shape: DrafterShape, mask_token_id: int) -> DFlashConfig:
-    ids = shape.layer_ids or spread_layer_ids(target.decoder.num_layers, shape.features)
-    _check_layer_ids(ids, target.decoder.num_layers)
+    """The config of a drafter that fills a block of masks: DFlash, DSpark, DFlash2."""
+    ids = _layer_ids(target, shape)
     if not 0 <= mask_token_id < target.vocab_size:
         raise UsageError(
             f"mask token {mask_token_id} is outside the target's embedding, expected less than "
             f"{target.vocab_size}; name an unused one with --mask-token-id"
         )
-    decoder = dataclasses.replace(
-        target.decoder,
-        num_layers=shape.layers,
-        intermediate_size=shape.intermediate_size or target.decoder.intermediate_size,
-    )
-    return DFlashConfig(
-        decoder=decoder,
+    plain = DFlashConfig(
+        decoder=_decoder(target, shape),
         block_size=shape.block_size,
         mask_token_id=mask_token_id,
         target_layer_ids=ids,
         vocab_size=target.vocab_size,
-        block_masks=(BlockMask(causal=False),) * shape.layers,
+        block_masks=(BlockMask(causal=False),) * shape.num_layers,
         draft_vocab_size=shape.draft_vocab_size,
         owns_head=shape.draft_vocab_size is not None,
         num_target_layers=target.decoder.num_layers,
     )
+    return with_heads(plain, shape, anchor_first=shape.kind == "dspark")
+
+
+def with_heads(plain: DFlashConfig, shape: DrafterShape, anchor_first: bool) -> DFlashConfig:
+    """A DFlash drafter with what the asked kind has besides."""
+    if shape.kind == "dspark":
+        return _with_dspark(plain, shape, anchor_first)
+    return _with_dflash2(plain, shape) if shape.kind == "dflash2" else plain
+
+
+def eagle3_config(target: Qwen3Config, shape: DrafterShape) -> Eagle3Config:
+    """The config of a drafter that drafts one token after the other."""
+    if shape.block_size - 1 > MOST_DRAFTS:
+        raise UsageError(
+            f"block_size is {shape.block_size}, expected at most {MOST_DRAFTS + 1} for an EAGLE-3 "
+            "drafter, which drafts one token after the other"
+        )
+    return Eagle3Config(
+        decoder=_decoder(target, shape),
+        num_drafts=shape.block_size - 1,
+        target_layer_ids=_layer_ids(target, shape),
+        target_hidden_size=target.decoder.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=shape.draft_vocab_size,
+        owns_head=shape.draft_vocab_size is not None,
+        num_target_layers=target.decoder.num_layers,
+    )
+
+
+def _decoder(target: Qwen3Config, shape: DrafterShape) -> Decoder:
+    return dataclasses.replace(
+        target.decoder,
+        num_layers=shape.num_layers,
+        intermediate_size=shape.intermediate_size or target.decoder.intermediate_size,
+    )
+
+
+def _with_dspark(plain: DFlashConfig, shape: DrafterShape, anchor_first: bool) -> DFlashConfig:
+    return dataclasses.replace(
+        plain,
+        anchor_first=anchor_first,
+        transition=MarkovHead(shape.markov, shape.rank, CANDIDATES),
+        confidence=ConfidenceHead(reads_token=True),
+    )
+
+
+def _with_dflash2(plain: DFlashConfig, shape: DrafterShape) -> DFlashConfig:
+    if shape.draft_vocab_size is not None:
+        raise UsageError(
+            f"draft vocabulary of {shape.draft_vocab_size} for a DFlash2 drafter, which drafts all "
+            "tokens; leave it out"
+        )
+    hidden_size = plain.decoder.hidden_size
+    if hidden_size % CONVOLUTIONS.group_size:
+        raise UsageError(
+            f"the target's hidden size is {hidden_size}, expected a multiple of "
+            f"{CONVOLUTIONS.group_size} for a DFlash2 drafter; train another kind"
+        )
+    return dataclasses.replace(
+        plain,
+        transition=Selector(shape.rank, min(CANDIDATES, plain.vocab_size)),
+        convolutions=CONVOLUTIONS,
+    )
+
+
+def _layer_ids(target: Qwen3Config, shape: DrafterShape) -> tuple[int, ...]:
+    ids = shape.layer_ids or spread_layer_ids(target.decoder.num_layers, shape.features)
+    _check_layer_ids(ids, target.decoder.num_layers)
+    return ids
 
 
 def _check_layer_ids(ids: tuple[int, ...], num_layers: int) -> None:
@@ -70,7 +148,7 @@ def _check_layer_ids(ids: tuple[int, ...], num_layers: int) -> None:
 
 
 def first_drafter_params(
-    drafter: DFlash,
+    drafter: DFlash | Eagle3,
     target: Qwen3Config,
     target_params: Params,
     kept: Int[np.ndarray, " draft_vocab"] | None,
@@ -81,7 +159,7 @@ def first_drafter_params(
 
     The head of a reduced vocabulary consists of the target's columns of the `kept` ids.
     """
-    params = random_params(drafter, key)
+    params = without_convolving(random_params(drafter, key))
     if from_target:
         params = copied_layers(params, drafter.config, target, target_params)
     if kept is None:
@@ -90,8 +168,18 @@ def first_drafter_params(
     return {**params, "head": head, "target_ids": jnp.asarray(kept, jnp.int32)}
 
 
+def without_convolving(params: Params) -> Params:
+    """The parameters, with convolutions that leave everything as it is until they have learned."""
+
+    def silenced(path: str, x: Array) -> Array:
+        return jnp.zeros_like(x) if "_convolution/projection/" in path else x
+
+    flat = flatten_dict(params, sep="/")
+    return unflatten_dict({path: silenced(path, x) for path, x in flat.items()}, sep="/")
+
+
 def copied_layers(
-    params: Params, drafter: DFlashConfig, target: Qwen3Config, target_params: Params
+    params: Params, drafter: DrafterConfig, target: Qwen3Config, target_params: Params
 ) -> Params:
     """Drafter parameters whose layers are the target's last ones.
 
@@ -105,24 +193,36 @@ def copied_layers(
             f"of width {drafter.decoder.intermediate_size}, expected fewer than the target's "
             f"{target.decoder.num_layers} and width {target.decoder.intermediate_size}"
         )
-    copies = {
-        f"layers_{i}": target_params[f"layers_{first + i}"]
-        for i in range(drafter.decoder.num_layers)
-    }
+    names = [f"layers_{i}" for i in range(drafter.decoder.num_layers)]
+    copies = {name: target_params[f"layers_{first + i}"] for i, name in enumerate(names)}
+    if isinstance(drafter, Eagle3Config):
+        copies[names[0]] = _with_embedding(params[names[0]], copies[names[0]])
     nearest = int(np.argmin([abs(id - (first - 1)) for id in drafter.target_layer_ids]))
     hidden = drafter.decoder.hidden_size
     copied = slice(nearest * hidden, (nearest + 1) * hidden)
     projection = params["feature_projection"]["kernel"] * OTHER_FEATURES
-    scales = [layer["attention"]["norm"]["scale"] for layer in copies.values()]
-    return {
+    started = {
         **params,
-        **copies,
+        **{name: params[name] | copy for name, copy in copies.items()},
         "norm": target_params["norm"],
         "feature_projection": {
             "kernel": projection.at[copied].add(jnp.eye(hidden, dtype=projection.dtype))
         },
-        "feature_norm": {"scale": sum(scales) / len(scales)},
     }
+    if isinstance(drafter, Eagle3Config):
+        return started
+    scales = [layer["attention"]["norm"]["scale"] for layer in copies.values()]
+    return started | {"feature_norm": {"scale": sum(scales) / len(scales)}}
+
+
+def _with_embedding(random: Params, copy: Params) -> Params:
+    """An EAGLE-3 drafter's first layer: a copy reads the hidden state, and what reads the embedding
+    beside it stays small and random."""
+    attention, own = copy["attention"], random["attention"]["qkv"]["kernel"]
+    of_embedding = own[: own.shape[0] // 2] * OTHER_FEATURES
+    both = jnp.concatenate([of_embedding, attention["qkv"]["kernel"].astype(own.dtype)])
+    joined = {"qkv": {"kernel": both}, "hidden_norm": attention["norm"]}
+    return {**copy, "attention": {**attention, **joined}}
 
 
 def target_head(config: Qwen3Config, params: Params) -> Float[Array, "hidden vocab"]:

@@ -13,21 +13,26 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.whole_chains import chain_hidden
 from jaxspec.models.whole_sequences import block_hidden, causal_hidden
 from jaxspec.training.anchors import block_inputs, draw_anchors, tokens_of_blocks
 from jaxspec.training.data import Sequences
-from jaxspec.training.loss import (
-    acceptance_lengths,
-    block_loss,
-    hard_cross_entropy,
-    soft_cross_entropy,
-)
+from jaxspec.training.loss import acceptance_lengths, block_loss, hard_cross_entropy
 from jaxspec.training.recipe import Recipe
+from jaxspec.training.scores import (
+    Scores,
+    Teacher,
+    bound,
+    needs_distributions,
+    scores_of,
+    weights_of,
+)
 
 Metrics = dict[str, Float[Array, ""]]
 FROZEN = ("embedding", "head", "target_ids")
@@ -63,33 +68,30 @@ class TargetOutputs(NamedTuple):
     hidden: Float[Array, "batch length hidden"]
 
 
-class Scores(NamedTuple):
-    """How well every draft of some blocks predicts its label."""
-
-    cross_entropy: Float[Array, "batch blocks drafts"]
-    probability: Float[Array, "batch blocks drafts"]
-    """The drafter's probability of the label."""
-    correct: Bool[Array, "batch blocks drafts"]
-    """Whether the label is the drafter's likeliest token."""
-    known: Bool[Array, "batch blocks drafts"]
-    """Whether the label is in the drafter's vocabulary; if not, the draft does not count."""
-
-
 @dataclasses.dataclass(frozen=True)
 class DrafterObjective:
     """The objective of a drafter: to draft the tokens that the target would generate."""
 
     target: Qwen3
     """The target, which captures the features that the drafter reads."""
-    drafter: DFlash
+    drafter: DFlash | Eagle3
     recipe: Recipe
     compute: DTypeLike
+
+    @property
+    def block_size(self) -> int:
+        return self.drafter.config.num_drafts + 1
+
+    @property
+    def needs_distributions(self) -> bool:
+        """Whether the target's distributions are learned from, and not only its labels."""
+        return needs_distributions(self.recipe, self.drafter.config.kind)
 
     def __call__(
         self, trainable: Params, frozen: dict[str, Params], batch: Batch, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Metrics]:
         anchor_key, noise_key = jax.random.split(key)
-        width, length = self.drafter.config.block_size, batch.tokens.shape[1]
+        width, length = self.block_size, batch.tokens.shape[1]
         params = {"target": frozen["target"], "drafter": {**frozen["drafter"], **trainable}}
         params = in_dtype(params, self.compute)
 
@@ -97,24 +99,31 @@ class DrafterObjective:
         anchors = draw_anchors(anchor_key, batch.first, length, width, self.recipe.anchors)
         noisy = with_noise(noise_key, features, self.recipe.feature_noise)
         drafted = self.drafted_hidden(params, batch.tokens, noisy, anchors)
-        cross_entropy, probabilities, correct, known = in_chunks(
+        scores = in_chunks(
             partial(self.score_drafts, params),
             self.recipe.head_chunk,
-            drafted[:, :, 1:],
+            drafted[:, :, 1 - width :],
             tokens_of_blocks(labels, anchors, width)[:, :, 1:],
+            tokens_of_blocks(batch.tokens, anchors, width - 1),
             hidden_at(hidden, anchors[..., None] + jnp.arange(width - 1)),
         )
-        loss = block_loss(self.recipe, width, cross_entropy, probabilities, known)
+        losses = {
+            name: block_loss(self.recipe, width, lost, scores.probability, counts)
+            for name, (lost, counts) in scores.terms.items()
+        }
+        weights = weights_of(self.recipe, self.drafter.config.kind)
+        loss = sum((weights[name] * losses[name] for name in losses), jnp.zeros(()))
         return loss, {
             "loss": loss,
-            "acceptance_length": jnp.mean(acceptance_lengths(correct)),
-            "first_draft": jnp.mean(correct[..., 0]),
+            "acceptance_length": jnp.mean(acceptance_lengths(scores.correct)),
+            "first_draft": jnp.mean(scores.correct[..., 0]),
+            **(losses if len(losses) > 1 else {}),
         }
 
     def target_outputs(self, target_params: Params, batch: Batch) -> TargetOutputs:
         """Features and labels of whole sequences, from disk if they were kept, else computed."""
         if batch.features is not None and batch.labels is not None:
-            # Only distillation reads the hidden states, and it refuses kept features.
+            # Who learns from distributions reads the hidden states, and refuses kept features.
             return TargetOutputs(batch.features, batch.labels, batch.features[..., :1])
         tokens = batch.tokens
         hidden, features = causal_hidden(bound(self.target, target_params), tokens)
@@ -135,10 +144,13 @@ class DrafterObjective:
         features: Float[Array, "batch length features"],
         anchors: Int[Array, "batch blocks"],
     ) -> Float[Array, "batch blocks width hidden"]:
-        """The drafter's final hidden states of every block."""
-        config, drafter = self.drafter.config, bound(self.drafter, params["drafter"])
-        inputs = block_inputs(tokens, anchors, config.block_size, config.mask_token_id)
-        owner = drafter if config.owns_embedding else bound(self.target, params["target"])
+        """The drafter's final hidden states of every block; the last ones are those of drafts."""
+        drafter = bound(self.drafter, params["drafter"])
+        owner = drafter if drafter.config.owns_embedding else bound(self.target, params["target"])
+        if isinstance(drafter, Eagle3):
+            return chain_hidden(drafter, owner.embed(tokens), features, anchors)
+        config = drafter.config
+        inputs = block_inputs(tokens, anchors, config.rows, config.mask_token_id)
         embedded = owner.embed(inputs.reshape(len(tokens), -1))
         hidden = block_hidden(drafter, embedded, features, anchors)
         return hidden.reshape(*inputs.shape, -1)
@@ -148,37 +160,16 @@ class DrafterObjective:
         params: dict[str, Params],
         drafted: Float[Array, "batch blocks drafts hidden"],
         labels: Int[Array, "batch blocks drafts"],
+        previous: Int[Array, "batch blocks drafts"],
         target_hidden: Float[Array, "batch blocks drafts target_hidden"],
     ) -> Scores:
-        """Scores the drafts. `target_hidden` has the target's hidden states of the position before
-        each draft, from which the target predicts it."""
+        """Scores the drafts. `previous` are the tokens before each, and `target_hidden` the
+        target's hidden states of them, from which the target predicts the draft."""
         target = bound(self.target, params["target"])
         drafter = bound(self.drafter, params["drafter"])
-        logits = block_logits(drafter if self.drafter.config.owns_head else target, drafted)
-        draft_ids, known = self.draft_ids(params["drafter"], labels)
-        hard = hard_cross_entropy(logits, draft_ids)
-        # The argmax of logits that are not finite is token 0, which must not count as right.
-        correct = known & (jnp.argmax(logits, axis=-1) == draft_ids) & jnp.isfinite(hard)
-        probability = jnp.where(known, jnp.exp(-hard), 0.0)
-        if self.recipe.labels != "distill":
-            return Scores(hard, probability, correct, known)
-        target_logits = block_logits(target, target_hidden)
-        if self.drafter.config.draft_vocab_size is not None:
-            target_logits = jnp.take(target_logits, params["drafter"]["target_ids"], axis=-1)
-        soft = soft_cross_entropy(logits, target_logits)
-        return Scores(soft, probability, correct, jnp.ones_like(known))
-
-    def draft_ids(
-        self, drafter_params: Params, labels: Int[Array, "batch blocks drafts"]
-    ) -> tuple[Int[Array, "batch blocks drafts"], Bool[Array, "batch blocks drafts"]]:
-        """Labels as ids of the drafter's vocabulary, and whether each is in it."""
-        config = self.drafter.config
-        if config.draft_vocab_size is None:
-            return labels, jnp.ones_like(labels, bool)
-        ids = jnp.arange(config.draft_vocab_size)
-        absent = jnp.full(config.vocab_size, -1)
-        draft_ids = absent.at[drafter_params["target_ids"]].set(ids)[labels]
-        return jnp.maximum(draft_ids, 0), draft_ids >= 0
+        teacher = Teacher(labels, previous, target, target_hidden)
+        target_ids = params["drafter"].get("target_ids")
+        return scores_of(self.recipe, drafter, target_ids, drafted, teacher)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,18 +197,17 @@ class TargetObjective:
         return loss, {"loss": loss, "accuracy": jnp.mean(correct)}
 
 
-def bound[Model: (Qwen3, DFlash)](model: Model, params: Params) -> Model:
-    """The module bound to its parameters, so that its methods can be called.
+def split_frozen(
+    drafter_params: Params, learned: tuple[str, ...] | None = None
+) -> tuple[Params, Params]:
+    """The parameters of a drafter that are trained, and those that are frozen. Trained are the
+    `learned` parts, or all that are not the target's."""
 
-    It must be used within the jax transformation in which it was made.
-    """
-    return model.bind({"params": params})
+    def is_trained(name: str) -> bool:
+        return name not in FROZEN if learned is None else name in learned
 
-
-def split_frozen(drafter_params: Params) -> tuple[Params, Params]:
-    """The parameters of a drafter that are trained, and those that are frozen."""
-    trainable = {name: part for name, part in drafter_params.items() if name not in FROZEN}
-    return trainable, {name: part for name, part in drafter_params.items() if name in FROZEN}
+    trainable = {name: part for name, part in drafter_params.items() if is_trained(name)}
+    return trainable, {name: part for name, part in drafter_params.items() if not is_trained(name)}
 
 
 def in_dtype(params: Any, dtype: DTypeLike) -> Any:
@@ -248,19 +238,9 @@ def hidden_at(
     return jnp.take_along_axis(hidden, flat, axis=1).reshape(*positions.shape, -1)
 
 
-def block_logits(
-    model: Qwen3 | DFlash, hidden: Float[Array, "batch blocks drafts hidden"]
-) -> Float[Array, "batch blocks drafts vocab"]:
-    """Float32 logits, from the head of a bound model."""
-    flat = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
-    logits = model.logits(flat).astype(jnp.float32)
-    return logits.reshape(*hidden.shape[:-1], -1)
-
-
-def in_chunks(
-    function: Callable[..., tuple[Array, ...]], size: int, *arrays: Array
-) -> tuple[Array, ...]:
+def in_chunks(function: Callable[..., Any], size: int, *arrays: Array) -> Any:
     """Applies a function to slices of axis 1 in turn, and recomputes them in the backward pass.
+    What it returns is joined along axis 1, array by array.
 
     The slices have the largest size up to `size` that divides the axis.
     """
@@ -277,4 +257,4 @@ def in_chunks(
         return x.reshape(x.shape[0], -1, *x.shape[3:])
 
     parts = jax.lax.map(lambda part: jax.checkpoint(function)(*part), tuple(map(sliced, arrays)))
-    return tuple(map(joined, parts))
+    return jax.tree.map(joined, parts)

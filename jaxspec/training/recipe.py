@@ -6,9 +6,15 @@ from typing import Literal
 
 Weighting = Literal["decay", "dpace"]
 Labels = Literal["argmax", "data", "distill"]
+Kind = Literal["dflash", "dspark", "dflash2", "eagle3"]
+Markov = Literal["vanilla", "gated", "rnn"]
+Learned = Literal["all", "heads"]
 
 PUBLISHED_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
 """Gamma of the decay weighting by block size, as published for DFlash."""
+PUBLISHED_DSPARK_WEIGHTS = 0.1, 0.9, 1.0
+PUBLISHED_LAYERS = {"eagle3": 1}
+"""Layers of published drafters of a kind; of the others 5."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +35,9 @@ class TrainingInputs:
     """With `on_policy`: number of sequences that are continued at once."""
     keep_features: bool = False
     """Compute the target's features once and keep them on disk."""
+    shared: Path | None = None
+    """Folder for the target's continuations and features, which other runs from the same text then
+    use too, whatever their seed; by default the folder of the run, for itself."""
     mask_token_id: int | None = None
     """Id that stands for a token still to be drafted; by default the tokenizer's mask token, or
     the first id that no token uses."""
@@ -38,10 +47,12 @@ class TrainingInputs:
 class DrafterShape:
     """The options of a new drafter; everything else is taken from the target."""
 
+    kind: Kind = "dflash"
+    """Kind of the drafter."""
     block_size: int = 16
     """Tokens per block: the current token and the drafts."""
-    layers: int = 5
-    """Layers of the drafter."""
+    layers: int | None = None
+    """Layers of the drafter; by default 5, and 1 of an EAGLE-3 drafter."""
     features: int = 5
     """Number of target layers whose hidden states the drafter reads, spread evenly."""
     layer_ids: tuple[int, ...] | None = None
@@ -52,6 +63,18 @@ class DrafterShape:
     """Draft only this many most frequent tokens; by default all."""
     from_target: bool = False
     """Start from copies of the target's last layers instead of random weights."""
+    start_from: Path | None = None
+    """Folder of a trained DFlash drafter to start from, whose shape the drafter then has."""
+    rank: int = 256
+    """DSpark and DFlash2: numbers per token in the codebooks by which a place's choice depends on
+    the token before it."""
+    markov: Markov = "vanilla"
+    """DSpark: what a place looks at besides the token before it: nothing (vanilla), its hidden
+    state (gated), or that and the places before (rnn)."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.layers or PUBLISHED_LAYERS.get(self.kind, 5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +98,18 @@ class Recipe:
     """Gaussian noise on the features, as a share of each feature vector's root mean square."""
     head_chunk: int = 64
     """Blocks per sequence whose logits are in memory at once."""
+    dspark_weights: tuple[float, ...] | None = None
+    """DSpark: weights in the loss of the cross entropy with the labels, of the distance from the
+    target's distributions, and of the confidence's error; by default the published 0.1, 0.9, 1."""
+    learn: Learned = "all"
+    """Parts to learn: all, or only the heads that DSpark and DFlash2 have besides a DFlash
+    drafter."""
+    selector_weight: float = 1.0
+    """DFlash2: weight of the selector's cross entropy, beside 1 of the logits without it."""
+
+    @property
+    def weights_of_dspark(self) -> tuple[float, ...]:
+        return self.dspark_weights or PUBLISHED_DSPARK_WEIGHTS
 
     def decay_for(self, block_size: int) -> float:
         return self.decay or PUBLISHED_DECAY.get(block_size, max(block_size / 2 - 1, 1.0))

@@ -12,19 +12,23 @@ from tqdm import tqdm
 
 from jaxspec.checkpoint.load import Checkpoint, open_target
 from jaxspec.errors import UsageError
-from jaxspec.models.config import DFlashConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, Qwen3Config
 from jaxspec.models.dflash import DFlash
+from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.eagle3_config import Eagle3Config
 from jaxspec.models.parameters import Params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.text.tokenizer import open_tokenizer
+from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.training.data import Sequences
-from jaxspec.training.export import export_speculators, export_zlab
+from jaxspec.training.export_drafter import export_drafter
+from jaxspec.training.fingerprints import hash_of_weights
 from jaxspec.training.inputs import content_of, mask_token, text_of_run
 from jaxspec.training.kept_features import with_kept_features
 from jaxspec.training.kept_rows import kept_sequences
 from jaxspec.training.loop import train
 from jaxspec.training.new_drafter import (
     drafter_config,
+    eagle3_config,
     first_drafter_params,
     frequent_tokens,
 )
@@ -39,6 +43,13 @@ from jaxspec.training.recipe import (
 )
 from jaxspec.training.rollout import continue_sequences
 from jaxspec.training.saved_config import hash_of_config, save_config
+from jaxspec.training.start_from import (
+    config_from,
+    names_of_heads,
+    opened_start,
+    shape_of,
+    with_weights_of,
+)
 from jaxspec.training.write_errors import writing_to
 
 
@@ -66,13 +77,19 @@ class Target(NamedTuple):
 
 
 def train_drafter(run: TrainingRun, out: Path) -> Path:
-    """Trains, or continues training, and returns the folder of the drafter in z-lab's layout."""
+    """Trains, or continues training, and returns a folder with the drafter."""
     check_limits(config_of(run) | dataclasses.asdict(run.cadence))
     check_batch_divides(run.optimization)
     checkpoint = open_target(run.inputs.target)
     tokenizer = open_tokenizer(run.inputs.target)
-    mask = mask_token(run.inputs, tokenizer, checkpoint.config)
-    config = drafter_config(checkpoint.config, run.shape, mask)
+    start = None
+    if run.shape.start_from is not None:
+        start = opened_start(run.shape.start_from, checkpoint.config)
+        run = dataclasses.replace(run, shape=shape_of(start.config, run.shape))
+        config = config_from(start.config, run.shape, checkpoint.config)
+    else:
+        config = config_of_drafter(run, tokenizer, checkpoint.config)
+    learned = None if run.recipe.learn == "all" else names_of_heads(config)
     _check_length(run, checkpoint.config)
     block_size = run.shape.block_size
     documents, text = text_of_run(run.inputs, block_size, tokenizer, checkpoint.config)
@@ -80,28 +97,53 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     with writing_to(out):
         save_config(out, saved)
         target = Target(checkpoint.config, _weights(checkpoint, run.optimization.compute))
-        params = learned_params(run, target, config, text, hash_of_config(saved), out)
-        return export_drafter(run, target, config, params, out)
+        data = data_of_run(run, target, text, saved, out)
+        params = starting_params(run, target, config, data.tokens)
+        params = params if start is None else with_weights_of(start, params)
+        split = split_frozen(params, learned)
+        params = learned_params(run, target, config, split, data, saved, out)
+        verifier = run.hub_id or str(run.inputs.target.resolve())
+        return export_drafter(out, config, params, *target, verifier)
+
+
+def config_of_drafter(run: TrainingRun, tokenizer: Tokenizer, target: Qwen3Config) -> DrafterConfig:
+    if run.shape.kind == "eagle3":
+        return eagle3_config(target, run.shape)
+    return drafter_config(target, run.shape, mask_token(run.inputs, tokenizer, target))
+
+
+def drafter_of(config: DrafterConfig) -> DFlash | Eagle3:
+    return Eagle3(config) if isinstance(config, Eagle3Config) else DFlash(config)
+
+
+def data_of_run(
+    run: TrainingRun, target: Target, text: Sequences, saved: dict[str, Any], out: Path
+) -> Sequences:
+    """What the drafter learns from: the text, or the target's continuations of it."""
+    if not run.inputs.on_policy:
+        return text
+    room = run.inputs.shared or out
+    room.mkdir(parents=True, exist_ok=True)
+    made_of = hash_of_config(saved if run.inputs.shared is None else deciding_text(saved))
+    return on_policy_sequences(run, target, text, made_of, room / "on_policy.npz")
 
 
 def learned_params(
     run: TrainingRun,
     target: Target,
-    config: DFlashConfig,
-    text: Sequences,
-    made_of: str,
+    config: DrafterConfig,
+    split: tuple[Params, Params],
+    sequences: Sequences,
+    saved: dict[str, Any],
     out: Path,
 ) -> Params:
-    """All parameters of the trained drafter. `made_of` is a hash of the run's config and inputs."""
-    sequences = text
-    if run.inputs.on_policy:
-        sequences = on_policy_sequences(run, target, text, made_of, out / "on_policy.npz")
+    """All parameters of the trained drafter, from those that are trained and those that are
+    frozen. `saved` is the run's config, with hashes of its inputs."""
+    (trainable, frozen), room = split, run.inputs.shared or out
     optimization = with_epochs(run, sequences)
-    drafter = DFlash(config)
-    trainable, frozen = split_frozen(starting_params(run, target, drafter, sequences.tokens))
     objective = DrafterObjective(
         Qwen3(target.config, config.target_layer_ids),
-        drafter,
+        drafter_of(config),
         run.recipe,
         jnp.dtype(optimization.compute),
     )
@@ -111,8 +153,10 @@ def learned_params(
             target.params,
             sequences,
             optimization.batch_size,
-            out / "features",
-            made_of,
+            room / "features",
+            hash_of_config(
+                saved if run.inputs.shared is None else deciding_features(saved, config)
+            ),
         )
     all_frozen = {"target": target.params, "drafter": frozen}
     trained = train(objective, trainable, all_frozen, sequences, optimization, run.cadence, out)
@@ -122,28 +166,19 @@ def learned_params(
 def starting_params(
     run: TrainingRun,
     target: Target,
-    drafter: DFlash,
+    config: DrafterConfig,
     tokens: Int[np.ndarray, "sequences length"],
 ) -> Params:
     """Parameters before the first step; a reduced vocabulary has the data's most frequent ids."""
-    draft_vocab, kept = drafter.config.draft_vocab_size, None
+    draft_vocab, kept = config.draft_vocab_size, None
     if draft_vocab is not None:
         kept = frequent_tokens(
             tokens, target.config.vocab_size, draft_vocab, target.config.eos_token_ids
         )
     key = jax.random.key(run.optimization.seed)
     return first_drafter_params(
-        drafter, target.config, target.params, kept, key, run.shape.from_target
+        drafter_of(config), target.config, target.params, kept, key, run.shape.from_target
     )
-
-
-def export_drafter(
-    run: TrainingRun, target: Target, config: DFlashConfig, params: Params, out: Path
-) -> Path:
-    export_zlab(out / "zlab", config, params)
-    verifier = run.hub_id or str(run.inputs.target.resolve())
-    export_speculators(out / "speculators", config, params, target.config, target.params, verifier)
-    return out / "zlab"
 
 
 def on_policy_sequences(
@@ -160,7 +195,7 @@ def on_policy_sequences(
             run.inputs.shortest_prompt,
             run.inputs.length // 2,
             run.inputs.slots,
-            run.optimization.seed,
+            run.optimization.seed if run.inputs.shared is None else 0,
         )
 
     return kept_sequences(path, made_of, (count, length), target.config.vocab_size, continued)
@@ -179,11 +214,46 @@ def config_of(run: TrainingRun) -> dict[str, Any]:
     entries: dict[str, Any] = {"epochs": run.epochs}
     for part in run.inputs, run.shape, run.recipe, run.optimization:
         entries |= dataclasses.asdict(part)
+    del entries["shared"]  # where files are kept decides nothing
     entries["target"] = str(run.inputs.target.resolve())
     entries["data"] = [str(path.resolve()) for path in run.inputs.data]
     if entries["layer_ids"] is not None:
         entries["layer_ids"] = list(entries["layer_ids"])
-    return entries
+    if (start := entries.pop("start_from")) is not None:
+        entries["drafter_sha256"] = hash_of_weights(start)
+    if run.recipe.learn == "all":
+        del entries["learn"]
+    entries["layers"] = run.shape.num_layers
+    entries["dspark_weights"] = list(run.recipe.weights_of_dspark)
+    return {name: x for name, x in entries.items() if matters(name, run.shape.kind)}
+
+
+def deciding_text(saved: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a run's config that decide the target's continuations of its text."""
+    options = ("on_policy", "length", "shortest_prompt", "slots", "block_size", "compute")
+    contents = ("data_sha256", "tokenizer_sha256", "target_sha256")
+    return {name: x for name, x in saved.items() if name in options + contents}
+
+
+def deciding_features(saved: dict[str, Any], config: DrafterConfig) -> dict[str, Any]:
+    """Those that decide the target's features and labels."""
+    return {
+        **deciding_text(saved),
+        "labels": saved["labels"],
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+
+
+def matters(option: str, kind: str) -> bool:
+    """Whether an option decides what a drafter of this kind learns."""
+    only_for = {
+        "kind": ("dspark", "dflash2", "eagle3"),
+        "rank": ("dspark", "dflash2"),
+        "markov": ("dspark",),
+        "dspark_weights": ("dspark",),
+        "selector_weight": ("dflash2",),
+    }
+    return kind in only_for.get(option, (kind,))
 
 
 def _weights(checkpoint: Checkpoint[Qwen3Config], dtype: str) -> Params:

@@ -240,6 +240,17 @@ def share_of_ideal(row: dict[str, Any]) -> str:
     return f"{100 * row['share']:.1f} ({100 * least:.1f} to {100 * most:.1f})"
 
 
+def drafter_kinds() -> list[Table]:
+    rows = results("drafter-kinds-cpu")["runs"]
+    return [
+        [
+            [row["kind"], str(row["seed"]), f"{row['acceptance_length']:.3f}"]
+            for row in rows
+            if (row["kind"], row["seed"]) not in (("dflash", 1), ("dflash", 2))
+        ]
+    ]
+
+
 def host() -> Table:
     file = results("host-cpu")
     of_emit = {(row["tokens_out"], row["per_step"], row["stops"]): row for row in file["emit"]}
@@ -258,6 +269,7 @@ def host() -> Table:
 PAGES = {
     "load": load,
     "dspark": candidates,
+    "drafter-kinds": drafter_kinds,
     "bench-h100": bench,
     "step-times": steps,
     "adaptive-widths": spans,

@@ -9,8 +9,9 @@ from training_toys import BLOCK, counting_sequences, toy_drafter, toy_objective,
 
 from jaxspec.models.whole_sequences import causal_hidden
 from jaxspec.training.anchors import draw_anchors
-from jaxspec.training.objective import block_logits, bound, to_device
+from jaxspec.training.objective import to_device
 from jaxspec.training.recipe import Recipe
+from jaxspec.training.scores import block_logits, bound
 
 DRAFTED = np.array([1, 2, 5, 8, 11, 13, 17, 20, 21])
 GAMMA = 2.0

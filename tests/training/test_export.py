@@ -15,7 +15,8 @@ from jaxspec.layers.rope import Rope, Yarn
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
 from jaxspec.models.qwen3 import Qwen3
-from jaxspec.training.export import export_speculators, export_target, export_zlab
+from jaxspec.training.export import export_target
+from jaxspec.training.export_drafter import export_speculators, export_zlab
 from jaxspec.training.new_drafter import first_drafter_params, frequent_tokens, target_head
 
 KEPT = np.array([0, 3, 4, 11])
