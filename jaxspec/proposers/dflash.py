@@ -61,6 +61,7 @@ class DFlashProposer(DrafterProposer):
         if config.transition is None:
             tokens, logits = self._independently(params, logits, drawing)
         else:
+            logits = self.shards.gathered(logits)
             first = hidden[:, :places], logits[:, :places]
             tokens, logits = self._walking(params, inputs.tokens, *first, drawing)
         tokens, wanted = tokens[:, :places], inputs.num_drafts
@@ -101,14 +102,13 @@ class DFlashProposer(DrafterProposer):
     def _independently(
         self,
         params: Params,
-        logits: Float[Array, "batch drafts draft_vocab"],
+        logits: Float[Array, "batch drafts outputs"],
         drawing: Callable[[], Drawing] | None,
     ) -> tuple[Int[Array, "batch drafts"], Float[Array, "batch drafts vocab"] | None]:
         """A token for each drafted place on its own, and the logits that it was drawn from."""
         if drawing is None:
-            likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            return self.apply(params, likeliest, method="target_tokens"), None
-        logits = self.over_target_vocabulary(params, logits)
+            return self.likeliest(params, logits), None
+        logits = self.over_target_vocabulary(params, self.shards.gathered(logits))
         how = drawing()
         return draw_drafts(logits, how.sampling, how.positions), logits
 

@@ -105,13 +105,12 @@ class Eagle3Proposer(DrafterProposer):
             rows = Rows(_row_of_chain(inputs, step), tokens, hidden)
             logits, hidden, cache = self.row(target, params, rows, cache)
             if drawn:
-                logits = self.over_target_vocabulary(params, logits)
+                logits = self.over_target_vocabulary(params, self.shards.gathered(logits))
                 positions = inputs.lengths[:, None] + step + 1
                 tokens = draw_drafts(logits, inputs.sampling, positions)
                 over_all.append(logits)
             else:
-                likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-                tokens = self.apply(params, likeliest, method="target_tokens")
+                tokens = self.likeliest(params, logits)
             drafts.append(tokens)
         drawn_from = jnp.concatenate(over_all, axis=1) if drawn else None
         drafted = Drafts(jnp.concatenate(drafts, axis=1), inputs.num_drafts, drawn_from)
@@ -119,9 +118,9 @@ class Eagle3Proposer(DrafterProposer):
 
     def row(
         self, target: Target, params: Params, rows: Rows, cache: Cache
-    ) -> tuple[Float[Array, "batch width draft_vocab"], Hidden, Cache]:
-        """Logits over the drafter's own vocabulary if it has one, what the next row of a chain
-        gets, and the cache with these rows."""
+    ) -> tuple[Float[Array, "batch width outputs"], Hidden, Cache]:
+        """Logits over the drafter's own vocabulary if it has one (of this device's part of it),
+        what the next row of a chain gets, and the cache with these rows."""
         embedded = self.embedded(target, params, rows.tokens)
         final, passed_on, cache = self.apply(params, embedded, rows.hidden, rows.block, cache)
         return self.logits(target, params, final), passed_on, cache

@@ -1,0 +1,34 @@
+"""Spreads the parameters of an engine over its devices."""
+
+from jaxspec.engine.step.io import Models
+from jaxspec.layers.shards import Shards
+from jaxspec.models.parameters import Touchable
+from jaxspec.models.sharding import Placement, placed, placements
+from jaxspec.proposers.device import Params
+from jaxspec.proposers.drafters import drafter_in
+
+Places = dict[str, dict[str, Placement]]
+"""Where every parameter of every model is, by the model's name."""
+
+
+def places_of(models: Models) -> Places:
+    """Where the parameters of models are that were made `with_shards`; empty for one device."""
+    if models.shards.count == 1:
+        return {}
+    shards = Shards(models.shards.count)
+    named = {"target": models.target, "drafter": drafter_in(models.proposers)}
+    return {
+        name: placements(model, shards)
+        for name, model in named.items()
+        if isinstance(model, Touchable)
+    }
+
+
+def spread_params(models: Models, params: Params) -> Params:
+    """The parameters, spread over the devices that the models are cut for. Those that are spread
+    already stay where they are."""
+    places = places_of(models)
+    return {
+        name: placed(of_model, places[name]) if name in places else of_model
+        for name, of_model in params.items()
+    }
