@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -90,10 +91,8 @@ class Placement:
             return array
         if self.dimension is None:
             return jax.device_put(array, self.sharding)
-        names = {one.name for one in sections_of(self.axes[self.dimension])}
         shards = [
-            jax.device_put(shard_of(array, self.whole_axes, names, i, self.count), device)
-            for i, device in enumerate(self.devices)
+            jax.device_put(self._shard(array, i), device) for i, device in enumerate(self.devices)
         ]
         return self.joined(shards)
 
@@ -101,6 +100,24 @@ class Placement:
         """One array of the shards, each of which is on its device."""
         shape = tuple(size_of(sections_of(axis)) for axis in self.whole_axes)
         return jax.make_array_from_single_device_arrays(shape, self.sharding, [*shards])
+
+
+    def by_section(self, array: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        """The same for an array that is spread already, but cut as if it had one section."""
+        if self.dimension is None or len(sections_of(self.axes[self.dimension])) == 1:
+            return array
+        moved = jax.jit(self._in_order_of_devices, out_shardings=self.sharding)
+        return moved(array)
+
+    def _in_order_of_devices(self, array: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        assert self.dimension is not None, "only a parameter that is cut has an order"
+        shards = [self._shard(array, index) for index in range(self.count)]
+        return jnp.concatenate(shards, axis=self.dimension)
+
+    def _shard(self, array: Shaped[Array, "..."], index: int) -> Shaped[Array, "..."]:
+        assert self.dimension is not None, "only a parameter that is cut has shards"
+        names = {one.name for one in sections_of(self.axes[self.dimension])}
+        return shard_of(array, self.whole_axes, names, index, self.count)
 
 
 def _is_cut(axis: Any) -> bool:
@@ -117,6 +134,12 @@ def placed(params: Params, where: Mapping[str, Placement]) -> Params:
     """Parameters spread over the devices, one after the other."""
     flat: dict[str, Any] = flatten_dict(params, sep="/")
     return unflatten_dict({path: where[path].placed(flat[path]) for path in flat}, sep="/")
+
+
+def in_sections(params: Params, where: Mapping[str, Placement]) -> Params:
+    """The same for parameters that were spread as if none was fused, one after the other."""
+    flat: dict[str, Any] = flatten_dict(params, sep="/")
+    return unflatten_dict({path: where[path].by_section(flat[path]) for path in flat}, sep="/")
 
 
 def cut_sizes(config: Any) -> dict[str, int]:

@@ -7,12 +7,8 @@ from jaxspec.models.sharding import Placement, placed, placements
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import drafter_in
 
-Places = dict[str, dict[str, Placement]]
-"""Where every parameter of every model is, by the model's name."""
-
-
-def places_of(models: Models) -> Places:
-    """Where the parameters of models are that were made `with_shards`; empty for one device."""
+def places_of(models: Models) -> dict[str, dict[str, Placement]]:
+    """By each model's name, where the parameters of models are that were made `with_shards`; empty for one device."""
     if models.shards.count == 1:
         return {}
     shards = Shards(models.shards.count)
