@@ -155,6 +155,13 @@ def cut_sizes(config: Any) -> dict[str, int]:
     return sizes if reduced is None else sizes | {"draft_vocab_size": reduced}
 
 
+def spread_over(array: Any) -> int | None:
+    """Over how many devices a parameter was spread; None if it was not."""
+    sharding = getattr(array, "sharding", None)
+    is_ours = isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (AXIS,)
+    return sharding.mesh.size if is_ours else None
+
+
 def on_one_device(tree: Any) -> Any:
     """Shapes of the parts that one device has of all arrays in a tree."""
 

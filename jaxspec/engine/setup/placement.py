@@ -1,9 +1,15 @@
 """Spreads the parameters of an engine over its devices."""
 
+from typing import Any
+
+import jax
+
+from jaxspec.engine.plan.shards import OPTION
 from jaxspec.engine.step.io import Models
+from jaxspec.errors import UsageError
 from jaxspec.layers.shards import Shards
 from jaxspec.models.parameters import Touchable
-from jaxspec.models.sharding import Placement, placed, placements
+from jaxspec.models.sharding import Placement, placed, placements, spread_over
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import drafter_in
 
@@ -23,8 +29,20 @@ def places_of(models: Models) -> dict[str, dict[str, Placement]]:
 def spread_params(models: Models, params: Params) -> Params:
     """The parameters, spread over the devices that the models are cut for. Those that are spread
     already stay where they are."""
+    _refuse_other_numbers(params, models.shards.count)
     places = places_of(models)
     return {
         name: placed(of_model, places[name]) if name in places else of_model
         for name, of_model in params.items()
     }
+
+
+def _refuse_other_numbers(params: Any, count: int) -> None:
+    """Refuses parameters that were spread for another number of devices: their shards are in
+    another order."""
+    numbers = {spread_over(leaf) for leaf in jax.tree.leaves(params)} - {None, count}
+    if numbers:
+        raise UsageError(
+            f"{OPTION} is {count}, but the parameters were opened for {numbers.pop()}; open them "
+            f"with {OPTION}={count}"
+        )
