@@ -140,8 +140,12 @@ def _put(
 
 
 def parts_of_piece(
-    place: Placement, index: int, transposed: bool, start: int, piece: Shaped[np.ndarray, "piece ..."]
-) -> list[Shaped[np.ndarray, "piece ..."]]:
+    place: Placement,
+    index: int,
+    transposed: bool,
+    start: int,
+    piece: Shaped[np.ndarray, "piece ..."],
+) -> list[Shaped[np.ndarray, "..."]]:
     """What device `index` keeps of a piece, whose first row is row `start` of all stored tensors of
     the parameter, one below the other."""
     assert place.dimension is not None, "every device keeps all of it"
