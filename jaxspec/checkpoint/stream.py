@@ -50,7 +50,8 @@ def stream_parameters(
     largest_first = sorted(sources, key=lambda path: -_num_bytes(sources[path], stored))
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint")
     try:
-        read = lambda path: _placed(sources[path], stored, dtype, places and places[path])
+        place = {} if places is None else places
+        read = lambda path: _placed(sources[path], stored, dtype, place.get(path))
         arrays = readers.map(read, largest_first)
         flat = {}
         for path, flat[path] in zip(largest_first, arrays):
@@ -131,9 +132,7 @@ def _in_shards(
     return place.joined(assembled)
 
 
-def _put(
-    part: Shaped[np.ndarray, "piece ..."], device: jax.Device
-) -> Shaped[np.ndarray | Array, "piece ..."]:
+def _put(part: Shaped[np.ndarray, "..."], device: Any) -> Shaped[np.ndarray | Array, "..."]:
     if device.platform == "cpu":
         return part
     return jax.device_put(np.ascontiguousarray(part), device).block_until_ready()
@@ -200,7 +199,7 @@ def _assemble(
     pieces: list[Shaped[np.ndarray | Array, "..."]],
     transposed: bool,
     dtype: jnp.dtype,
-    device: jax.Device | None = None,
+    device: Any = None,
 ) -> Shaped[Array, "..."]:
     if not isinstance(pieces[0], np.ndarray):
         return _assemble_on_device(pieces, transposed, dtype)

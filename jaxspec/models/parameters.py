@@ -62,7 +62,7 @@ def described_parameters(model: Touchable) -> dict[str, Described]:
     plain = model.clone(implementation="xla")  # tracing kernels takes time
     make = lambda key: plain.init(key, method="touch")["params"]
     if (shards := getattr(model, "shards", WHOLE)).count > 1:  # sums over devices need an axis
-        whole = {"in_axes": None, "out_axes": None}
-        make = jax.vmap(make, axis_name=AXIS, axis_size=shards.count, **whole)
+        size = shards.count
+        make = jax.vmap(make, in_axes=None, out_axes=None, axis_name=AXIS, axis_size=size)
     described: Any = flatten_dict(jax.eval_shape(make, jax.random.key(0)), sep="/")
     return described

@@ -101,7 +101,6 @@ class Placement:
         shape = tuple(size_of(sections_of(axis)) for axis in self.whole_axes)
         return jax.make_array_from_single_device_arrays(shape, self.sharding, [*shards])
 
-
     def by_section(self, array: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
         """The same for an array that is spread already, but cut as if it had one section."""
         if self.dimension is None or len(sections_of(self.axes[self.dimension])) == 1:
@@ -158,8 +157,9 @@ def cut_sizes(config: Any) -> dict[str, int]:
 def spread_over(array: Any) -> int | None:
     """Over how many devices a parameter was spread; None if it was not."""
     sharding = getattr(array, "sharding", None)
-    is_ours = isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (AXIS,)
-    return sharding.mesh.size if is_ours else None
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != (AXIS,):
+        return None
+    return sharding.mesh.size
 
 
 def on_one_device(tree: Any) -> Any:

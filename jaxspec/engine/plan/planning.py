@@ -11,8 +11,8 @@ from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
 from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
-from jaxspec.engine.plan.sharing import with_prefix_caching
 from jaxspec.engine.plan.shards import with_shards
+from jaxspec.engine.plan.sharing import with_prefix_caching
 from jaxspec.engine.plan.sizes import (
     check_block,
     check_sizes,

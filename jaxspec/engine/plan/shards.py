@@ -19,13 +19,13 @@ def with_shards(models: Models, shards: Shards) -> Models:
     """The models of one device's shard; unchanged for one device."""
     if shards.count == 1:
         return models
-    refuse_shards(models, shards.count)
+    _refuse(models, shards.count)
     named = [("target", models.target), *(("proposer", one) for one in models.proposers)]
     target, *proposers = (_cut(name, one, shards) for name, one in named)
     return dataclasses.replace(models, target=target, proposers=tuple(proposers))
 
 
-def refuse_shards(models: Models, count: int) -> None:
+def _refuse(models: Models, count: int) -> None:
     """Refuses more devices than there are, and sizes that so many do not divide."""
     if count > (found := jax.local_device_count()):
         raise UsageError(
@@ -42,16 +42,16 @@ def refuse_shards(models: Models, count: int) -> None:
 def _sizes(models: Models) -> Iterator[tuple[str, str, int]]:
     named = {"target": models.target, "drafter": drafter_in(models.proposers)}
     for name, model in named.items():
+        config: Any = getattr(model, "config", None)
         if isinstance(model, Shardable):
-            config: Any = getattr(model, "config")
             yield from ((name, *size) for size in cut_sizes(config).items())
 
 
 def _cut(name: str, one: Any, shards: Shards) -> Any:
     if not isinstance(one, Shardable):
+        kind = type(one).__name__
         raise UsageError(
-            f"{OPTION} is {shards.count}, but the {name} {type(one).__name__} has no `with_shards`; "
-            f"expected {OPTION} 1"
+            f"{OPTION} is {shards.count}, but the {name} {kind} has no `with_shards`; expected 1"
         )
     return one.with_shards(shards)
 

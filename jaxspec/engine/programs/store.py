@@ -70,9 +70,7 @@ class ProgramStore:
     ) -> jax.stages.Compiled:
         """The program that was found, or else the one that `make` returns with the shapes of its
         results, which is kept from then on."""
-        if kept is not None and (
-            loaded := self.load(fingerprint, kept, num_devices)
-        ) is not None:
+        if kept is not None and (loaded := self.load(fingerprint, kept, num_devices)) is not None:
             return loaded
         before = found_by_jax()
         compiled, results = make()

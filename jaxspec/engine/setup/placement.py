@@ -13,8 +13,10 @@ from jaxspec.models.sharding import Placement, placed, placements, spread_over
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import drafter_in
 
+
 def places_of(models: Models) -> dict[str, dict[str, Placement]]:
-    """By each model's name, where the parameters of models are that were made `with_shards`; empty for one device."""
+    """By each model's name, where the parameters of models are that were made `with_shards`. Empty
+    for one device."""
     if models.shards.count == 1:
         return {}
     shards = Shards(models.shards.count)

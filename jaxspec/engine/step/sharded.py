@@ -24,8 +24,8 @@ PAGES = PartitionSpec(None, None, AXIS, None)
 
 def step_over_shards(
     step: Step, models: Models, params: Any, state: Any, num_inputs: int, static: dict[str, Any]
-) -> Callable[..., Any]:
-    """A step as a function of parameters, state and inputs, to be traced. The state is donated."""
+) -> Any:
+    """A step as a jitted function of parameters, state and inputs. The state is donated."""
     of_state = _specs_of_state(state)
     takes = (_specs_of_params(params), of_state, *[EVERYWHERE] * num_inputs)
     gives = (of_state, EVERYWHERE)

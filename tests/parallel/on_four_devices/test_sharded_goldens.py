@@ -43,7 +43,6 @@ def test_a_drafter_on_two_devices(which):
         dict(method="ngram"),
         dict(method="dflash+ngram", max_ngram=2),
         dict(driver="lockstep"),
-        dict(adaptive=True),
     ],
     ids=str,
 )

@@ -40,8 +40,17 @@ def test_a_mixed_batch_gets_the_same_on_any_number_of_devices(kind):
 
 def test_prompts_are_scored():
     scores = SamplingParams(max_tokens=0, prompt_logprobs=2)
-    [alone], [spread] = (wide_engine(n, method="none").generate(PROMPTS[1:2], scores) for n in (1, 4))
+    [alone], [spread] = (
+        wide_engine(n, method="none").generate(PROMPTS[1:2], scores) for n in (1, 4)
+    )
     assert len(spread.prompt_logprobs) == len(PROMPTS[1]) and close(spread, alone)
+
+
+def test_steps_that_share_out_their_tokens():
+    adaptive = wide_engine(4, adaptive=True).generate(PROMPTS, GREEDY)
+    plain = wide_engine(1, method="none").generate(PROMPTS, GREEDY)
+    assert [one.token_ids for one in adaptive] == [one.token_ids for one in plain]
+    assert not any(one.error for one in adaptive)
 
 
 def test_memory_is_divided():

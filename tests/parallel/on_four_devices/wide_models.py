@@ -45,7 +45,7 @@ def wide_models(kind: str = "dflash") -> Opened:
 
 def _drafter(kind: str) -> DrafterConfig:
     config = drafter_for(kind, TARGET, 4)
-    sizes = {"decoder": dataclasses.replace(DECODER, num_layers=1), "target_layer_ids": (0, 1)}
+    sizes = {"decoder": dataclasses.replace(DECODER, num_layers=1), "target_layer_ids": (0, 0)}
     if kind == "eagle3":
         sizes |= {"draft_vocab_size": VOCAB // 2, "target_hidden_size": HIDDEN}
     else:
