@@ -9,6 +9,8 @@ import jax
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.shards import Shards
+from jaxspec.models.drafter import DrafterModule
+from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.sharding import Shardable, cut_sizes
 from jaxspec.proposers.drafters import drafter_in
 
@@ -20,9 +22,14 @@ def with_shards(models: Models, shards: Shards) -> Models:
     if shards.count == 1:
         return models
     _refuse(models, shards.count)
-    named = [("target", models.target), *(("proposer", one) for one in models.proposers)]
-    target, *proposers = (_cut(name, one, shards) for name, one in named)
-    return dataclasses.replace(models, target=target, proposers=tuple(proposers))
+    target = models.target
+    if not isinstance(target, Qwen3):
+        raise UsageError(
+            f"{OPTION} is {shards.count}, but the target is a {type(target).__name__}; expected a "
+            "Qwen3, or 1"
+        )
+    proposers = tuple(_cut(one, shards) for one in models.proposers)
+    return dataclasses.replace(models, target=target.with_shards(shards), proposers=proposers)
 
 
 def _refuse(models: Models, count: int) -> None:
@@ -42,16 +49,15 @@ def _refuse(models: Models, count: int) -> None:
 def _sizes(models: Models) -> Iterator[tuple[str, str, int]]:
     named = {"target": models.target, "drafter": drafter_in(models.proposers)}
     for name, model in named.items():
-        config: Any = getattr(model, "config", None)
-        if isinstance(model, Shardable):
-            yield from ((name, *size) for size in cut_sizes(config).items())
+        if isinstance(model, Qwen3 | DrafterModule):
+            yield from ((name, *size) for size in cut_sizes(model.config).items())
 
 
-def _cut(name: str, one: Any, shards: Shards) -> Any:
+def _cut(one: Any, shards: Shards) -> Any:
     if not isinstance(one, Shardable):
         kind = type(one).__name__
         raise UsageError(
-            f"{OPTION} is {shards.count}, but the {name} {kind} has no `with_shards`; expected 1"
+            f"{OPTION} is {shards.count}, but the proposer {kind} has no `with_shards`; expected 1"
         )
     return one.with_shards(shards)
 

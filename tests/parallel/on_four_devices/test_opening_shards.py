@@ -18,6 +18,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.shards import with_shards
 from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.placement import spread_params
+from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.axes import shard_of
 from jaxspec.layers.shards import Shards
@@ -126,6 +127,12 @@ def test_a_model_of_one_s_own_is_refused():
     models = dataclasses.replace(wide_models().models, proposers=(Own(),))
     with pytest.raises(UsageError, match="the proposer Own has no `with_shards`"):
         with_shards(models, Shards(2))
+    target = dataclasses.make_dataclass("OwnTarget", [])
+    with_own = Models.__new__(Models)
+    object.__setattr__(with_own, "target", target())
+    object.__setattr__(with_own, "proposers", ())
+    with pytest.raises(UsageError, match="the target is a OwnTarget; expected a Qwen3"):
+        with_shards(with_own, Shards(2))
     lookup = Lookup(3, 3, 1, 2, "recent", 100)
     kept = with_shards(dataclasses.replace(models, proposers=(lookup,)), Shards(2))
     assert kept.proposers == (lookup,)

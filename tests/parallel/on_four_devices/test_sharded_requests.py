@@ -11,7 +11,7 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step import compiled
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
-KINDS = {"dflash": (2,), "dspark": (4,), "eagle3": (4,)}
+KINDS = {"dflash": (2, 4), "eagle3": (4,)}
 
 
 def logprobs_of(output) -> list[tuple[int, float]]:
