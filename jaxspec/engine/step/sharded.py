@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.cache.keys_values import KeysValues
@@ -29,7 +30,10 @@ def step_over_shards(
     of_state = _specs_of_state(state)
     takes = (_specs_of_params(params), of_state, *[EVERYWHERE] * num_inputs)
     gives = (of_state, EVERYWHERE)
-    function = partial(step, models, **static)
+
+    def function(params: Any, state: Any, *inputs: Any) -> tuple[Any, Any]:
+        return step(models, params, state, *jax.tree.map(_made_here, inputs), **static)
+
     return _over_shards(function, models.shards.count, takes, gives, donate_argnums=1)
 
 
@@ -49,6 +53,12 @@ def _over_shards(
     if takes:
         settings["in_shardings"] = placed(takes)
     return jax.jit(spread, out_shardings=placed(gives), **settings)
+
+
+def _made_here(leaf: Any) -> Any:
+    """Empty arrays, such as the drafts of a step without drafts, are made inside: XLA for CPUs ends
+    the process if a sharded program reads an empty input."""
+    return leaf if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _specs_of_params(params: Any) -> Any:

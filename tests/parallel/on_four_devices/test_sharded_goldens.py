@@ -39,7 +39,7 @@ def test_a_drafter_on_two_devices(which):
 @pytest.mark.parametrize(
     "options",
     [
-        dict(method="none"),
+        dict(method="none", driver="lockstep"),
         dict(method="ngram"),
         dict(method="dflash+ngram", max_ngram=2),
         dict(driver="lockstep"),
