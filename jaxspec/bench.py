@@ -72,7 +72,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
         help=f"Methods to compare, of {', '.join(METHODS)} (default: %(default)s)",
     )
     add_flags(group, EngineOptions, "adaptive", "confidence_threshold", "num_drafts")
-    add_flags(group, EngineOptions, "exact", "driver", "kernels")
+    add_flags(group, EngineOptions, "exact", "driver", "kernels", "tensor_parallel_size")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk", "prefill_budget")
     add_flags(group, EngineOptions, "prefix_caching", default=False)
     room = "Positions of a request that there is room for (default: those of the longest request)"
@@ -245,9 +245,11 @@ def _named_models_and_peers(arguments: argparse.Namespace) -> list[dict[str, Any
     if arguments.model_shape:
         arguments.dtype = arguments.dtype or DEFAULT_DTYPE
         what = f"{arguments.model_shape} with random weights, in {arguments.dtype}"
-        cli.say(f"running on {device_in_words()}: {what}")
+        devices = device_in_words(arguments.tensor_parallel_size)
+        cli.say(f"running on {devices}: {what}")
     else:
-        chosen = say_what_runs(filled(NamedModels, vars(arguments)), cli.say)
+        named, devices = filled(NamedModels, vars(arguments)), arguments.tensor_parallel_size
+        chosen = say_what_runs(named, cli.say, devices=devices)
         arguments.model, arguments.draft_model = chosen.model, chosen.draft_model
         arguments.dtype = chosen.dtype
     return _peers(arguments)
@@ -270,13 +272,14 @@ def _kinds(methods: Sequence[str]) -> list[str]:
 def _open(arguments: argparse.Namespace, methods: list[str]) -> "Opened":
     from jaxspec.console.progress import bar
     from jaxspec.engine.setup.load_models import choose_dtype, open_models
-    from jaxspec.measure.engines import random_pair
+    from jaxspec.measure.engines import random_pair, spread_over
 
     dtype = choose_dtype(arguments.dtype)
     if arguments.model_shape:
         kind = next(iter(_kinds(methods)), DRAFTERS[0])
         shape, block_size = arguments.model_shape, arguments.block_size
-        return random_pair(shape, block_size, dtype, arguments.seed, kind)
+        pair = random_pair(shape, block_size, dtype, arguments.seed, kind)
+        return spread_over(pair, arguments.tensor_parallel_size)
     with bar("reading weights", "B") as report:
         return open_models(
             arguments.model,
@@ -286,6 +289,7 @@ def _open(arguments: argparse.Namespace, methods: list[str]) -> "Opened":
             revision=arguments.revision,
             draft_revision=arguments.draft_revision,
             progress=report,
+            tensor_parallel_size=arguments.tensor_parallel_size,
         )
 
 
@@ -321,7 +325,7 @@ def _engines(
 def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engines' options that the flags set; their sizes follow from the requests."""
     numbers = ("page_size", "prefill_chunk", "prefill_budget")
-    numbers += ("num_drafts", "confidence_threshold")
+    numbers += ("num_drafts", "confidence_threshold", "tensor_parallel_size")
     choices = ("exact", "adaptive", "driver", "kernels", "prefix_caching", "cache_dir")
     return {name: getattr(arguments, name) for name in numbers + choices}
 

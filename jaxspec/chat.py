@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     engine = parser.add_argument_group("engine")
     add_flags(engine, EngineOptions, "max_model_len", "page_size", "memory_fraction")
     add_flags(engine, EngineOptions, "prefix_caching", "driver", "kernels")
+    add_flags(engine, EngineOptions, "tensor_parallel_size")
     cli.add_kept_programs(engine)
     _add_output(parser.add_argument_group("output"))
     return parser
@@ -86,7 +87,8 @@ def _chat(arguments: argparse.Namespace) -> None:
     # Nothing before this imports jax, so that what is wrong with the flags is said at once.
     from jaxspec.console.opening import opened_engine, say_what_runs
 
-    chosen = say_what_runs(named, cli.say, arguments.quiet)
+    devices = options.tensor_parallel_size
+    chosen = say_what_runs(named, cli.say, arguments.quiet, devices)
     engine = opened_engine(chosen, options, cli.say, arguments.quiet)
     talk = _talk(arguments, engine, params)
     talk.prepare()

@@ -119,6 +119,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "max_batch", default=None, help=at_once)
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
     add_flags(group, EngineOptions, "prefix_caching", "exact", "driver", "kernels")
+    add_flags(group, EngineOptions, "tensor_parallel_size")
     cli.add_kept_programs(group)
 
 
@@ -219,7 +220,8 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
 def _engine(arguments: argparse.Namespace, named: NamedModels, options: EngineOptions) -> "Engine":
     from jaxspec.console.opening import opened_engine, say_what_runs
 
-    chosen = say_what_runs(named, cli.say, arguments.quiet)
+    devices = options.tensor_parallel_size
+    chosen = say_what_runs(named, cli.say, arguments.quiet, devices)
     arguments.model, arguments.draft_model = chosen.model, chosen.draft_model
     arguments.dtype = chosen.dtype
     if arguments.compare is None:

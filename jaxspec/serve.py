@@ -77,7 +77,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
     cached = argparse.BooleanOptionalAction
     add_flags(group, EngineOptions, "prefix_caching", action=cached)
-    add_flags(group, EngineOptions, "exact", "driver", "kernels")
+    add_flags(group, EngineOptions, "exact", "driver", "kernels", "tensor_parallel_size")
     add_flags(group, EngineOptions, "prefill_chunk", "prefill_budget")
     add_flags(group, EngineOptions, "seed", help="Seed of the server (default: %(default)s)")
     cli.add_kept_programs(group)
@@ -125,7 +125,7 @@ def _opened(
     from jaxspec.console.opening import opened_engine, say_what_runs
     from jaxspec.serving.warming import warm, with_template
 
-    chosen = say_what_runs(named, cli.say)
+    chosen = say_what_runs(named, cli.say, devices=engine_options.tensor_parallel_size)
     engine = opened_engine(chosen, engine_options, cli.say)
     with_template(engine, options.chat_template)
     warm(engine, options.warm_up, cli.say)

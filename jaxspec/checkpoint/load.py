@@ -9,6 +9,7 @@ A folder is in Hugging Face's layout or written by `jaxspec convert`.
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +34,7 @@ from jaxspec.checkpoint.orbax_folder import check_arrays, is_orbax, orbax_arrays
 from jaxspec.checkpoint.safetensors_folder import StoredTensor, stored_tensors
 from jaxspec.checkpoint.stream import (
     BytesRead,
+    Places,
     bytes_of,
     read_tensor,
     stream_parameters,
@@ -61,8 +63,14 @@ class Checkpoint[Config]:
 
 
 class LoadWeights(Protocol):
-    def __call__(self, dtype: DTypeLike, progress: BytesRead | None = None) -> Params:
-        """The weights; `progress` is told how many bytes were read, some at a time."""
+    def __call__(
+        self,
+        dtype: DTypeLike,
+        progress: BytesRead | None = None,
+        places: Places | None = None,
+    ) -> Params:
+        """The weights; `progress` is told how many bytes were read, some at a time. With `places`,
+        they are spread over several devices."""
         ...
 
 
@@ -78,7 +86,7 @@ def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
     return Checkpoint(
         config,
         exact_dtype(sources, stored),
-        lambda dtype, progress=None: stream_parameters(sources, stored, dtype, progress),
+        partial(stream_parameters, sources, stored),
         bytes_of(sources, stored),
     )
 
@@ -103,8 +111,10 @@ def _open_orbax[Config](
 
     num_bytes = sum(array.size * array.dtype.itemsize for array in arrays.values())
 
-    def load(dtype: DTypeLike, progress: BytesRead | None = None) -> Params:
-        params = restore(folder, arrays, dtype)
+    def load(
+        dtype: DTypeLike, progress: BytesRead | None = None, places: Places | None = None
+    ) -> Params:
+        params = restore(folder, arrays, dtype, places)
         if progress is not None:
             progress(num_bytes)
         if isinstance(config, DrafterConfig) and "target_ids" in params:
@@ -129,9 +139,14 @@ def _open_safetensors_drafter(folder: Path, config: DrafterConfig) -> Checkpoint
     weights = {path: source for path, source in sources.items() if path != "target_ids"}
     target_ids = _target_ids(config, stored, str(folder))
 
-    def load(dtype: DTypeLike, progress: BytesRead | None = None) -> Params:
-        params = stream_parameters(weights, stored, dtype, progress)
-        return params if target_ids is None else {**params, "target_ids": jnp.asarray(target_ids)}
+    def load(
+        dtype: DTypeLike, progress: BytesRead | None = None, places: Places | None = None
+    ) -> Params:
+        params = stream_parameters(weights, stored, dtype, progress, places)
+        if target_ids is None:
+            return params
+        ids = jnp.asarray(target_ids)
+        return {**params, "target_ids": places["target_ids"].placed(ids) if places else ids}
 
     return Checkpoint(config, exact_dtype(weights, stored), load, bytes_of(weights, stored))
 

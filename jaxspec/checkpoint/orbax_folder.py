@@ -17,9 +17,10 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoint.finite import count_not_finite, is_finite
 from jaxspec.checkpoint.names import Source, in_words
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES
-from jaxspec.checkpoint.stream import not_finite_error, too_large
+from jaxspec.checkpoint.stream import Places, not_finite_error, too_large
 from jaxspec.errors import LoadError, is_out_of_memory, one_line
 from jaxspec.models.parameters import Params
+from jaxspec.models.sharding import in_sections
 
 PARAMS = "params"
 SMALLEST_LIMIT_GB = 2
@@ -68,8 +69,14 @@ def check_arrays(
         )
 
 
-def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeLike) -> Params:
-    """The parameters on the default device. Weights are cast to `dtype`; ids stay integers."""
+def restore(
+    folder: Path,
+    arrays: dict[str, jax.ShapeDtypeStruct],
+    dtype: DTypeLike,
+    places: Places | None = None,
+) -> Params:
+    """The parameters on the default device, or where `places` says for each path. Weights are cast
+    to `dtype`; ids stay integers."""
     import orbax.checkpoint as ocp
 
     device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
@@ -78,7 +85,7 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
             path: jax.ShapeDtypeStruct(
                 array.shape,
                 dtype if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype,
-                sharding=device,
+                sharding=places[path].sharding if places else device,
             )
             for path, array in arrays.items()
         },
@@ -91,7 +98,7 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
                 _absolute(folder), ocp.args.PyTreeRestore(item=wanted, restore_args=how)
             )
         _check_finite(folder, params, dtype)
-        return params
+        return params if places is None else in_sections(params, places)
     except LoadError:
         raise
     except Exception as error:  # Orbax raises nothing more precise

@@ -3,12 +3,13 @@
     file --read--> piece in host memory --copy--> piece on the device --assemble--> parameter
 
 A few threads do this side by side, one parameter each. This keeps the disk, the bus and the device
-busy at once, and the host never holds more than a piece per thread.
+busy at once, and the host never holds more than a piece per thread. If parameters are spread over
+several devices, a piece is cut in the host's memory, and each device gets only what it keeps.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -25,7 +26,10 @@ from jaxspec.checkpoint.names import Source
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError, is_out_of_memory
 from jaxspec.models.parameters import Params
+from jaxspec.models.sharding import Placement
 
+Places = Mapping[str, Placement]
+"""Where every parameter of a model is spread, by its path."""
 BytesRead = Callable[[int], None]
 """Is told how many more bytes were read."""
 
@@ -38,14 +42,17 @@ def stream_parameters(
     stored: dict[str, StoredTensor],
     dtype: DTypeLike,
     progress: BytesRead | None = None,
+    places: Places | None = None,
 ) -> Params:
-    """All parameters on the default device, as a nested tree. `progress` is called in this
-    thread."""
+    """All parameters as a nested tree, on the default device or where `places` says for each path.
+    `progress` is called in this thread."""
     # Assembling takes twice the memory of a parameter, so the largest go first, while most is free.
     largest_first = sorted(sources, key=lambda path: -_num_bytes(sources[path], stored))
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint")
     try:
-        arrays = readers.map(lambda path: _parameter(sources[path], stored, dtype), largest_first)
+        place = {} if places is None else places
+        read = lambda path: _placed(sources[path], stored, dtype, place.get(path))
+        arrays = readers.map(read, largest_first)
         flat = {}
         for path, flat[path] in zip(largest_first, arrays):
             if progress is not None:
@@ -94,6 +101,60 @@ def _num_bytes(source: Source, stored: dict[str, StoredTensor]) -> int:
     return sum(stored[name].num_bytes for name in source.tensors)
 
 
+def _placed(
+    source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike, place: Placement | None
+) -> Shaped[Array, "..."]:
+    if place is None:
+        return _parameter(source, stored, dtype)
+    if place.dimension is None:
+        return place.placed(_parameter(source, stored, dtype))
+    return _in_shards(source, stored, dtype, place)
+
+
+def _in_shards(
+    source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike, place: Placement
+) -> Shaped[Array, "..."]:
+    """A parameter of which every device gets its shard. Every byte of the file is read once."""
+    of_devices: list[list[Any]] = [[] for _ in place.devices]
+    start = 0
+    for piece in (piece for name in source.tensors for piece in _pieces(stored[name])):
+        for i, device in enumerate(place.devices):
+            parts = parts_of_piece(place, i, source.transposed, start, piece)
+            of_devices[i] += [_put(part, device) for part in parts]
+        start += len(piece)
+    dtype = jnp.dtype(dtype)
+    assembled = [
+        _assemble(pieces, source.transposed, dtype, device).block_until_ready()
+        for pieces, device in zip(of_devices, place.devices, strict=True)
+    ]
+    if not all(map(is_finite, assembled)):
+        raise _not_finite(source, stored, dtype)
+    return place.joined(assembled)
+
+
+def _put(part: Shaped[np.ndarray, "..."], device: Any) -> Shaped[np.ndarray | Array, "..."]:
+    if device.platform == "cpu":
+        return part
+    return jax.device_put(np.ascontiguousarray(part), device).block_until_ready()
+
+
+def parts_of_piece(
+    place: Placement,
+    index: int,
+    transposed: bool,
+    start: int,
+    piece: Shaped[np.ndarray, "piece ..."],
+) -> list[Shaped[np.ndarray, "..."]]:
+    """What device `index` keeps of a piece, whose first row is row `start` of all stored tensors of
+    the parameter, one below the other."""
+    assert place.dimension is not None, "every device keeps all of it"
+    ranges = place.ranges(index)
+    if (piece.ndim - 1 - place.dimension if transposed else place.dimension) > 0:
+        return [np.concatenate([piece[:, begin:end] for begin, end in ranges], axis=1)]
+    within = [(max(begin - start, 0), min(end - start, len(piece))) for begin, end in ranges]
+    return [piece[begin:end] for begin, end in within if begin < end]
+
+
 def _parameter(
     source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike
 ) -> Shaped[Array, "..."]:
@@ -135,7 +196,10 @@ def _on_device(tensor: StoredTensor) -> Iterator[Shaped[np.ndarray | Array, "pie
 
 
 def _assemble(
-    pieces: list[Shaped[np.ndarray | Array, "..."]], transposed: bool, dtype: jnp.dtype
+    pieces: list[Shaped[np.ndarray | Array, "..."]],
+    transposed: bool,
+    dtype: jnp.dtype,
+    device: Any = None,
 ) -> Shaped[Array, "..."]:
     if not isinstance(pieces[0], np.ndarray):
         return _assemble_on_device(pieces, transposed, dtype)
@@ -144,7 +208,7 @@ def _assemble(
     joined = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     with np.errstate(over="ignore"):  # what becomes infinite is found by the caller
         cast = (joined.T if transposed else joined).astype(dtype, order="C", copy=False)
-    return jax.device_put(cast)
+    return jax.device_put(cast, device)
 
 
 @partial(jax.jit, static_argnums=(1, 2))

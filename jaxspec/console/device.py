@@ -14,14 +14,16 @@ FIRST_DRIVER_OF_CUDA_13 = 580
 SMI_SECONDS = 5.0
 
 
-def device_in_words() -> str:
-    """The device that jax uses. Starts jax."""
+def device_in_words(count: int = 1) -> str:
+    """The first `count` devices of jax. Starts jax."""
     import jax
 
     devices = jax.local_devices()
     if devices[0].platform == "cpu":
         return f"a CPU with {_cores()}"
     kind = devices[0].device_kind
+    if count > 1:
+        return f"{count} x {kind}"
     return kind if len(devices) == 1 else f"{kind}, the first of {len(devices)} such devices"
 
 

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def say_what_runs(named: NamedModels, say: Say, quiet: bool = False) -> NamedModels:
-    """Chooses the models and says so, with the device. If quiet, only models that the user did not
+def say_what_runs(
+    named: NamedModels, say: Say, quiet: bool = False, devices: int = 1
+) -> NamedModels:
+    """Chooses the models and says so, with the devices. If quiet, only models that the user did not
     name are said."""
     chosen = chosen_models(named)
     if not quiet or named.model is None:
-        say(f"running on {device_in_words()}: {in_words(named, chosen)}")
+        say(f"running on {device_in_words(devices)}: {in_words(named, chosen)}")
     if (advice := advice_about_gpu()) is not None:
         say(advice)
     return chosen

@@ -95,6 +95,7 @@ class Engine(TextGeneration):
             revision=revision,
             draft_revision=draft_revision,
             progress=progress,
+            tensor_parallel_size=checked.tensor_parallel_size,
         )
         loop = build_loop(opened.models, opened.params, opened.tokenizer, checked)
         return cls(loop, opened.tokenizer, checked, opened.chat_template, opened.models)

@@ -18,6 +18,8 @@ from collections.abc import Collection
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
+from jaxspec.layers.shards import WHOLE, Shards
+
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
@@ -29,6 +31,17 @@ class Axis:
     size: int
     unit: int = 1
     """Number of neighbours that stay together, for example the head_dim numbers of one head."""
+    shards: Shards = WHOLE
+    """On how many devices it is cut. Then `size` is that of one device's part."""
+
+    @property
+    def whole(self) -> "Axis":
+        """The axis with the parts of all devices."""
+        return Axis(self.name, self.size * self.shards.count, self.unit)
+
+    def cut(self, shards: Shards) -> "Axis":
+        """One device's part of a whole axis."""
+        return dataclasses.replace(self, size=self.size // shards.count, shards=shards)
 
 
 Fused = tuple[Axis, ...]

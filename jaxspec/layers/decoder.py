@@ -13,11 +13,13 @@ from jaxspec.layers.axes import Axis, Fused
 from jaxspec.layers.convolution import Convolution, Convolutions
 from jaxspec.layers.linear import Linear, RMSNorm
 from jaxspec.layers.rope import Rope
+from jaxspec.layers.shards import WHOLE, Shards
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """The sizes of a stack of decoder layers. Target and drafter have one each."""
+    """The sizes of a stack of decoder layers, or of one device's shard of it. Target and drafter
+    have one each."""
 
     hidden_size: int
     intermediate_size: int
@@ -30,6 +32,19 @@ class Decoder:
     max_position_embeddings: int
     head_norms: bool = True
     """Whether every query and key head is normed before it is rotated."""
+    shards: Shards = WHOLE
+    """On how many devices heads and the MLP's inner axis are cut. Then their sizes are those of one
+    device's shard."""
+
+    def of_shard(self, shards: Shards) -> "Decoder":
+        """One device's shard of a whole decoder."""
+        return dataclasses.replace(
+            self,
+            intermediate_size=self.intermediate_size // shards.count,
+            num_heads=self.num_heads // shards.count,
+            num_kv_heads=self.num_kv_heads // shards.count,
+            shards=shards,
+        )
 
     @property
     def hidden(self) -> Axis:
@@ -38,17 +53,18 @@ class Decoder:
     @property
     def inner(self) -> Axis:
         """The MLP's inner axis."""
-        return Axis("inner", self.intermediate_size)
+        return Axis("inner", self.intermediate_size, shards=self.shards)
 
     @property
     def attended(self) -> Axis:
         """The output of attention: the numbers of all heads, one head after the other."""
-        return Axis("heads", self.num_heads * self.head_dim, self.head_dim)
+        return Axis("heads", self.num_heads * self.head_dim, self.head_dim, self.shards)
 
     @property
     def fused(self) -> Fused:
         """The input of attention: query heads, key heads, value heads."""
-        kv_heads = Axis("kv_heads", self.num_kv_heads * self.head_dim, self.head_dim)
+        size = self.num_kv_heads * self.head_dim
+        kv_heads = Axis("kv_heads", size, self.head_dim, self.shards)
         return self.attended, kv_heads, kv_heads
 
 

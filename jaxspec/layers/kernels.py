@@ -33,6 +33,8 @@ OpChoice = tuple[str, Choice]
 
 CONVOLVED = "convolutions around every sublayer; expected none"
 """The reason why no kernel runs from one attention to the next."""
+SHARDED = "sums over several GPUs inside every layer; expected one GPU"
+"""The same for layers that are cut into shards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +69,8 @@ def choices_of_layers(
     yield from choices_of_attention(shape, masks)
     if not kernels_run(shape.implementation):
         return
-    if convolved:
-        yield "dense_chain", Choice("xla", CONVOLVED)
+    if convolved or shape.decoder.shards.count > 1:
+        yield "dense_chain", Choice("xla", CONVOLVED if convolved else SHARDED)
         return
     wanted = filled_shape(chain_shape(shape.decoder, shape.batch, shape.width), shape.width)
     chain = chain_choice(wanted, shape.dtype, shape.implementation)

@@ -33,7 +33,7 @@ class Linear(nn.Module):
     def __call__(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        return x @ self.kernel
+        return self.inputs.shards.summed(x @ self.kernel)
 
     def columns(
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
@@ -81,7 +81,18 @@ class Embedding(nn.Module):
         self.embedding = parameter(self, "embedding", small, axes, self.dtype)
 
     def __call__(self, tokens: Int[Array, "*tokens"]) -> Float[Array, "*tokens {self.hidden.size}"]:
+        if self.vocab.shards.count > 1:
+            return self._of_all_shards(tokens)
         return jnp.take(self.embedding, tokens, axis=0)
+
+    def _of_all_shards(
+        self, tokens: Int[Array, "*tokens"]
+    ) -> Float[Array, "*tokens {self.hidden.size}"]:
+        """Each token's row, which one device has; the others add zeros."""
+        here = tokens - self.vocab.shards.first(self.vocab.size)
+        is_mine = (here >= 0) & (here < self.vocab.size)
+        rows = jnp.take(self.embedding, jnp.where(is_mine, here, 0), axis=0)
+        return self.vocab.shards.summed(jnp.where(is_mine[..., None], rows, 0))
 
     def logits(
         self, x: Float[Array, "*tokens {self.hidden.size}"]

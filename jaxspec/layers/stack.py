@@ -22,10 +22,11 @@ def run_layers(
     """Normed hidden states, the residual stream after each layer, and the cache with the block.
 
     If kernels run, neighbouring layers are run from attention to attention, which gives the same
-    numbers except for rounding. With convolutions more happens between one attention and the next
-    than those kernels know of.
+    numbers except for rounding. With convolutions, or if layers are cut into shards, more happens
+    between one attention and the next than those kernels know of.
     """
-    if kernels_run(paged.implementation) and layers[0].convolutions is None:
+    alone = layers[0].convolutions is None and layers[0].geometry.shards.count == 1
+    if alone and kernels_run(paged.implementation):
         return run_chained(layers, norm, x, paged, cache)
     after, written = [], []
     for i, (layer, pages) in enumerate(zip(layers, cache.layers, strict=True)):

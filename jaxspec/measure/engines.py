@@ -11,10 +11,13 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import shapes_for
 from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
+from jaxspec.engine.plan.shards import with_shards
 from jaxspec.engine.setup.opened import Opened
+from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.layers.shards import Shards
 from jaxspec.measure.load import Work
 from jaxspec.models.config import DrafterConfig, Qwen3Config
 from jaxspec.models.parameters import random_params
@@ -44,6 +47,12 @@ def random_models(
         "drafter": random_params(proposer.drafter, drafter_key),
     }
     return Opened(Models(target, (proposer,)), jax.block_until_ready(params), None, None)
+
+
+def spread_over(opened: Opened, devices: int) -> Opened:
+    """The same pair with its parameters spread over so many devices."""
+    models = with_shards(opened.models, Shards(devices))
+    return dataclasses.replace(opened, params=spread_params(models, opened.params))
 
 
 def without_drafter(opened: Opened) -> Opened:

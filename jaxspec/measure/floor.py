@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxspec.engine.setup.timing import seconds_per_call
 from jaxspec.engine.step.io import Models
 from jaxspec.models.parameters import num_bytes
+from jaxspec.models.sharding import on_one_device
 from jaxspec.proposers.device import Params
 
 COPY_BYTES = {"cpu": 2**26}
@@ -38,6 +39,8 @@ class StepBytes:
 
 
 def step_bytes(models: Models, params: Params) -> StepBytes:
+    """Those of one device, if the models are spread over several."""
+    params = on_one_device(params)
     target = _bytes_by_path(params["target"])
     head = target.get("head/kernel") or target["embedding/embedding"]
     tied = "head/kernel" not in target
@@ -64,7 +67,7 @@ def _bytes_per_position(new_cache: Callable[..., Any]) -> int:
 def _bytes_by_path(params: Params) -> dict[str, int]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    return {name(path): leaf.nbytes for path, leaf in leaves}
+    return {name(path): num_bytes(leaf) for path, leaf in leaves}
 
 
 def _without_embedding(sizes: dict[str, int]) -> int:

@@ -103,8 +103,8 @@ class DFlash(DrafterModule):
 
     @nn.nowrap
     def capped(
-        self, logits: Float[Array, "batch width draft_vocab"]
-    ) -> Float[Array, "batch width draft_vocab"]:
+        self, logits: Float[Array, "batch width outputs"]
+    ) -> Float[Array, "batch width outputs"]:
         """Logits of the head as drafts are chosen by them: scaled, and bent towards a bound."""
         scale, cap = self.config.logit_scale, self.config.logit_cap
         scaled = logits if scale == 1 else logits * jnp.asarray(scale, logits.dtype)

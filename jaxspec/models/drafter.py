@@ -4,6 +4,7 @@ Embedding and head are the target's unless the checkpoint has its own. A drafter
 of its own has a head over it, and the target's id of each of its tokens.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxspec.layers.axes import Axis
 from jaxspec.layers.linear import Embedding, Linear
 from jaxspec.layers.paged import empty_cache
 from jaxspec.layers.parameter import counting, parameter
+from jaxspec.layers.shards import Shards
 from pallas_kernels.dispatch import Implementation
 
 
@@ -34,19 +36,31 @@ class DrafterModule(nn.Module):
         config, hidden = self.config, self.config.decoder.hidden
         vocab = drafted = Axis("vocab", config.vocab_size)
         if config.owns_embedding:
-            self.embedding = Embedding(vocab, hidden, self.dtype)
+            self.embedding = Embedding(vocab.cut(self.shards), hidden, self.dtype)
         if config.draft_vocab_size is not None:
             drafted = Axis("draft_vocab", config.draft_vocab_size)
             # Ids, not weights; they are among the parameters because they belong to the head.
             self.target_ids = parameter(self, "target_ids", counting, (drafted,), jnp.int32)
         if config.owns_head:
-            self.head = Linear(hidden, drafted, self.dtype)
+            self.head = Linear(hidden, drafted.cut(self.shards), self.dtype)
         return drafted
 
     @nn.nowrap
     def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
         """An empty cache: pages of keys and values for every layer, nothing per slot."""
         return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
+
+    @property
+    def shards(self) -> Shards:
+        """On how many devices the model is cut."""
+        return self.config.decoder.shards
+
+    @nn.nowrap
+    def with_shards(self, shards: Shards) -> "DrafterModule":
+        """The module of one device's shard. What is small stays whole: the projection of features,
+        and what belongs to a transition or to a confidence head."""
+        decoder = self.config.decoder.of_shard(shards)
+        return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
     @nn.nowrap
     def with_kernels(self, implementation: Implementation) -> "DrafterModule":
@@ -58,8 +72,9 @@ class DrafterModule(nn.Module):
 
     def logits(
         self, hidden: Float[Array, "batch width hidden"]
-    ) -> Float[Array, "batch width draft_vocab"]:
-        """Logits of hidden states; only for a checkpoint with a head of its own."""
+    ) -> Float[Array, "batch width outputs"]:
+        """Logits of hidden states, or of this device's part of the vocabulary; only for a
+        checkpoint with a head of its own."""
         with jax.named_scope("head"):
             return self.head(hidden)
 

@@ -175,7 +175,7 @@ class Eagle3(DrafterModule):
         with jax.named_scope("features"):
             return self.feature_projection(features)
 
-    def logits(self, hidden: Hidden) -> Float[Array, "batch width draft_vocab"]:
+    def logits(self, hidden: Hidden) -> Float[Array, "batch width outputs"]:
         """Logits of hidden states, by the embedding if it is the head too."""
         if not self.config.head_is_embedding:
             return super().logits(hidden)

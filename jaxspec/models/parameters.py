@@ -9,6 +9,7 @@ from jaxtyping import Array, Key
 
 from jaxspec.layers.axes import Axes
 from jaxspec.layers.parameter import Described
+from jaxspec.layers.shards import AXIS, WHOLE
 
 Params = dict[str, Any]
 
@@ -60,5 +61,8 @@ def described_parameters(model: Touchable) -> dict[str, Described]:
     # `touch` runs every layer, but only the parameters are outputs, so nothing else is computed.
     plain = model.clone(implementation="xla")  # tracing kernels takes time
     make = lambda key: plain.init(key, method="touch")["params"]
+    if (shards := getattr(model, "shards", WHOLE)).count > 1:  # sums over devices need an axis
+        size = shards.count
+        make = jax.vmap(make, in_axes=None, out_axes=None, axis_name=AXIS, axis_size=size)
     described: Any = flatten_dict(jax.eval_shape(make, jax.random.key(0)), sep="/")
     return described

@@ -1,5 +1,6 @@
 """Qwen3, dense: tokens to hidden states, features and logits, over paged keys and values."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -17,6 +18,7 @@ from jaxspec.layers.decoder import BlockMask, DecoderLayer
 from jaxspec.layers.kernels import OpChoice, StackShape, choices_of_layers
 from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.paged import empty_cache, paged
+from jaxspec.layers.shards import Shards
 from jaxspec.layers.stack import run_layers
 from jaxspec.models.config import Qwen3Config
 from pallas_kernels.dispatch import Implementation
@@ -33,7 +35,7 @@ class Qwen3(nn.Module):
 
     def setup(self) -> None:
         config, decoder = self.config, self.config.decoder
-        vocab = Axis("vocab", config.vocab_size)
+        vocab = Axis("vocab", config.vocab_size).cut(decoder.shards)
         self.embedding = Embedding(vocab, decoder.hidden, self.dtype)
         self.layers = [
             DecoderLayer(decoder, BlockMask(causal=True), self.dtype)
@@ -53,6 +55,11 @@ class Qwen3(nn.Module):
         return self.clone(implementation=implementation)
 
     @nn.nowrap
+    def with_shards(self, shards: Shards) -> "Qwen3":
+        decoder = self.config.decoder.of_shard(shards)
+        return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
+
+    @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
         decoder, implementation = self.config.decoder, self.implementation
         shape = StackShape(decoder, self.dtype, implementation, batch, width, page_size)
@@ -63,6 +70,11 @@ class Qwen3(nn.Module):
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
+
+    @property
+    def shards(self) -> Shards:
+        """On how many devices the model is cut."""
+        return self.config.decoder.shards
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -98,7 +110,8 @@ class Qwen3(nn.Module):
 
     def logits(
         self, hidden: Float[Array, "batch width hidden"]
-    ) -> Float[Array, "batch width vocab"]:
+    ) -> Float[Array, "batch width outputs"]:
+        """Logits of the vocabulary, or of this device's part of it."""
         with jax.named_scope("head"):
             if self.config.tie_word_embeddings:
                 return self.embedding.logits(hidden)

@@ -61,6 +61,7 @@ class DFlashProposer(DrafterProposer):
         if config.transition is None:
             chosen = self._independently(params, logits, drawing, inputs.scored)
         else:
+            logits = self.shards.gathered(logits)
             first = hidden[:, :places], logits[:, :places]
             chosen = self._walking(params, inputs.tokens, *first, drawing, inputs.scored)
         chosen, wanted = first_places(chosen, places), inputs.num_drafts
@@ -103,16 +104,15 @@ class DFlashProposer(DrafterProposer):
     def _independently(
         self,
         params: Params,
-        logits: Float[Array, "batch drafts draft_vocab"],
+        logits: Float[Array, "batch drafts outputs"],
         drawing: Callable[[], Drawing] | None,
         scored: bool,
     ) -> Chosen:
         """A token for each drafted place on its own."""
         if drawing is None:
-            likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            own = probabilities(logits, likeliest) if scored else None
-            return Chosen(self.apply(params, likeliest, method="target_tokens"), None, own)
-        logits, how = self.over_target_vocabulary(params, logits), drawing()
+            own = self.certainty(logits) if scored else None
+            return Chosen(self.likeliest(params, logits), None, own)
+        logits, how = self.over_target_vocabulary(params, self.shards.gathered(logits)), drawing()
         tokens = draw_drafts(logits, how.sampling, how.positions)
         return Chosen(tokens, logits, probabilities(logits, tokens) if scored else None)
 

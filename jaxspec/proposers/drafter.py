@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.layers.kernels import OpChoice
+from jaxspec.layers.shards import Shards
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Params
+from jaxspec.sampling import greedy, probabilities
 from pallas_kernels.dispatch import Implementation
 
 
@@ -32,6 +34,14 @@ class DrafterProposer:
     def with_kernels(self, implementation: Implementation) -> "DrafterProposer":
         return dataclasses.replace(self, drafter=self.drafter.with_kernels(implementation))
 
+    @property
+    def shards(self) -> Shards:
+        """On how many devices the drafter is cut."""
+        return self.drafter.shards
+
+    def with_shards(self, shards: Shards) -> "DrafterProposer":
+        return dataclasses.replace(self, drafter=self.drafter.with_shards(shards))
+
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
         return self.drafter.kernel_choices(batch, width, page_size)
 
@@ -51,11 +61,25 @@ class DrafterProposer:
 
     def logits(
         self, target: Target, params: Params, hidden: Float[Array, "batch width hidden"]
-    ) -> Float[Array, "batch width draft_vocab"]:
-        """Logits of the drafter's hidden states, over its own vocabulary if it has one."""
+    ) -> Float[Array, "batch width outputs"]:
+        """Logits of the drafter's hidden states, over its own vocabulary if it has one; of this
+        device's part of it if the models are cut into shards."""
         if self.drafter.config.has_head:
             return self.apply(params, hidden, method="logits")
         return _apply(target, params["target"], hidden, method="logits")
+
+    def likeliest(
+        self, params: Params, logits: Float[Array, "batch width outputs"]
+    ) -> Int[Array, "batch width"]:
+        """The likeliest token at every place, as an id of the target's vocabulary."""
+        cut = self.shards.count > 1
+        likeliest = self.shards.likeliest(logits)[0] if cut else greedy(logits)
+        return self.apply(params, likeliest, method="target_tokens")
+
+    def certainty(self, logits: Float[Array, "batch width outputs"]) -> Float[Array, "batch width"]:
+        """The probability of the likeliest token at every place."""
+        whole = self.shards.gathered(logits)
+        return probabilities(whole, greedy(whole))
 
     def over_target_vocabulary(
         self, params: Params, logits: Float[Array, "batch drafts draft_vocab"]

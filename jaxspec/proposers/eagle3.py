@@ -105,15 +105,14 @@ class Eagle3Proposer(DrafterProposer):
             rows = Rows(_row_of_chain(inputs, step), tokens, hidden)
             logits, hidden, cache = self.row(target, params, rows, cache)
             if drawn:
-                logits = self.over_target_vocabulary(params, logits)
+                logits = self.over_target_vocabulary(params, self.shards.gathered(logits))
                 positions = inputs.lengths[:, None] + step + 1
-                tokens = chosen = draw_drafts(logits, inputs.sampling, positions)
+                tokens = draw_drafts(logits, inputs.sampling, positions)
                 over_all.append(logits)
             else:
-                chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-                tokens = self.apply(params, chosen, method="target_tokens")
+                tokens = self.likeliest(params, logits)
             if inputs.scored:
-                own.append(probabilities(logits, chosen))
+                own.append(probabilities(logits, tokens) if drawn else self.certainty(logits))
             drafts.append(tokens)
         joined = lambda parts: jnp.concatenate(parts, axis=1) if parts else None
         drafted = Drafts(
@@ -123,9 +122,9 @@ class Eagle3Proposer(DrafterProposer):
 
     def row(
         self, target: Target, params: Params, rows: Rows, cache: Cache
-    ) -> tuple[Float[Array, "batch width draft_vocab"], Hidden, Cache]:
-        """Logits over the drafter's own vocabulary if it has one, what the next row of a chain
-        gets, and the cache with these rows."""
+    ) -> tuple[Float[Array, "batch width outputs"], Hidden, Cache]:
+        """Logits over the drafter's own vocabulary if it has one (of this device's part of it),
+        what the next row of a chain gets, and the cache with these rows."""
         embedded = self.embedded(target, params, rows.tokens)
         final, passed_on, cache = self.apply(params, embedded, rows.hidden, rows.block, cache)
         return self.logits(target, params, final), passed_on, cache

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jaxspec.layers.shards import Shards
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
 from jaxspec.proposers.options import SpeculationOptions
@@ -33,6 +34,10 @@ class Lookup:
     look_back: int
 
     max_positions = None
+
+    def with_shards(self, shards: Shards) -> "Lookup":
+        """It has nothing that could be cut: every device looks up for itself."""
+        return self
 
     def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> History:
         return jnp.zeros((num_slots, positions), jnp.int32)

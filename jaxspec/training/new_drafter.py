@@ -1,6 +1,7 @@
 """A new drafter for a target: its config, and its parameters before training."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -174,7 +175,7 @@ def without_convolving(params: Params) -> Params:
     def silenced(path: str, x: Array) -> Array:
         return jnp.zeros_like(x) if "_convolution/projection/" in path else x
 
-    flat = flatten_dict(params, sep="/")
+    flat: dict[str, Any] = flatten_dict(params, sep="/")
     return unflatten_dict({path: silenced(path, x) for path, x in flat.items()}, sep="/")
 
 

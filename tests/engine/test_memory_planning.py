@@ -66,7 +66,9 @@ def test_an_engine_takes_what_the_target_and_the_drafter_keep_in_a_page(monkeypa
     numbers = lambda model: 2 * model.num_layers * model.num_kv_heads * model.head_dim
     page_size = 16
     per_page = 4 * page_size * (numbers(target) + numbers(drafter))
-    monkeypatch.setattr(build.memory, "free_bytes", lambda share: int(100.5 * per_page * share))
+    monkeypatch.setattr(
+        build.memory, "free_bytes", lambda share, devices: int(100.5 * per_page * share)
+    )
     monkeypatch.setattr(build, "_temporary_bytes", lambda models, params, plan: 20 * per_page)
     engine = golden_engine(page_size=page_size, memory_fraction=1.0)
     assert engine.total_pages == 80

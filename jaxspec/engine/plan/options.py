@@ -24,6 +24,16 @@ NAMES_ELSEWHERE = {
 """What other programs call some of the options."""
 
 
+AT_LEAST_ONE = (
+    "max_batch",
+    "max_model_len",
+    "page_size",
+    "prefill_chunk",
+    "prefill_budget",
+    "tensor_parallel_size",
+)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class EngineOptions(SpeculationOptions):
     """Options that are fixed when an engine is made."""
@@ -78,6 +88,9 @@ class EngineOptions(SpeculationOptions):
     kernels: Kernels = "auto"
     """mosaic: run every op on its kernel for Hopper GPUs, and refuse an engine for which that is
     not possible; xla: use no kernels; auto: use each kernel that can run, and XLA elsewhere."""
+    tensor_parallel_size: int = 1
+    """Number of GPUs of this machine over which every layer is spread, the first ones that JAX
+    sees. It must divide the numbers of heads."""
     synthetic_acceptance: Acceptance | None = None
     """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
     the share of steps that accept each position, instead of comparing drafts. The text is then not
@@ -88,7 +101,7 @@ class EngineOptions(SpeculationOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_batch", "max_model_len", "page_size", "prefill_chunk", "prefill_budget"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
         refuse_conflicts(self)
@@ -139,6 +152,7 @@ class EngineKeywords(TypedDict, total=False):
     driver: Driver
     cache_dir: str | Literal[False] | None
     kernels: Kernels
+    tensor_parallel_size: int
     synthetic_acceptance: Acceptance | None
 
 

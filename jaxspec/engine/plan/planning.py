@@ -11,6 +11,7 @@ from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
 from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
+from jaxspec.engine.plan.shards import with_shards
 from jaxspec.engine.plan.sharing import with_prefix_caching
 from jaxspec.engine.plan.sizes import (
     check_block,
@@ -20,6 +21,7 @@ from jaxspec.engine.plan.sizes import (
 )
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.layers.shards import Shards
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import DeviceProposer, DraftsAnyNumber
 from jaxspec.proposers.drafters import kind_of
@@ -36,6 +38,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     is left open, since it depends on how much memory is free."""
     models = _with_num_drafts(with_kernels(models, options.kernels), options.num_drafts)
     plan = _plan(models, options)
+    models = with_shards(models, Shards(options.tensor_parallel_size, in_order=options.exact))
     if plan.drafter:
         models = with_confidence_threshold(models, options.confidence_threshold)
     refuse_what_kernels_cannot(models, plan, options.kernels)

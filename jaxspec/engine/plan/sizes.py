@@ -20,6 +20,7 @@ SIZES = (
     "num_drafts",
     "prefill_chunk",
     "prefill_budget",
+    "tensor_parallel_size",
 )
 """Options that are sizes of arrays, or numbers of tokens."""
 LONGEST_BLOCK = 1024

@@ -48,10 +48,12 @@ class ProgramStore:
             self.files.drop(fingerprint, str(error))
             return None
 
-    def load(self, fingerprint: str, kept: Kept) -> jax.stages.Compiled | None:
-        """The program, ready to run on the default device, or None if it cannot be loaded."""
+    def load(
+        self, fingerprint: str, kept: Kept, num_devices: int = 1
+    ) -> jax.stages.Compiled | None:
+        """The program, ready to run on the first devices, or None if it cannot be loaded."""
         try:
-            devices = jax.local_devices()[:1]
+            devices = jax.local_devices()[:num_devices]
             return serialize_executable.deserialize_and_load(
                 kept.executable, *kept.trees, execution_devices=devices
             )
@@ -64,10 +66,11 @@ class ProgramStore:
         fingerprint: str,
         kept: Kept | None,
         make: Callable[[], tuple[jax.stages.Compiled, Any]],
+        num_devices: int = 1,
     ) -> jax.stages.Compiled:
         """The program that was found, or else the one that `make` returns with the shapes of its
         results, which is kept from then on."""
-        if kept is not None and (loaded := self.load(fingerprint, kept)) is not None:
+        if kept is not None and (loaded := self.load(fingerprint, kept, num_devices)) is not None:
             return loaded
         before = found_by_jax()
         compiled, results = make()

@@ -12,6 +12,7 @@ from jaxspec.engine.plan.planning import plan_engine, synthetic_of
 from jaxspec.engine.programs.store import open_store
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup import memory
+from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.setup.room import check_room, new_state
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.step.device import Device
@@ -28,6 +29,7 @@ def build_loop(
 ) -> Loop:
     """An idle loop with empty pools."""
     models, plan = plan_engine(models, options)
+    params = spread_params(models, params)
     synthetic = synthetic_of(options.synthetic_acceptance, plan.block_size - 1)
     if synthetic is not None:
         params = params | {"synthetic": synthetic.on_device}
@@ -48,7 +50,7 @@ def build_loop(
 def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction: float) -> int:
     """The most pages that the slots can use, or as many as fit into the device's memory."""
     useful = plan.num_slots * plan.max_pages
-    free = memory.free_bytes(memory_fraction)
+    free = memory.free_bytes(memory_fraction, models.shards.count)
     if free is None:
         return useful
 

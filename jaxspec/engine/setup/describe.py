@@ -57,5 +57,6 @@ def _count(params: Any) -> str:
 
 def _device_of(params: Params) -> str:
     leaf = next(iter(jax.tree.leaves(params)), None)
-    device = next(iter(leaf.devices())) if isinstance(leaf, jax.Array) else jax.local_devices()[0]
-    return device.device_kind
+    devices = [*leaf.devices()] if isinstance(leaf, jax.Array) else jax.local_devices()[:1]
+    kind = devices[0].device_kind
+    return kind if len(devices) == 1 else f"{len(devices)} x {kind}"

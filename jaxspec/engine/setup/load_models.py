@@ -14,12 +14,15 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_same_tokenizer, fitted
-from jaxspec.checkpoint.stream import in_total
+from jaxspec.checkpoint.stream import Places, in_total
 from jaxspec.demo import demo_dtype, is_demo_target
 from jaxspec.engine.plan.methods import choose_method, refuse_options_of_a_drafter
+from jaxspec.engine.plan.shards import with_shards
 from jaxspec.engine.setup.opened import Opened
+from jaxspec.engine.setup.placement import places_of
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.layers.shards import Shards
 from jaxspec.models.config import DrafterConfig, Qwen3Config
 from jaxspec.models.parameters import num_bytes
 from jaxspec.models.qwen3 import Qwen3
@@ -45,9 +48,11 @@ def open_models(
     revision: str | None = None,
     draft_revision: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    tensor_parallel_size: int = 1,
 ) -> Opened:
     """Finds, checks, then loads the target and, if one is given, the drafter. The arguments are
-    those of `Engine.from_pretrained`."""
+    those of `Engine.from_pretrained`. With several GPUs the parameters are only for engines of that
+    `tensor_parallel_size`."""
     choose_method(method, draft is not None)
     floats = choose_dtype(dtype, target)
     if draft is None:
@@ -66,19 +71,25 @@ def open_models(
         _check_tokenizers(tokenizer, folder, Path(draft))
     template = None if tokenizer is None else _chat_template(folder)
     models = models_of(opened_target, opened_draft, floats)
+    places = places_of(with_shards(models, Shards(tensor_parallel_size)))
     total = opened_target.num_bytes + (opened_draft.num_bytes if opened_draft is not None else 0)
     report = in_total(progress, total)
-    params = {"target": _loaded(opened_target, folder, floats, report)}
+    params = {"target": _loaded(opened_target, folder, floats, report, places.get("target"))}
     if opened_draft is not None:
-        params["drafter"] = _loaded(opened_draft, draft, floats, report)
+        of_draft = places.get("drafter")
+        params["drafter"] = _loaded(opened_draft, draft, floats, report, of_draft)
     return Opened(models, params, tokenizer, template)
 
 
 def _loaded(
-    checkpoint: Checkpoint[Any], folder: str | Path | None, dtype: DTypeLike, report: Any
+    checkpoint: Checkpoint[Any],
+    folder: str | Path | None,
+    dtype: DTypeLike,
+    report: Any,
+    places: Places | None,
 ) -> Params:
     begin = time.perf_counter()
-    params = checkpoint.load(dtype, report)
+    params = checkpoint.load(dtype, report, places)
     gigabytes, seconds = num_bytes(params) / 1e9, time.perf_counter() - begin
     log.info("read %s: %.3g GB as %s in %.1f s", folder, gigabytes, jnp.dtype(dtype), seconds)
     return params

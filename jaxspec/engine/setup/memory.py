@@ -10,12 +10,15 @@ from jaxspec.errors import LoadError
 log = logging.getLogger("jaxspec")
 
 
-def free_bytes(memory_fraction: float) -> int | None:
-    """Bytes that may still be allocated on the device; None if the backend does not report it."""
-    stats = jax.local_devices()[0].memory_stats()
-    if not stats or "bytes_limit" not in stats:
+def free_bytes(memory_fraction: float, num_devices: int = 1) -> int | None:
+    """Bytes that may still be allocated on each of the first devices; None if the backend does not
+    report it."""
+    of_devices = [device.memory_stats() for device in jax.local_devices()[:num_devices]]
+    if not all(stats and "bytes_limit" in stats for stats in of_devices):
         return None
-    return int(memory_fraction * stats["bytes_limit"]) - stats["bytes_in_use"]
+    return min(
+        int(memory_fraction * stats["bytes_limit"]) - stats["bytes_in_use"] for stats in of_devices
+    )
 
 
 def peak_bytes() -> int | None:

@@ -1,9 +1,10 @@
 """Whether an engine's state can fit into the device's memory, before any of it is made."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import jax
 
@@ -11,6 +12,7 @@ from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.programs.fingerprint import fingerprint
 from jaxspec.engine.programs.store import ProgramStore
 from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.sharded import state_over_shards
 from jaxspec.engine.step.state import EngineState, empty_state
 from jaxspec.errors import LoadError, is_out_of_memory
 from jaxspec.models.parameters import num_bytes
@@ -24,7 +26,7 @@ def new_state(models: Models, plan: Plan, store: ProgramStore | None = None) -> 
     """An empty state. A LoadError if the device has no memory for it."""
     with refused_if_too_large(plan):
         kept = None if store is None else _kept(store, models, plan)
-        return _empty(models, plan) if kept is None else kept()
+        return _jitted(models, plan)() if kept is None else kept()
 
 
 def check_room(models: Models, plan: Plan) -> None:
@@ -61,6 +63,13 @@ def _empty(models: Models, plan: Plan) -> EngineState:
     return empty_state(models, **_sizes(plan))
 
 
+@lru_cache(maxsize=8)
+def _jitted(models: Models, plan: Plan) -> Callable[[], EngineState]:
+    """A function that makes the state where it belongs, on one device or on several."""
+    make, count = partial(_empty, models, plan), models.shards.count
+    return make if count == 1 else state_over_shards(make, count)
+
+
 def _sizes(plan: Plan) -> dict[str, int | None]:
     return {
         "num_slots": plan.num_slots,
@@ -73,16 +82,17 @@ def _sizes(plan: Plan) -> dict[str, int | None]:
 
 def _kept(store: ProgramStore, models: Models, plan: Plan) -> jax.stages.Compiled | None:
     """The program that makes the state; None if its models are not ours."""
-    sizes = _sizes(plan)
+    sizes, count = _sizes(plan), models.shards.count
     name = fingerprint("empty_state", models, sizes, ())
     if name is None:
         return None
 
-    def make() -> tuple[jax.stages.Compiled, EngineState]:
-        traced = empty_state.trace(models, **sizes)
-        return traced.lower().compile(), traced.out_info
+    def make() -> tuple[jax.stages.Compiled, Any]:
+        jitted: Any = empty_state if count == 1 else _jitted(models, plan)
+        traced = jitted.trace(models, **sizes) if count == 1 else jitted.trace()
+        return traced.lower().compile(), jax.eval_shape(partial(_empty, models, plan))
 
-    return store.load_or_make(name, store.find(name), make)
+    return store.load_or_make(name, store.find(name), make, count)
 
 
 def _what(plan: Plan) -> str:

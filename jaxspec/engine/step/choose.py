@@ -28,6 +28,11 @@ def target_tokens(
     if packing is not None and draws:
         hidden, packing = packing.unpack(hidden), None
     logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
+    if models.shards.count > 1 and not draws:
+        likeliest, largest = models.shards.likeliest(logits)
+        tokens = _finite(likeliest, largest)
+        return tokens if packing is None else packing.unpack(tokens), None
+    logits = models.shards.gathered(logits)
     likeliest = greedy(logits)
     if not draws:
         tokens = _marked(likeliest, logits, likeliest)
@@ -52,6 +57,12 @@ def _marked(
     largest, and infinite if one is infinite or all are minus infinity.
     """
     largest = jnp.take_along_axis(logits, likeliest[..., None], axis=-1)[..., 0]
+    return _finite(tokens, largest)
+
+
+def _finite(
+    tokens: Int[Array, "batch width"], largest: Float[Array, "batch width"]
+) -> Int[Array, "batch width"]:
     return jnp.where(jnp.isfinite(largest), tokens, NOT_FINITE)
 
 

@@ -15,6 +15,7 @@ from jaxspec.engine.programs.store import Kept, ProgramStore
 from jaxspec.engine.step import steps
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step
+from jaxspec.engine.step.sharded import step_over_shards
 from pallas_kernels.kept import settings
 
 log = logging.getLogger("jaxspec")
@@ -69,6 +70,12 @@ class Program:
     @functools.cached_property
     def traced(self) -> jax.stages.Traced:
         of = self._programs
+        if self._is_spread:
+            inputs = len(self.inputs)
+            spread = step_over_shards(
+                self.step, of.models, of.params, self.state, inputs, self.static
+            )
+            return spread.trace(of.params, self.state, *self.inputs)
         return JITTED[self.step].trace(
             of.models, of.params, self.state, *self.inputs, **self.static
         )
@@ -107,14 +114,25 @@ class Program:
         """Shapes of the next state, and of the results beside it."""
         if (known := self._programs.results_of(self)) is not None:
             return known
-        return self.kept.results if self.kept else self.traced.out_info
+        return self.kept.results if self.kept else self._traced_results
 
     def load_or_compile(self) -> jax.stages.Compiled:
         """Loads or compiles the program; a compiled one is added to the store."""
         store, name = self._programs.store, self._fingerprint
+        of_devices = self._programs.models.shards.count
         if store is None or name is None:
             return self._compile()
-        return store.load_or_make(name, self.kept, lambda: (self._compile(), self.traced.out_info))
+        make = lambda: (self._compile(), self._traced_results)
+        return store.load_or_make(name, self.kept, make, of_devices)
+
+    @property
+    def _traced_results(self) -> tuple[Any, Any]:
+        results = self.traced.out_info
+        return jax.tree.map(_without_devices, results) if self._is_spread else results
+
+    @property
+    def _is_spread(self) -> bool:
+        return self._programs.models.shards.count > 1
 
     def _compile(self) -> jax.stages.Compiled:
         begin = time.perf_counter()
@@ -230,6 +248,11 @@ def programs_for(models: Models, params: Any, state: Any, store: ProgramStore | 
     folder = None if store is None else store.files.folder
     key = models, structure, tuple(map(str, leaves)), folder, str(settings())
     return _SHARED.setdefault(key, Programs(models, shapes[0], store))
+
+
+def _without_devices(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape of a result, which can be written to a file."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxspec.engine.step.compiled import Program, Programs, program_key, program
 from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.state import EngineState
+from jaxspec.models.sharding import everywhere
 from jaxspec.proposers.device import Drafts, Params
 
 log = logging.getLogger("jaxspec")
@@ -80,7 +81,9 @@ class Device:
         self.prepared: set[Hashable] = set()
         """Sizes of first steps whose programs were made ready."""
         self._has_told = False
-        self.integers = lru_cache(maxsize=256)(_upload)
+        count = models.shards.count
+        place = None if count == 1 else everywhere(count)
+        self.integers = lru_cache(maxsize=256)(partial(_upload, place=place))
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
 
     @cached_property
@@ -160,7 +163,9 @@ class Tracer:
         return jax.ShapeDtypeStruct(verified.num_drafts.shape, np.int32)
 
 
-def _upload(values: Sequence[int], shape: tuple[int, ...], padding: int) -> Int[Array, "..."]:
+def _upload(
+    values: Sequence[int], shape: tuple[int, ...], padding: int, place: jax.sharding.Sharding | None
+) -> Int[Array, "..."]:
     array = np.full(shape, padding, np.int32)
     array.flat[: len(values)] = values
-    return jax.device_put(array)
+    return jax.device_put(array, place)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float, Int
 
+from jaxspec.layers.shards import WHOLE, Shards
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import DeviceProposer
 from jaxspec.sampling import SlotSampling, TopLogprobs
@@ -27,6 +28,11 @@ class Models:
     synthetic: bool = False
     """For benchmarks: whether the number of accepted drafts is drawn at the rates in
     params["synthetic"], instead of comparing drafts. The engine sets it."""
+
+    @property
+    def shards(self) -> Shards:
+        """On how many devices the models are cut."""
+        return getattr(self.target, "shards", WHOLE)
 
 
 @dataclasses.dataclass(frozen=True)

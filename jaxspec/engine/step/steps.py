@@ -337,7 +337,8 @@ def _prompt_logprobs(
     if chunk.following is None:
         return None
     with jax.named_scope("prompt_logprobs"):
-        head = partial(models.target.apply, {"params": params["target"]}, method="logits")
+        apply = partial(models.target.apply, {"params": params["target"]}, method="logits")
+        head = lambda hidden: models.shards.gathered(apply(hidden))
         return top_logprobs_in_pieces(head, hidden, chunk.following, MAX_LOGPROBS)
 
 

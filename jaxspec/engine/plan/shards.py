@@ -1,0 +1,67 @@
+"""Models cut into shards for several devices; what cannot be cut is refused by name."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxspec.engine.step.io import Models
+from jaxspec.errors import UsageError
+from jaxspec.layers.shards import Shards
+from jaxspec.models.drafter import DrafterModule
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.sharding import Shardable, cut_sizes
+from jaxspec.proposers.drafters import drafter_in
+
+OPTION = "tensor_parallel_size"
+
+
+def with_shards(models: Models, shards: Shards) -> Models:
+    """The models of one device's shard; unchanged for one device."""
+    if shards.count == 1:
+        return models
+    _refuse(models, shards.count)
+    target = models.target
+    if not isinstance(target, Qwen3):
+        raise UsageError(
+            f"{OPTION} is {shards.count}, but the target is a {type(target).__name__}; expected a "
+            "Qwen3, or 1"
+        )
+    proposers = tuple(_cut(one, shards) for one in models.proposers)
+    return dataclasses.replace(models, target=target.with_shards(shards), proposers=proposers)
+
+
+def _refuse(models: Models, count: int) -> None:
+    """Refuses more devices than there are, and sizes that so many do not divide."""
+    if count > (found := jax.local_device_count()):
+        raise UsageError(
+            f"{OPTION} is {count}, but jax sees {found} {_devices(found)}; expected at most {found}"
+        )
+    for name, size_name, size in _sizes(models):
+        if size % count:
+            raise UsageError(
+                f"{OPTION} is {count}, but the {name} has {size_name} {size}; expected a divisor "
+                "of it"
+            )
+
+
+def _sizes(models: Models) -> Iterator[tuple[str, str, int]]:
+    named = {"target": models.target, "drafter": drafter_in(models.proposers)}
+    for name, model in named.items():
+        if isinstance(model, Qwen3 | DrafterModule):
+            yield from ((name, *size) for size in cut_sizes(model.config).items())
+
+
+def _cut(one: Any, shards: Shards) -> Any:
+    if not isinstance(one, Shardable):
+        kind = type(one).__name__
+        raise UsageError(
+            f"{OPTION} is {shards.count}, but the proposer {kind} has no `with_shards`; expected 1"
+        )
+    return one.with_shards(shards)
+
+
+def _devices(count: int) -> str:
+    kind = jax.local_devices()[0].platform.upper()
+    return kind if count == 1 else f"{kind}s"

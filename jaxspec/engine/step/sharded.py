@@ -1,0 +1,76 @@
+"""Steps over several devices: each device runs the whole step on its shards.
+
+Parameters are spread as they were placed. Of the state only pages are cut, along the heads; the
+rest, page tables among it, is equal on every device, as are all inputs and results.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxspec.cache.keys_values import KeysValues
+from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.observer import Step
+from jaxspec.layers.shards import AXIS
+from jaxspec.models.sharding import mesh_of
+
+EVERYWHERE = PartitionSpec()
+PAGES = PartitionSpec(None, None, AXIS, None)
+"""pages, page_size, kv_heads, head_dim"""
+
+
+def step_over_shards(
+    step: Step, models: Models, params: Any, state: Any, num_inputs: int, static: dict[str, Any]
+) -> Any:
+    """A step as a jitted function of parameters, state and inputs. The state is donated."""
+    of_state = _specs_of_state(state)
+    takes = (_specs_of_params(params), of_state, *[EVERYWHERE] * num_inputs)
+    gives = (of_state, EVERYWHERE)
+
+    def function(params: Any, state: Any, *inputs: Any) -> tuple[Any, Any]:
+        return step(models, params, state, *jax.tree.map(_made_here, inputs), **static)
+
+    return _over_shards(function, models.shards.count, takes, gives, donate_argnums=1)
+
+
+def state_over_shards(make: Callable[[], Any], count: int) -> Callable[[], Any]:
+    """A function that makes the state of one shard, as one that makes that of all."""
+    return _over_shards(make, count, (), _specs_of_state(jax.eval_shape(make)))
+
+
+def _over_shards(
+    function: Callable[..., Any], count: int, takes: Any, gives: Any, **settings: Any
+) -> Any:
+    mesh = mesh_of(count)
+    is_spec = lambda leaf: isinstance(leaf, PartitionSpec)
+    placed = lambda specs: jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=is_spec)
+    # Which values are equal on all devices is not checked, because kernels do not say it of theirs.
+    spread = jax.shard_map(function, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False)
+    if takes:
+        settings["in_shardings"] = placed(takes)
+    return jax.jit(spread, out_shardings=placed(gives), **settings)
+
+
+def _made_here(leaf: Any) -> Any:
+    """Empty arrays, such as the drafts of a step without drafts, are made inside: XLA for CPUs ends
+    the process if a sharded program reads an empty input."""
+    return leaf if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _specs_of_params(params: Any) -> Any:
+    def spec(leaf: Any) -> PartitionSpec:
+        sharding = getattr(leaf, "sharding", None)
+        return sharding.spec if isinstance(sharding, NamedSharding) else EVERYWHERE
+
+    return jax.tree.map(spec, params)
+
+
+def _specs_of_state(state: Any) -> Any:
+    """A spec in the place of every cache and of every other array."""
+    is_cache = lambda part: isinstance(part, KeysValues)
+    spec = lambda part: PAGES if is_cache(part) else EVERYWHERE
+    return jax.tree.map(spec, state, is_leaf=is_cache)
