@@ -8,6 +8,7 @@ either runs or raises `NotForThisKernel`, which says why.
 
 from pallas_kernels.add_norm import add_norm
 from pallas_kernels.dense_chain import dense_chain
+from pallas_kernels.fp8_product import fp8_product
 from pallas_kernels.paged_attention import pack_queries, paged_attention
 from pallas_kernels.qkv_write import qkv_write
 from pallas_kernels.refusal import NotForThisKernel
@@ -17,6 +18,7 @@ __all__ = [
     "NotForThisKernel",
     "add_norm",
     "dense_chain",
+    "fp8_product",
     "pack_queries",
     "paged_attention",
     "qkv_write",

@@ -22,6 +22,8 @@ from jaxspec.checkpoint.dflash2_config import refuse_reduced_vocabulary
 from jaxspec.checkpoint.draft_refusals import refuse_tensors_of_others
 from jaxspec.checkpoint.draft_vocabulary import check_ids, target_ids_of
 from jaxspec.checkpoint.drafter_config import read_drafter_config
+from jaxspec.checkpoint.fp8_config import Quantization, read_fp8_layout
+from jaxspec.checkpoint.fp8_names import check_fp8, fp8_sources, quantised_target
 from jaxspec.checkpoint.names import (
     Source,
     check_tensors,
@@ -66,13 +68,21 @@ class LoadWeights(Protocol):
         ...
 
 
-def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
+def open_target(folder: str | Path, quantization: Quantization = None) -> Checkpoint[Qwen3Config]:
+    """With `quantization`, matrices of layers that are not in 8 bits become so while they are read."""
     folder = Path(folder)
-    config = read_target_config(folder)
+    config, layout = read_target_config(folder), read_fp8_layout(folder)
     sources = target_sources(config)
+    if quantization is not None and layout is None:
+        config, sources = quantised_target(config, sources, folder)
     if is_orbax(folder):
+        if layout is not None:
+            sources = fp8_sources(sources, layout)
         return _open_orbax(folder, config, sources)
     stored = stored_tensors(folder)
+    if layout is not None:
+        sources = fp8_sources(sources, layout, stored)
+        check_fp8(sources, stored, str(folder))
     tied_head = ("lm_head.weight",) if config.tie_word_embeddings else ()
     check_tensors(sources, stored, str(folder), unused=tied_head)
     return Checkpoint(
@@ -98,13 +108,15 @@ def _open_orbax[Config](
     arrays = orbax_arrays(folder)
     check_arrays(sources, arrays, str(folder))
     weights = [
-        array.dtype for array in arrays.values() if jnp.issubdtype(array.dtype, jnp.floating)
+        array.dtype
+        for path, array in arrays.items()
+        if jnp.issubdtype(array.dtype, jnp.floating) and sources[path].kept_as is None
     ]
 
     num_bytes = sum(array.size * array.dtype.itemsize for array in arrays.values())
 
     def load(dtype: DTypeLike, progress: BytesRead | None = None) -> Params:
-        params = restore(folder, arrays, dtype)
+        params = restore(folder, sources, arrays, dtype)
         if progress is not None:
             progress(num_bytes)
         if isinstance(config, DrafterConfig) and "target_ids" in params:

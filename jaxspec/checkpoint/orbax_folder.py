@@ -68,8 +68,14 @@ def check_arrays(
         )
 
 
-def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeLike) -> Params:
-    """The parameters on the default device. Weights are cast to `dtype`; ids stay integers."""
+def restore(
+    folder: Path,
+    sources: dict[str, Source],
+    arrays: dict[str, jax.ShapeDtypeStruct],
+    dtype: DTypeLike,
+) -> Params:
+    """The parameters on the default device. Weights are cast to `dtype`, unless their source keeps
+    another; ids stay integers."""
     import orbax.checkpoint as ocp
 
     device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
@@ -77,7 +83,7 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
         {
             path: jax.ShapeDtypeStruct(
                 array.shape,
-                dtype if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype,
+                _wanted(sources[path], array, dtype),
                 sharding=device,
             )
             for path, array in arrays.items()
@@ -100,6 +106,12 @@ def restore(folder: Path, arrays: dict[str, jax.ShapeDtypeStruct], dtype: DTypeL
         if isinstance(error, jax.errors.JaxRuntimeError):  # of the device, not of the folder
             raise
         raise _damaged(folder, error) from error
+
+
+def _wanted(source: Source, array: jax.ShapeDtypeStruct, dtype: DTypeLike) -> DTypeLike:
+    if source.kept_as is not None:
+        return source.kept_as
+    return dtype if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype
 
 
 def _check_finite(folder: Path, params: Params, dtype: DTypeLike) -> None:

@@ -1,5 +1,6 @@
 """Qwen3, dense: tokens to hidden states, features and logits, over paged keys and values."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -51,6 +52,15 @@ class Qwen3(nn.Module):
     @nn.nowrap
     def with_kernels(self, implementation: Implementation) -> "Qwen3":
         return self.clone(implementation=implementation)
+
+    @nn.nowrap
+    def with_quantised_inputs(self) -> "Qwen3":
+        """The same model, whose 8-bit matrices multiply activations that are rounded to 8 bits."""
+        decoder = self.config.decoder
+        assert decoder.fp8 is not None, "the matrices are not in 8 bits"
+        fp8 = dataclasses.replace(decoder.fp8, quantised_inputs=True)
+        decoder = dataclasses.replace(decoder, fp8=fp8)
+        return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
     @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:

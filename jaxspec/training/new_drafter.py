@@ -45,6 +45,7 @@ def drafter_config(target: Qwen3Config, shape: DrafterShape, mask_token_id: int)
         target.decoder,
         num_layers=shape.layers,
         intermediate_size=shape.intermediate_size or target.decoder.intermediate_size,
+        fp8=None,
     )
     return DFlashConfig(
         decoder=decoder,

@@ -70,6 +70,7 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     check_limits(config_of(run) | dataclasses.asdict(run.cadence))
     check_batch_divides(run.optimization)
     checkpoint = open_target(run.inputs.target)
+    _refuse_fp8(checkpoint.config, run.inputs.target)
     tokenizer = open_tokenizer(run.inputs.target)
     mask = mask_token(run.inputs, tokenizer, checkpoint.config)
     config = drafter_config(checkpoint.config, run.shape, mask)
@@ -82,6 +83,14 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
         target = Target(checkpoint.config, _weights(checkpoint, run.optimization.compute))
         params = learned_params(run, target, config, text, hash_of_config(saved), out)
         return export_drafter(run, target, config, params, out)
+
+
+def _refuse_fp8(target: Qwen3Config, folder: Path) -> None:
+    if target.decoder.fp8 is not None:
+        raise UsageError(
+            f"{folder} has FP8 weights, expected 16 or 32 bits for training; use the checkpoint "
+            "that it was quantised from: its drafters fit both"
+        )
 
 
 def learned_params(

@@ -78,6 +78,10 @@ class EngineOptions(SpeculationOptions):
     kernels: Kernels = "auto"
     """mosaic: run every op on its kernel for Hopper GPUs, and refuse an engine for which that is
     not possible; xla: use no kernels; auto: use each kernel that can run, and XLA elsewhere."""
+    fp8_activations: bool = False
+    """Round what FP8 weights are multiplied by to 8 bits too: for weights in blocks every 128
+    inputs of a token with a scale of their own, else every token. By default only weights are in 8
+    bits."""
     synthetic_acceptance: Acceptance | None = None
     """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
     the share of steps that accept each position, instead of comparing drafts. The text is then not
@@ -139,6 +143,7 @@ class EngineKeywords(TypedDict, total=False):
     driver: Driver
     cache_dir: str | Literal[False] | None
     kernels: Kernels
+    fp8_activations: bool
     synthetic_acceptance: Acceptance | None
 
 
