@@ -69,7 +69,7 @@ class LoadWeights(Protocol):
 
 
 def open_target(folder: str | Path, quantization: Quantization = None) -> Checkpoint[Qwen3Config]:
-    """With `quantization`, matrices of layers that are not in 8 bits become so while they are read."""
+    """With `quantization`, the layers' matrices become 8-bit floats if they are none yet."""
     folder = Path(folder)
     config, layout = read_target_config(folder), read_fp8_layout(folder)
     sources = target_sources(config)
