@@ -60,7 +60,7 @@ class Fp8Linear(nn.Module):
     def __call__(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        return self._product(x, self.weight, self.scales, "xla")
+        return self._product(x, self.weight, self.scales, "auto")
 
     def columns(
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
@@ -70,7 +70,7 @@ class Fp8Linear(nn.Module):
         before = self.outputs[:start]
         weight = self.weight[size_of(before) :]
         scales = self.scales[size_of(self.fp8.scaled(before)) :]
-        return self._product(x, weight, scales, "xla")
+        return self._product(x, weight, scales, "auto")
 
     def in_parts(
         self, x: Float[Array, "*tokens {self.inputs.size}"], implementation: Implementation

@@ -13,7 +13,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from tiny_checkpoints import BF16
 
-from jaxspec import convert
+from jaxspec import convert, train
 from jaxspec.checkpoint import stream
 from jaxspec.checkpoint.conversion import convert as converted
 from jaxspec.checkpoint.entries import Entries
@@ -245,6 +245,13 @@ def test_a_drafter_in_fp8_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(LoadError, match="quantization_config is .*not implemented"):
         open_drafter(tmp_path)
+
+
+def test_drafters_are_not_trained_on_fp8(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("import os\n" * 100)
+    flags = ["--target", str(BLOCK), "--data", str(tmp_path / "text.txt")]
+    assert train.main([*flags, "--out", str(tmp_path / "out")]) == 2
+    assert "has FP8 weights, expected 16 or 32 bits for training" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", [BLOCK, CHANNEL], ids=["block", "channel"])
