@@ -3,8 +3,7 @@
 Each op is a public function with two implementations of the same signature: an XLA reference, which
 is the specification and runs on every backend, and a Mosaic GPU kernel; `fp8_product` has only the
 reference yet. `implementation="auto"` takes the kernel if it can run here and the reference
-otherwise. An implementation that is named
-either runs or raises `NotForThisKernel`, which says why.
+otherwise. An implementation that is named either runs or raises `NotForThisKernel`, which says why.
 """
 
 from pallas_kernels.add_norm import add_norm

@@ -58,6 +58,7 @@ def prompts_of(cases: list[dict]) -> list[list[int]]:
     return [case["prompt"] for case in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", PAIRS)
 def test_the_reference_s_tokens_and_acceptance_lengths(which):
     cases = golden(which)["trajectories"]
@@ -77,6 +78,7 @@ def test_plain_decoding_in_a_mixed_batch():
         assert (output.stats.num_spec_steps > 0) == (i % 2 == 0)
 
 
+@pytest.mark.slow
 def test_widths_that_follow_acceptance():
     cases = some("fp8-channel", 3)
     outputs = engine_of("fp8-channel", adaptive=True).generate(prompts_of(cases), budget(20))
