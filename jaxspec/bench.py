@@ -72,7 +72,8 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
         help=f"Methods to compare, of {', '.join(METHODS)} (default: %(default)s)",
     )
     add_flags(group, EngineOptions, "adaptive", "confidence_threshold", "num_drafts")
-    add_flags(group, EngineOptions, "exact", "driver", "kernels", "tensor_parallel_size")
+    add_flags(group, EngineOptions, "exact", "driver", "kernels", "fp8_activations")
+    add_flags(group, EngineOptions, "tensor_parallel_size")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk", "prefill_budget")
     add_flags(group, EngineOptions, "prefix_caching", default=False)
     room = "Positions of a request that there is room for (default: those of the longest request)"
@@ -205,6 +206,11 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
         raise UsageError(f"--methods needs drafters of kinds {', '.join(kinds)}; expected one kind")
     if arguments.model_shape and arguments.draft_model:
         raise UsageError("--model-shape has a drafter of its own; leave out --draft-model")
+    if arguments.model_shape and arguments.quantization:
+        raise UsageError(
+            "--quantization is for weights that are read; leave it out, or name a --model-shape "
+            "that ends with -fp8"
+        )
     if arguments.synthetic_acceptance_length and arguments.synthetic_acceptance_rates:
         raise UsageError("expected one form of synthetic acceptance: a length, or rates")
     if arguments.profile_concurrency not in (None, *concurrencies):
@@ -285,6 +291,7 @@ def _open(arguments: argparse.Namespace, methods: list[str]) -> "Opened":
             arguments.model,
             arguments.draft_model,
             dtype=dtype,
+            quantization=arguments.quantization,
             block_size=arguments.block_size,
             revision=arguments.revision,
             draft_revision=arguments.draft_revision,
@@ -327,6 +334,7 @@ def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     numbers = ("page_size", "prefill_chunk", "prefill_budget")
     numbers += ("num_drafts", "confidence_threshold", "tensor_parallel_size")
     choices = ("exact", "adaptive", "driver", "kernels", "prefix_caching", "cache_dir")
+    choices += ("fp8_activations",)
     return {name: getattr(arguments, name) for name in numbers + choices}
 
 

@@ -111,6 +111,12 @@ def add_models(group: Any) -> None:
         "CPU)",
     )
     group.add_argument(
+        "--quantization",
+        choices=("fp8",),
+        help="Round the matrices of the target's layers to 8 bits while they are read; a target in "
+        "FP8 stays as it is (default: keep them as they are)",
+    )
+    group.add_argument(
         "--block-size",
         type=int,
         metavar="N",

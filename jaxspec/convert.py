@@ -32,6 +32,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("bfloat16", "float16", "float32"),
         help="Dtype of the written weights (default: one that keeps every bit of the source)",
     )
+    parser.add_argument(
+        "--quantization",
+        choices=("fp8",),
+        help="Round the matrices of a target's layers to 8 bits (default: keep them as they are)",
+    )
     cli.add_debug(parser)
     return parser
 
@@ -45,7 +50,9 @@ def _convert(arguments: argparse.Namespace) -> None:
     from jaxspec.checkpoint.conversion import convert
 
     with bar("converting", "B") as report:
-        summary = convert(source, arguments.destination, arguments.dtype, report)
+        summary = convert(
+            source, arguments.destination, arguments.dtype, report, arguments.quantization
+        )
     cli.say(f"{arguments.destination}: {summary}")
 
 

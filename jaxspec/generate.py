@@ -118,7 +118,9 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     at_once = f"Prompts that run at once (default: all, up to {EngineOptions.max_batch})"
     add_flags(group, EngineOptions, "max_batch", default=None, help=at_once)
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
-    add_flags(group, EngineOptions, "prefix_caching", "exact", "driver", "kernels")
+    add_flags(
+        group, EngineOptions, "prefix_caching", "exact", "driver", "kernels", "fp8_activations"
+    )
     add_flags(group, EngineOptions, "tensor_parallel_size")
     cli.add_kept_programs(group)
 

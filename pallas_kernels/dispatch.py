@@ -16,6 +16,8 @@ LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
 """The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
 XLA_ASKED_FOR = "xla was asked for"
 """The reason why an op does not run on a kernel if no kernel was wanted."""
+NOT_WRITTEN = "it has no kernel yet"
+"""The reason if there is none to choose."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +59,14 @@ class Op:
     def refusal(
         self, implementation: Implementation, name: str, *args: Any, **options: Any
     ) -> str | None:
-        if name not in self.implementations:
-            return f"it does not exist for this op; expected one of {sorted(self.implementations)}"
         if name == "xla":
             return None
+        if implementation != "auto" and name not in self.implementations:
+            return f"it does not exist for this op; expected one of {sorted(self.implementations)}"
         if reason := refusal_of_device(implementation):
             return reason
+        if name not in self.implementations:
+            return NOT_WRITTEN
         return refusal_of(self.checks[name], *args, **options)
 
 

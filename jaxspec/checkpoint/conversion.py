@@ -11,6 +11,9 @@ from jax.typing import DTypeLike
 
 from jaxspec.checkpoint.drafter_config import is_drafter
 from jaxspec.checkpoint.entries import read_entries
+from jaxspec.checkpoint.fp8_config import ENTRY as FP8_ENTRY
+from jaxspec.checkpoint.fp8_config import KEY as FP8_KEY
+from jaxspec.checkpoint.fp8_config import Quantization
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.orbax_folder import save
 from jaxspec.checkpoint.stream import in_total
@@ -26,15 +29,17 @@ def convert(
     destination: Path,
     dtype: DTypeLike | None = None,
     progress: Callable[[int, int], None] | None = None,
+    quantization: Quantization = None,
 ) -> str:
     """Writes `destination`, whole or not at all, and returns a description of what it wrote.
 
-    Without a dtype no weight is rounded. `progress` is called with how many bytes were read, and of
+    Without a dtype and a quantization no weight is rounded; 8-bit weights stay as they are in any
+    case. `progress` is called with how many bytes were read, and of
     how many; writing takes about as long.
     """
     with _writing_to(destination):
         _check_free(destination)
-    checkpoint = _open(source)
+    checkpoint = _open(source, quantization)
     dtype = checkpoint.exact_dtype if dtype is None else dtype
     with _writing_to(destination):
         destination.mkdir(parents=True, exist_ok=True)
@@ -49,8 +54,11 @@ def convert(
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)
         raise
-    kind = "drafter" if isinstance(checkpoint.config, DrafterConfig) else "target"
-    return f"{kind}, {len(jax.tree.leaves(params))} parameters, weights in {jax.numpy.dtype(dtype)}"
+    is_draft = isinstance(checkpoint.config, DrafterConfig)
+    kind = "drafter" if is_draft else "target"
+    also = "" if is_draft or checkpoint.config.decoder.fp8 is None else " and FP8"
+    count = len(jax.tree.leaves(params))
+    return f"{kind}, {count} parameters, weights in {jax.numpy.dtype(dtype)}{also}"
 
 
 @contextmanager
@@ -75,10 +83,17 @@ def _check_free(destination: Path) -> None:
         )
 
 
-def _open(source: Path) -> Checkpoint[Qwen3Config] | Checkpoint[DrafterConfig]:
-    if is_drafter(read_entries(source / "config.json")):
-        return open_drafter(source)
-    return open_target(source)
+def _open(
+    source: Path, quantization: Quantization
+) -> Checkpoint[Qwen3Config] | Checkpoint[DrafterConfig]:
+    if not is_drafter(read_entries(source / "config.json")):
+        return open_target(source, quantization)
+    if quantization is not None:
+        raise UsageError(
+            f"{source} is a drafter, expected a target, whose layers can be quantised; leave out "
+            "--quantization"
+        )
+    return open_drafter(source)
 
 
 def _copy_files(source: Path, destination: Path) -> None:
@@ -90,8 +105,12 @@ def _copy_files(source: Path, destination: Path) -> None:
 
 
 def _write_config(source: Path, config: Qwen3Config | DrafterConfig, destination: Path) -> None:
-    """Copies the source's config, with a relative path to the target made absolute."""
+    """Copies the source's config, with a relative path to the target made absolute, and with what
+    says how quantised weights are scaled."""
     entries = dict(read_entries(source / "config.json").values)
+    in_8_bits = isinstance(config, Qwen3Config) and config.decoder.fp8 is not None
+    if in_8_bits and entries.get(FP8_KEY) is None:
+        entries[FP8_KEY] = FP8_ENTRY
     if isinstance(config, DrafterConfig) and config.target_path:
         entries["speculators_config"]["verifier"]["name_or_path"] = config.target_path
     (destination / "config.json").write_text(json.dumps(entries, indent=2) + "\n")

@@ -6,6 +6,7 @@ A key that would make the model compute something we do not implement is refused
 from jaxspec.checkpoint.entries import Entries, in_either
 from jaxspec.errors import LoadError
 from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.rope import Rope, Yarn
 
 CHANGES_THE_MATHS = {
@@ -63,8 +64,9 @@ def refuse_other_maths(entries: Entries) -> None:
             raise entries.unsupported(key, instead)
 
 
-def decoder_of(entries: Entries) -> Decoder:
-    refuse_other_maths(entries)
+def decoder_of(entries: Entries, fp8: Fp8 | None = None) -> Decoder:
+    """The decoder, whose matrices are stored in 8 bits if `fp8` says how."""
+    refuse_other_maths(entries if fp8 is None else entries.without("quantization_config"))
     heads = entries.integer("num_attention_heads", 1)
     shared = entries.get("num_key_value_heads") is None and "num_key_value_heads" in entries.values
     kv_heads = heads if shared else entries.integer("num_key_value_heads", 1)
@@ -80,6 +82,7 @@ def decoder_of(entries: Entries) -> Decoder:
         rms_norm_eps=entries.positive("rms_norm_eps"),
         rope=rope_of(entries),
         max_position_embeddings=entries.integer("max_position_embeddings", 1),
+        fp8=fp8,
     )
 
 

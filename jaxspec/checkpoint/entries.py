@@ -34,6 +34,9 @@ class Entries:
             raise self.wrong(key, "an object")
         return Entries(value, f"{self.where}: {key}")
 
+    def without(self, key: str) -> "Entries":
+        return Entries({k: v for k, v in self.values.items() if k != key}, self.where)
+
     def integer(self, key: str, at_least: int = 0, at_most: int = LARGEST_INTEGER) -> int:
         value = self.get(key)
         if not _is_integer(value) or not at_least <= value <= at_most:

@@ -23,6 +23,8 @@ from jaxspec.checkpoint.dflash2_config import refuse_reduced_vocabulary
 from jaxspec.checkpoint.draft_refusals import refuse_tensors_of_others
 from jaxspec.checkpoint.draft_vocabulary import check_ids, target_ids_of
 from jaxspec.checkpoint.drafter_config import read_drafter_config
+from jaxspec.checkpoint.fp8_config import Quantization, read_fp8_layout
+from jaxspec.checkpoint.fp8_names import check_fp8, fp8_sources, quantised_target
 from jaxspec.checkpoint.names import (
     Source,
     check_tensors,
@@ -74,13 +76,21 @@ class LoadWeights(Protocol):
         ...
 
 
-def open_target(folder: str | Path) -> Checkpoint[Qwen3Config]:
+def open_target(folder: str | Path, quantization: Quantization = None) -> Checkpoint[Qwen3Config]:
+    """With `quantization`, the layers' matrices become 8-bit floats if they are none yet."""
     folder = Path(folder)
-    config = read_target_config(folder)
+    config, layout = read_target_config(folder), read_fp8_layout(folder)
     sources = target_sources(config)
+    if quantization is not None and layout is None:
+        config, sources = quantised_target(config, sources, folder)
     if is_orbax(folder):
+        if layout is not None:
+            sources = fp8_sources(sources, layout)
         return _open_orbax(folder, config, sources)
     stored = stored_tensors(folder)
+    if layout is not None:
+        sources = fp8_sources(sources, layout, stored)
+        check_fp8(sources, stored, str(folder))
     tied_head = ("lm_head.weight",) if config.tie_word_embeddings else ()
     check_tensors(sources, stored, str(folder), unused=tied_head)
     return Checkpoint(
@@ -106,7 +116,9 @@ def _open_orbax[Config](
     arrays = orbax_arrays(folder)
     check_arrays(sources, arrays, str(folder))
     weights = [
-        array.dtype for array in arrays.values() if jnp.issubdtype(array.dtype, jnp.floating)
+        array.dtype
+        for path, array in arrays.items()
+        if jnp.issubdtype(array.dtype, jnp.floating) and sources[path].kept_as is None
     ]
 
     num_bytes = sum(array.size * array.dtype.itemsize for array in arrays.values())
@@ -114,7 +126,7 @@ def _open_orbax[Config](
     def load(
         dtype: DTypeLike, progress: BytesRead | None = None, places: Places | None = None
     ) -> Params:
-        params = restore(folder, arrays, dtype, places)
+        params = restore(folder, sources, arrays, dtype, places)
         if progress is not None:
             progress(num_bytes)
         if isinstance(config, DrafterConfig) and "target_ids" in params:

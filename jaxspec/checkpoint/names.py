@@ -20,6 +20,7 @@ from jaxspec.models.config import DFlashConfig, MarkovHead, Qwen3Config, Selecto
 Shape = tuple[int, ...]
 WEIGHTS = ("BF16", "F16", "F32")
 IDS = ("I64", "I32")
+E4M3 = "F8_E4M3"
 _HELP = "check that config.json and weights are of one checkpoint"
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Tables that some checkpoints store although they can be computed from the config."""
@@ -34,10 +35,18 @@ class Source:
     transposed: bool = False
     """Whether the joined tensor is transposed: linear layers are stored [outputs, inputs]."""
     dtypes: tuple[str, ...] = WEIGHTS
+    kept_as: jnp.dtype | None = None
+    """The dtype of the parameter; None if it is the one that weights are asked for in."""
+    spread: tuple[int, ...] = ()
+    """If each part is a single number: the rows of the parameter that it becomes, in one column."""
+    quantised: bool = False
+    """Whether the joined tensor becomes two parameters, `weight` in 8 bits and its `scales`."""
 
     @property
     def shape(self) -> Shape:
         """Shape of the parameter."""
+        if self.spread:
+            return sum(self.spread), 1
         parts = list(self.tensors.values())
         joined = (sum(part[0] for part in parts), *parts[0][1:])
         return joined[::-1] if self.transposed else joined
@@ -189,6 +198,12 @@ def check_tensors(
         if name not in stored:
             raise LoadError(f"{where}: no tensor {name}, expected one {in_words(shape)}; {_HELP}")
         tensor = stored[name]
+        if tensor.dtype == E4M3 and E4M3 not in dtypes:
+            raise LoadError(
+                f"{where}: {name} is {E4M3}, expected {' or '.join(dtypes)}; of 8-bit weights only "
+                "projections of a target's layers are read, if quantization_config in config.json "
+                "says how they are scaled"
+            )
         if tensor.shape != shape:
             raise LoadError(
                 f"{where}: {name} is {in_words(tensor.shape)}, expected {in_words(shape)}; {_HELP}"
@@ -210,8 +225,10 @@ def check_tensors(
 
 
 def exact_dtype(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> jnp.dtype:
-    """The narrowest dtype that holds all these weights without rounding."""
-    dtypes = {stored[name].dtype for source in sources.values() for name in source.tensors}
+    """The narrowest dtype that holds all these weights without rounding, but for those that keep a
+    dtype of their own."""
+    rounded = [source for source in sources.values() if source.kept_as is None]
+    dtypes = {stored[name].dtype for source in rounded for name in source.tensors}
     return jnp.result_type(*(NUMPY_DTYPES[dtype] for dtype in dtypes))
 
 

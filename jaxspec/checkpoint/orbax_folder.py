@@ -71,12 +71,13 @@ def check_arrays(
 
 def restore(
     folder: Path,
+    sources: dict[str, Source],
     arrays: dict[str, jax.ShapeDtypeStruct],
     dtype: DTypeLike,
     places: Places | None = None,
 ) -> Params:
     """The parameters on the default device, or where `places` says for each path. Weights are cast
-    to `dtype`; ids stay integers."""
+    to `dtype`, unless their source keeps another; ids stay integers."""
     import orbax.checkpoint as ocp
 
     device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
@@ -84,7 +85,7 @@ def restore(
         {
             path: jax.ShapeDtypeStruct(
                 array.shape,
-                dtype if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype,
+                _wanted(sources[path], array, dtype),
                 sharding=places[path].sharding if places else device,
             )
             for path, array in arrays.items()
@@ -107,6 +108,12 @@ def restore(
         if isinstance(error, jax.errors.JaxRuntimeError):  # of the device, not of the folder
             raise
         raise _damaged(folder, error) from error
+
+
+def _wanted(source: Source, array: jax.ShapeDtypeStruct, dtype: DTypeLike) -> DTypeLike:
+    if source.kept_as is not None:
+        return source.kept_as
+    return dtype if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype
 
 
 def _check_finite(folder: Path, params: Params, dtype: DTypeLike) -> None:

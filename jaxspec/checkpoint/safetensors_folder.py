@@ -22,6 +22,7 @@ NUMPY_DTYPES = {
     "F32": np.dtype(np.float32),
     "BF16": np.dtype(jnp.bfloat16),
     "F16": np.dtype(np.float16),
+    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "BOOL": np.dtype(np.bool_),

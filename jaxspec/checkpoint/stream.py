@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from jaxspec.checkpoint.finite import count_not_finite, is_finite
 from jaxspec.checkpoint.names import Source
@@ -27,6 +27,7 @@ from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError, is_out_of_memory
 from jaxspec.models.parameters import Params
 from jaxspec.models.sharding import Placement
+from pallas_kernels.fp8_product import quantised_blocks
 
 Places = Mapping[str, Placement]
 """Where every parameter of a model is spread, by its path."""
@@ -103,9 +104,9 @@ def _num_bytes(source: Source, stored: dict[str, StoredTensor]) -> int:
 
 def _placed(
     source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike, place: Placement | None
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, "..."] | Params:
     if place is None:
-        return _parameter(source, stored, dtype)
+        return _read_one(source, stored, dtype)
     if place.dimension is None:
         return place.placed(_parameter(source, stored, dtype))
     return _in_shards(source, stored, dtype, place)
@@ -155,14 +156,54 @@ def parts_of_piece(
     return [piece[begin:end] for begin, end in within if begin < end]
 
 
+def _read_one(
+    source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike
+) -> Shaped[Array, "..."] | Params:
+    """One parameter, or the two of a matrix that is quantised."""
+    return _quantised(source, stored) if source.quantised else _parameter(source, stored, dtype)
+
+
 def _parameter(
     source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike
 ) -> Shaped[Array, "..."]:
-    pieces: list[Any] = [piece for name in source.tensors for piece in _on_device(stored[name])]
-    assembled = _assemble(pieces, source.transposed, jnp.dtype(dtype)).block_until_ready()
+    dtype = jnp.dtype(dtype) if source.kept_as is None else source.kept_as
+    if source.spread:
+        assembled = _spread(source, stored)
+    else:
+        pieces: list[Any] = [piece for name in source.tensors for piece in _on_device(stored[name])]
+        assembled = _assemble(pieces, source.transposed, dtype).block_until_ready()
     if not is_finite(assembled):
         raise _not_finite(source, stored, dtype)
     return assembled
+
+
+def _quantised(source: Source, stored: dict[str, StoredTensor]) -> Params:
+    """A matrix in 8 bits, rounded once from the stored numbers, and its scales."""
+    pieces: list[Any] = [piece for name in source.tensors for piece in _on_device(stored[name])]
+    weight, scales = _quantise(pieces)
+    if not is_finite(scales):
+        raise _not_finite(source, stored, jnp.float32)
+    return {"weight": weight, "scales": scales}
+
+
+def _quantise(
+    pieces: list[Shaped[np.ndarray | Array, "..."]],
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    if not isinstance(pieces[0], np.ndarray):
+        return jax.block_until_ready(_quantise_on_device(pieces))
+    with np.errstate(invalid="ignore"):  # what is not finite is found by the caller
+        return jax.device_put(quantised_blocks(np.concatenate(pieces)))
+
+
+@jax.jit
+def _quantise_on_device(pieces: list[Shaped[Array, "..."]]) -> Any:
+    return quantised_blocks(jnp.concatenate(pieces))
+
+
+def _spread(source: Source, stored: dict[str, StoredTensor]) -> Float[Array, "..."]:
+    numbers = [read_tensor(stored[name]).reshape(1, 1) for name in source.tensors]
+    parts = [number.repeat(rows, 0) for number, rows in zip(numbers, source.spread, strict=True)]
+    return jax.device_put(np.concatenate(parts).astype(source.kept_as))
 
 
 def _not_finite(source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike) -> LoadError:

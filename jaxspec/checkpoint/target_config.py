@@ -5,6 +5,7 @@ from pathlib import Path
 from jaxspec.checkpoint.decoder_config import decoder_of
 from jaxspec.checkpoint.drafter_config import is_drafter
 from jaxspec.checkpoint.entries import Entries, read_entries
+from jaxspec.checkpoint.fp8_config import fp8_layout_of
 from jaxspec.errors import LoadError
 from jaxspec.models.config import Qwen3Config
 
@@ -22,7 +23,10 @@ def read_target_config(folder: Path) -> Qwen3Config:
 
 def target_config_of(entries: Entries, more_end_ids: tuple[int, ...] = ()) -> Qwen3Config:
     _check_is_qwen3(entries)
-    decoder = decoder_of(entries)
+    layout = fp8_layout_of(entries)
+    decoder = decoder_of(entries, None if layout is None else layout.fp8)
+    if layout is not None:
+        layout.check_sizes(decoder, entries.where)
     _refuse_sliding_window(entries)
     return Qwen3Config(
         decoder=decoder,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from jaxspec.checkpoint.hub import folder_or_hub_id
 from jaxspec.demo import demo_dtype, demo_pair
@@ -25,6 +25,7 @@ class NamedModels:
     """Folder or hub id of the target; None for the demo pair, or the target of the drafter."""
     draft_model: str | None = None
     dtype: str | None = None
+    quantization: Literal["fp8"] | None = None
     block_size: int | None = None
     revision: str | None = None
     draft_revision: str | None = None
@@ -73,7 +74,8 @@ def in_words(named: NamedModels, chosen: NamedModels) -> str:
         what = f"{named.model} without a drafter"
     else:
         what = f"{named.model} with the drafter {named.draft_model}"
-    return f"{what}, in {chosen.dtype}"
+    rounded = "" if named.quantization is None else ", the target quantised to FP8"
+    return f"{what}, in {chosen.dtype}{rounded}"
 
 
 def open_engine(
@@ -88,6 +90,7 @@ def open_engine(
         chosen.draft_model,
         options,
         dtype=chosen.dtype,
+        quantization=chosen.quantization,
         block_size=chosen.block_size,
         revision=chosen.revision,
         draft_revision=chosen.draft_revision,

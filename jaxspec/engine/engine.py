@@ -12,6 +12,7 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxspec.acceptance.synthetic import MixedAcceptance, SyntheticAcceptance
+from jaxspec.checkpoint.fp8_config import Quantization
 from jaxspec.engine.plan.kernels import log_kernels, refuse_device
 from jaxspec.engine.plan.options import EngineKeywords, EngineOptions, options_of
 from jaxspec.engine.plan.plan import Plan
@@ -70,6 +71,7 @@ class Engine(TextGeneration):
         options: EngineOptions | None = None,
         *,
         dtype: DTypeLike = "auto",
+        quantization: Quantization = None,
         block_size: int | None = None,
         revision: str | None = None,
         draft_revision: str | None = None,
@@ -79,9 +81,10 @@ class Engine(TextGeneration):
         """An engine for models named by folder or hub id.
 
         `dtype` is "bfloat16", "float32", or "auto": float32 for the demo pair on a CPU, bfloat16
-        otherwise, as for commands. `block_size` overrides the drafter's own; `revision` is the
-        target's branch, tag or commit, and `draft_revision` the drafter's. `progress` is told how
-        many bytes of weights were read, and of how many.
+        otherwise, as for commands. `quantization` "fp8" rounds the matrices of the target's layers
+        to 8 bits while they are read; a target in FP8 stays as it is. `block_size` overrides the
+        drafter's own; `revision` is the target's branch, tag or commit, and `draft_revision` the
+        drafter's. `progress` is told how many bytes of weights were read, and of how many.
         All other keywords are fields of `EngineOptions` and override those of `options`.
         """
         checked = options_of(options, changes)
@@ -91,6 +94,7 @@ class Engine(TextGeneration):
             draft,
             method=checked.method,
             dtype=dtype,
+            quantization=quantization,
             block_size=block_size,
             revision=revision,
             draft_revision=draft_revision,

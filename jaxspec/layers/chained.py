@@ -21,8 +21,9 @@ from jaxtyping import Array, Float
 from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.fp8 import Matrix
 from jaxspec.layers.kernels import chain_shape
-from jaxspec.layers.linear import Linear, RMSNorm
+from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
 from pallas_kernels.dense_chain import Chain, ChainWeights, begin_chain
 from pallas_kernels.dispatch import Implementation
@@ -35,7 +36,7 @@ class Reader(NamedTuple):
 
     norm: RMSNorm
     """The next layer's norm; after the last layer, the final norm."""
-    qkv: Linear | None
+    qkv: Matrix | None
     """The next layer's projection; None after the last layer."""
 
 
@@ -66,7 +67,8 @@ def run_chained(
 
 def chain_for(layer: DecoderLayer, x: Hidden, implementation: Implementation) -> Chain:
     batch, width, _ = x.shape
-    return begin_chain(chain_shape(layer.geometry, batch, width), width, x.dtype, implementation)
+    shape, stored = chain_shape(layer.geometry, batch, width), layer.geometry.stored(x.dtype)
+    return begin_chain(shape, width, stored, implementation)
 
 
 def first_qkv(

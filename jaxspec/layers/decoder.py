@@ -11,9 +11,11 @@ from jaxtyping import Array, Float
 
 from jaxspec.layers.axes import Axis, Fused
 from jaxspec.layers.convolution import Convolution, Convolutions
-from jaxspec.layers.linear import Linear, RMSNorm
+from jaxspec.layers.fp8 import Fp8, matrix
+from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.rope import Rope
 from jaxspec.layers.shards import WHOLE, Shards
+from pallas_kernels.fp8_product import E4M3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,9 @@ class Decoder:
     max_position_embeddings: int
     head_norms: bool = True
     """Whether every query and key head is normed before it is rotated."""
+    fp8: Fp8 | None = None
+    """How the layers' matrices are stored in 8 bits; None if they have the dtype of the model."""
+
     shards: Shards = WHOLE
     """On how many devices heads and the MLP's inner axis are cut. Then their sizes are those of one
     device's shard."""
@@ -45,6 +50,10 @@ class Decoder:
             num_kv_heads=self.num_kv_heads // shards.count,
             shards=shards,
         )
+
+    def stored(self, dtype: DTypeLike) -> DTypeLike:
+        """The dtype of the layers' matrices in a model of this dtype."""
+        return dtype if self.fp8 is None else E4M3
 
     @property
     def hidden(self) -> Axis:
@@ -115,11 +124,11 @@ class Attention(nn.Module):
         g = self.geometry
         head = Axis("head_dim", g.head_dim)
         self.norm = RMSNorm(g.hidden, g.rms_norm_eps, self.dtype)
-        self.qkv = Linear(self.inputs, g.fused, self.dtype)
+        self.qkv = matrix(self.inputs, g.fused, self.dtype, g.fp8)
         if g.head_norms:
             self.q_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
             self.k_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
-        self.out = Linear(g.attended, g.hidden, self.dtype)
+        self.out = matrix(g.attended, g.hidden, self.dtype, g.fp8)
 
     @property
     def inputs(self) -> Axis:
@@ -151,8 +160,8 @@ class MLP(nn.Module):
     def setup(self) -> None:
         g = self.geometry
         self.norm = RMSNorm(g.hidden, g.rms_norm_eps, self.dtype)
-        self.gate_up = Linear(g.hidden, (g.inner, g.inner), self.dtype)
-        self.down = Linear(g.inner, g.hidden, self.dtype)
+        self.gate_up = matrix(g.hidden, (g.inner, g.inner), self.dtype, g.fp8)
+        self.down = matrix(g.inner, g.hidden, self.dtype, g.fp8)
 
     def __call__(self, x: Float[Array, "batch width hidden"]) -> Float[Array, "batch width hidden"]:
         with jax.named_scope("gate_up"):

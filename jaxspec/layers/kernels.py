@@ -25,6 +25,7 @@ from pallas_kernels.dispatch import (
     kernels_run,
     refusal_of_device,
 )
+from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
 
@@ -67,13 +68,15 @@ def choices_of_layers(
 ) -> Iterator[OpChoice]:
     """The ops of a block that is written and attended, in layers with these masks."""
     yield from choices_of_attention(shape, masks)
+    if shape.decoder.fp8 is not None:
+        yield "fp8_product", FP8_PRODUCT.choice(shape.implementation)
     if not kernels_run(shape.implementation):
         return
     if convolved or shape.decoder.shards.count > 1:
         yield "dense_chain", Choice("xla", CONVOLVED if convolved else SHARDED)
         return
     wanted = filled_shape(chain_shape(shape.decoder, shape.batch, shape.width), shape.width)
-    chain = chain_choice(wanted, shape.dtype, shape.implementation)
+    chain = chain_choice(wanted, shape.decoder.stored(shape.dtype), shape.implementation)
     yield "dense_chain", chain
     if chain.implementation == "xla":
         yield "add_norm", _add_norm(shape)

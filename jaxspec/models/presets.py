@@ -5,6 +5,7 @@ import dataclasses
 from jaxspec.errors import UsageError
 from jaxspec.layers.convolution import Convolutions
 from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import (
     ConfidenceHead,
@@ -15,7 +16,7 @@ from jaxspec.models.config import (
     Selector,
 )
 from jaxspec.models.eagle3_config import Eagle3Config, default_layer_ids
-from jaxspec.models.shapes import NAMES, QWEN3
+from jaxspec.models.shapes import FP8, NAMES, QWEN3
 
 VOCABULARY = 151936
 MASK_TOKEN = 151669
@@ -24,10 +25,13 @@ EAGLE3_VOCABULARY = 32000
 
 def qwen3(name: str) -> Qwen3Config:
     """A published Qwen3 by name, for example `qwen3-8b`."""
-    if name not in QWEN3:
+    if name not in NAMES:
         raise UsageError(f"no model shape {name!r}; expected one of {', '.join(NAMES)}")
-    layers, hidden, intermediate, heads, kv_heads, tied = QWEN3[name]
-    return Qwen3Config(_decoder(layers, hidden, intermediate, heads, kv_heads), VOCABULARY, tied)
+    layers, hidden, intermediate, heads, kv_heads, tied = QWEN3[FP8.get(name, name)]
+    decoder = _decoder(layers, hidden, intermediate, heads, kv_heads)
+    if name in FP8:
+        decoder = dataclasses.replace(decoder, fp8=Fp8(blocks=True))
+    return Qwen3Config(decoder, VOCABULARY, tied)
 
 
 def drafter_for(kind: str, target: Qwen3Config, block_size: int | None = None) -> DrafterConfig:

@@ -60,6 +60,15 @@ class Qwen3(nn.Module):
         return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
     @nn.nowrap
+    def with_quantised_inputs(self) -> "Qwen3":
+        """The same model, whose 8-bit matrices multiply activations that are rounded to 8 bits."""
+        decoder = self.config.decoder
+        assert decoder.fp8 is not None, "the matrices are not in 8 bits"
+        fp8 = dataclasses.replace(decoder.fp8, quantised_inputs=True)
+        decoder = dataclasses.replace(decoder, fp8=fp8)
+        return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
+
+    @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
         decoder, implementation = self.config.decoder, self.implementation
         shape = StackShape(decoder, self.dtype, implementation, batch, width, page_size)

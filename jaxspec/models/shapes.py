@@ -10,4 +10,6 @@ QWEN3 = {
     "qwen3-32b": (64, 5120, 25600, 64, 8, False),
     "tiny": (5, 64, 128, 4, 2, True),
 }
-NAMES = tuple(QWEN3)
+FP8 = {f"{name}-fp8": name for name in ("qwen3-4b", "qwen3-8b")}
+"""The same with 8-bit weights in blocks of 128x128, as their FP8 checkpoints have them."""
+NAMES = (*QWEN3, *FP8)

@@ -101,6 +101,7 @@ def _decoder(target: Qwen3Config, shape: DrafterShape) -> Decoder:
         target.decoder,
         num_layers=shape.num_layers,
         intermediate_size=shape.intermediate_size or target.decoder.intermediate_size,
+        fp8=None,
     )
 
 

@@ -81,6 +81,7 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
     check_limits(config_of(run) | dataclasses.asdict(run.cadence))
     check_batch_divides(run.optimization)
     checkpoint = open_target(run.inputs.target)
+    _refuse_fp8(checkpoint.config, run.inputs.target)
     tokenizer = open_tokenizer(run.inputs.target)
     start = None
     if run.shape.start_from is not None:
@@ -126,6 +127,14 @@ def data_of_run(
     room.mkdir(parents=True, exist_ok=True)
     made_of = hash_of_config(saved if run.inputs.shared is None else deciding_text(saved))
     return on_policy_sequences(run, target, text, made_of, room / "on_policy.npz")
+
+
+def _refuse_fp8(target: Qwen3Config, folder: Path) -> None:
+    if target.decoder.fp8 is not None:
+        raise UsageError(
+            f"{folder} has FP8 weights, expected 16 or 32 bits for training; use the checkpoint "
+            "that it was quantised from: its drafters fit both"
+        )
 
 
 def learned_params(

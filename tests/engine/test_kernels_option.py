@@ -96,6 +96,7 @@ class TestWhatItRefuses:
                 "a window of 8 positions for 16 tokens that see each other; expected at least 16",
             ),
             ({}, dict(page_size=24), "page size 24; expected one that divides 64"),
+            (dict(name="qwen3-4b-fp8"), {}, "fp8_product on 'mosaic': it does not exist for this"),
         ],
     )
     def test_mosaic_never_falls_back(self, on_hopper, models, options, reason: str):
@@ -134,6 +135,8 @@ class TestWhatIsSaid:
             ),
             ({}, dict(page_size=24), "paged_attention xla (page size 24; expected"),
             (dict(window=8), {}, "paged_attention mosaic and xla (drafter: a window of 8"),
+            (dict(name="qwen3-4b-fp8"), {}, "fp8_product xla (it has no kernel yet)"),
+            (dict(name="qwen3-4b-fp8"), {}, "mosaic and xla (weights in float8_e4m3fn; exp"),
         ],
     )
     def test_a_lost_kernel_is_named_and_is_a_warning(self, on_hopper, models, options, part: str):

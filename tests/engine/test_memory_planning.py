@@ -87,3 +87,16 @@ def test_temporaries_are_counted_for_rows_and_for_logits():
     assert of(rows=10, logit_rows=0, draws=True) == 10 * hidden
     assert of(rows=10, logit_rows=3, draws=False) == 10 * hidden + 3 * 100 * 4
     assert of(rows=10, logit_rows=3, draws=True) == 10 * hidden + 7 * 3 * 100 * 4
+
+
+def test_temporaries_of_8_bit_matrices_are_the_products_of_their_pieces():
+    """The largest matrix counts, [256 outputs, 384 inputs], in three pieces for up to 128 rows."""
+    matrix = lambda outputs, inputs: {
+        "weight": jnp.zeros((outputs, inputs), jnp.float8_e4m3fn),
+        "scales": jnp.zeros((outputs // 128, inputs // 128), jnp.float32),
+    }
+    small, large = matrix(128, 256), matrix(256, 384)
+    sides = 2 * (1 + 2 + 3 + 128 + 256 + 384) * 4
+    of = lambda rows: memory.temporary_bytes([small, large], 100, rows, 0, draws=False)
+    assert of(10) == 10 * sides + 2 * 4 * 3 * 10 * 256
+    assert of(1000) == 1000 * sides + 2 * 4 * 3 * 128 * 256

@@ -75,6 +75,7 @@ def block_of(batch: int, width: int, page_size: int):
         ("qwen3-4b", "bfloat16", 64, HOPPER),
         ("qwen3-14b", "bfloat16", 24, HOPPER),
         ("tiny", "float32", 64, HOPPER),
+        ("qwen3-4b-fp8", "bfloat16", 64, HOPPER),
         ("qwen3-4b", "bfloat16", 64, types.SimpleNamespace(platform="cpu", device_kind="cpu")),
     ],
 )
@@ -91,6 +92,13 @@ def test_a_target_says_what_is_traced(
 
     said = set(model.kernel_choices(batch, width, page_size))
     assert said == traced_choices(monkeypatch, run)
+    if name.endswith("fp8"):
+        runs = {op: choice for op, choice in said}
+        assert runs["fp8_product"] == Choice("xla", dispatch.NOT_WRITTEN)
+        assert runs["paged_attention"] == runs["add_norm"] == Choice("mosaic")
+        few = "weights in float8_e4m3fn; expected bfloat16"
+        many = "more than 64 tokens per step"
+        assert runs["dense_chain"] == Choice("xla", few if batch * width <= 64 else many)
 
 
 @pytest.mark.parametrize(

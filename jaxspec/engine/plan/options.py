@@ -88,6 +88,10 @@ class EngineOptions(SpeculationOptions):
     kernels: Kernels = "auto"
     """mosaic: run every op on its kernel for Hopper GPUs, and refuse an engine for which that is
     not possible; xla: use no kernels; auto: use each kernel that can run, and XLA elsewhere."""
+    fp8_activations: bool = False
+    """Round what FP8 weights are multiplied by to 8 bits too: for weights in blocks every 128
+    inputs of a token with a scale of their own, else every token. By default only weights are in 8
+    bits."""
     tensor_parallel_size: int = 1
     """Number of GPUs of this machine over which every layer is spread, the first ones that JAX
     sees. It must divide the numbers of heads."""
@@ -152,6 +156,7 @@ class EngineKeywords(TypedDict, total=False):
     driver: Driver
     cache_dir: str | Literal[False] | None
     kernels: Kernels
+    fp8_activations: bool
     tensor_parallel_size: int
     synthetic_acceptance: Acceptance | None
 

@@ -7,6 +7,7 @@ import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
 from jaxspec.engine.plan.confidence import with_confidence_threshold
+from jaxspec.engine.plan.fp8 import with_fp8_activations
 from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
 from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
@@ -37,6 +38,8 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     """The models with every proposer that the engine needs, and the plan. Only the number of pages
     is left open, since it depends on how much memory is free."""
     models = _with_num_drafts(with_kernels(models, options.kernels), options.num_drafts)
+    if options.fp8_activations:
+        models = with_fp8_activations(models)
     plan = _plan(models, options)
     models = with_shards(models, Shards(options.tensor_parallel_size, in_order=options.exact))
     if plan.drafter:

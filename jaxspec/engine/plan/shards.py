@@ -28,6 +28,10 @@ def with_shards(models: Models, shards: Shards) -> Models:
             f"{OPTION} is {shards.count}, but the target is a {type(target).__name__}; expected a "
             "Qwen3, or 1"
         )
+    if target.config.decoder.fp8 is not None:
+        raise UsageError(
+            f"{OPTION} is {shards.count}, but the target's weights are in FP8; expected 1"
+        )
     proposers = tuple(_cut(one, shards) for one in models.proposers)
     return dataclasses.replace(models, target=target.with_shards(shards), proposers=proposers)
 

@@ -25,7 +25,7 @@ def engine_in_words(loop: Loop) -> str:
         f"max_batch={plan.num_slots}",
         f"max_model_len={plan.max_model_len}",
         f"num_pages={plan.num_pages - 1}",
-        jax.numpy.dtype(device.models.target.dtype).name,
+        _dtype(device.models.target),
         _device_of(device.params),
     ]
     return f"Engine({', '.join(parts)})"
@@ -39,6 +39,12 @@ def models_in_words(models: Models, params: Params) -> str:
         for name, model in named.items()
         if model is not None
     )
+
+
+def _dtype(target: Any) -> str:
+    decoder = getattr(getattr(target, "config", None), "decoder", None)
+    in_8_bits = getattr(decoder, "fp8", None) is not None
+    return jax.numpy.dtype(target.dtype).name + (" with FP8 weights" if in_8_bits else "")
 
 
 def _name(model: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoint.fp8_config import Quantization, check_quantization
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_same_tokenizer, fitted
@@ -44,6 +45,7 @@ def open_models(
     *,
     dtype: DTypeLike = "auto",
     method: str = "auto",
+    quantization: Quantization = None,
     block_size: int | None = None,
     revision: str | None = None,
     draft_revision: str | None = None,
@@ -55,10 +57,11 @@ def open_models(
     `tensor_parallel_size`."""
     choose_method(method, draft is not None)
     floats = choose_dtype(dtype, target)
+    check_quantization(quantization)
     if draft is None:
         refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
     folder = local_folder(target, revision)
-    opened_target = open_target(folder)
+    opened_target = open_target(folder, quantization)
     opened_draft = None
     if draft is not None:
         draft = local_folder(draft, draft_revision)

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 
 from jaxspec.errors import LoadError
+from jaxspec.layers.fp8 import is_fp8_matrix
+from pallas_kernels.fp8_product import bytes_of_products
 
 log = logging.getLogger("jaxspec")
 
@@ -53,4 +55,17 @@ def temporary_bytes(params: Any, vocab_size: int, rows: int, logit_rows: int, dr
     bytes_of_number = max(leaf.dtype.itemsize for leaf in leaves)
     hidden = 2 * rows * sum(sizes) * bytes_of_number
     copies_of_logits = 7 if draws else 1
-    return hidden + copies_of_logits * 4 * logit_rows * vocab_size
+    return hidden + copies_of_logits * 4 * logit_rows * vocab_size + _bytes_of_pieces(params, rows)
+
+
+def _bytes_of_pieces(params: Any, rows: int) -> int:
+    """What products with 8-bit matrices write before they add it up, as XLA runs them."""
+    nodes = jax.tree.leaves(params, is_leaf=is_fp8_matrix)
+    return max(
+        (
+            bytes_of_products(rows, *node["weight"].shape[:1], *node["scales"].shape[1:])
+            for node in nodes
+            if is_fp8_matrix(node)
+        ),
+        default=0,
+    )

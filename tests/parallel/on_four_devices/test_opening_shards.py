@@ -21,6 +21,7 @@ from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.axes import shard_of
+from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.shards import Shards
 from jaxspec.models.parameters import parameter_axes
 from jaxspec.proposers.lookup import Lookup
@@ -136,6 +137,15 @@ def test_a_model_of_one_s_own_is_refused():
     lookup = Lookup(3, 3, 1, 2, "recent", 100)
     kept = with_shards(dataclasses.replace(models, proposers=(lookup,)), Shards(2))
     assert kept.proposers == (lookup,)
+
+
+def test_a_target_in_8_bits_is_refused():
+    models = wide_models().models
+    config = models.target.config
+    decoder = dataclasses.replace(config.decoder, fp8=Fp8(blocks=True))
+    target = models.target.clone(config=dataclasses.replace(config, decoder=decoder))
+    with pytest.raises(UsageError, match="weights are in FP8; expected 1, or a target in 16 bits"):
+        with_shards(dataclasses.replace(models, target=target), Shards(2))
 
 
 def test_parameters_for_another_number_are_refused():

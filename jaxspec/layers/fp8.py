@@ -1,0 +1,125 @@
+"""Linear layers whose matrix is stored as 8-bit floats (e4m3) with float32 scales beside them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Key
+
+from jaxspec.layers.axes import Axis, Fused, sections_of, size_of
+from jaxspec.layers.linear import Linear
+from jaxspec.layers.parameter import parameter
+from pallas_kernels import fp8_product
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.fp8_product import BLOCK, E4M3
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8:
+    """How the matrices of a stack of decoder layers are stored as 8-bit floats."""
+
+    blocks: bool
+    """Whether a scale belongs to a block of 128 x 128 numbers; if not, to all inputs of one output.
+    """
+    quantised_inputs: bool = False
+    """Whether activations are rounded to 8 bits before a product: in pieces of 128 inputs if the
+    matrix has blocks, else row by row."""
+
+    def scaled(self, axis: Axis | Fused) -> Axis | Fused:
+        """The axis of the scales beside an axis of the outputs."""
+        if not self.blocks:
+            return axis
+        parts = tuple(map(_in_blocks, sections_of(axis)))
+        return parts[0] if isinstance(axis, Axis) else parts
+
+    def pieces(self, axis: Axis) -> Axis:
+        """The axis of the scales beside the inputs."""
+        return _in_blocks(axis) if self.blocks else Axis("all_inputs", 1)
+
+
+def _in_blocks(axis: Axis) -> Axis:
+    assert axis.size % BLOCK == 0, f"{axis.size} outputs or inputs are no whole blocks"
+    return Axis(axis.name, axis.size // BLOCK, max(1, axis.unit // BLOCK))
+
+
+class Fp8Linear(nn.Module):
+    """A `Linear` whose matrix is stored [outputs, inputs] in e4m3, as in checkpoints."""
+
+    inputs: Axis
+    outputs: Axis | Fused
+    fp8: Fp8
+
+    def setup(self) -> None:
+        spread = Even(SPREAD * self.inputs.size**0.5)
+        scaled = self.fp8.scaled(self.outputs), self.fp8.pieces(self.inputs)
+        self.weight = parameter(self, "weight", random_numbers, (self.outputs, self.inputs), E4M3)
+        self.scales = parameter(self, "scales", spread, scaled, jnp.float32)
+
+    def __call__(
+        self, x: Float[Array, "*tokens {self.inputs.size}"]
+    ) -> Float[Array, "*tokens outputs"]:
+        return self._product(x, self.weight, self.scales, "auto")
+
+    def columns(
+        self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
+    ) -> Float[Array, "*tokens outputs"]:
+        """The product with only the outputs from section `start` on."""
+        assert isinstance(self.outputs, tuple), "only a fused matrix has sections"
+        before = self.outputs[:start]
+        weight = self.weight[size_of(before) :]
+        scales = self.scales[size_of(self.fp8.scaled(before)) :]
+        return self._product(x, weight, scales, "auto")
+
+    def in_parts(
+        self, x: Float[Array, "*tokens {self.inputs.size}"], implementation: Implementation
+    ) -> Float[Array, "parts *tokens outputs"]:
+        """The product as one part, which is rounded to the dtype of `x`."""
+        return self._product(x, self.weight, self.scales, implementation)[None]
+
+    def operand(self) -> Float[Array, "inputs outputs"]:
+        raise AssertionError("no kernel multiplies by an 8-bit matrix itself")
+
+    def _product(
+        self,
+        x: Float[Array, "*tokens inputs"],
+        weight: Float[Array, "outputs inputs"],
+        scales: Float[Array, "scaled_outputs pieces"],
+        implementation: Implementation,
+    ) -> Float[Array, "*tokens outputs"]:
+        quantised = self.fp8.quantised_inputs
+        return fp8_product(
+            x, weight, scales, quantise_inputs=quantised, implementation=implementation
+        )
+
+
+def is_fp8_matrix(node: object) -> bool:
+    """Whether this part of a tree of parameters is that of an `Fp8Linear`."""
+    return isinstance(node, dict) and node.keys() == {"weight", "scales"}
+
+
+SPREAD = 64.0
+"""Of random e4m3 numbers, whose largest are then near the largest of e4m3."""
+
+
+def random_numbers(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    return (jax.random.normal(key, shape, jnp.bfloat16) * SPREAD).astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Even:
+    """Makes scales that are all 1 / `divisor`."""
+
+    divisor: float
+
+    def __call__(self, key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        return jnp.full(shape, 1 / self.divisor, dtype)
+
+
+Matrix = Linear | Fp8Linear
+
+
+def matrix(inputs: Axis, outputs: Axis | Fused, dtype: DTypeLike, fp8: Fp8 | None) -> Matrix:
+    """A matrix of a decoder layer, stored as its decoder says."""
+    return Linear(inputs, outputs, dtype) if fp8 is None else Fp8Linear(inputs, outputs, fp8)
