@@ -30,7 +30,8 @@ def with_shards(models: Models, shards: Shards) -> Models:
         )
     if target.config.decoder.fp8 is not None:
         raise UsageError(
-            f"{OPTION} is {shards.count}, but the target's weights are in FP8; expected 1"
+            f"{OPTION} is {shards.count}, but the target's weights are in FP8; expected 1, or a "
+            "target in 16 bits"
         )
     proposers = tuple(_cut(one, shards) for one in models.proposers)
     return dataclasses.replace(models, target=target.with_shards(shards), proposers=proposers)
