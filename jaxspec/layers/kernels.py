@@ -49,6 +49,16 @@ class StackShape:
     width: int
     """Tokens per request."""
     page_size: int
+    num_packed: int | None = None
+    """Tokens of all requests together if they are packed, which all ops but attention then see as
+    so many requests of width 1; None if every request has `width` tokens."""
+
+    @property
+    def of_layers(self) -> "StackShape":
+        """What all ops but attention see."""
+        if self.num_packed is None:
+            return self
+        return dataclasses.replace(self, batch=self.num_packed, width=1, num_packed=None)
 
 
 def chain_shape(decoder: Decoder, batch: int, width: int) -> ChainShape:
@@ -75,16 +85,17 @@ def choices_of_layers(
     if convolved or shape.decoder.shards.count > 1:
         yield "dense_chain", Choice("xla", CONVOLVED if convolved else SHARDED)
         return
-    wanted = filled_shape(chain_shape(shape.decoder, shape.batch, shape.width), shape.width)
+    inside = shape.of_layers
+    wanted = filled_shape(chain_shape(shape.decoder, inside.batch, inside.width), inside.width)
     chain = chain_choice(wanted, shape.decoder.stored(shape.dtype), shape.implementation)
     yield "dense_chain", chain
     if chain.implementation == "xla":
-        yield "add_norm", _add_norm(shape)
+        yield "add_norm", _add_norm(inside)
 
 
 def choices_of_attention(shape: StackShape, masks: tuple[BlockMask, ...]) -> Iterator[OpChoice]:
     """The ops of layers that use no kernels but those of attention."""
-    yield "qkv_write", _write(shape, queries=True)
+    yield "qkv_write", _write(shape.of_layers, queries=True)
     for mask in dict.fromkeys(masks):
         yield "paged_attention", _attention(shape, mask)
 

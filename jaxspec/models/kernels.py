@@ -21,7 +21,8 @@ class KernelUse:
     reason: str | None
     """Why no kernel runs it; None if one does."""
     sizes: tuple[tuple[int, int], ...]
-    """The steps' sizes: (batch, tokens per request)."""
+    """The steps' sizes: (batch, tokens per request). Packed tokens are requests of one token each.
+    """
 
 
 @runtime_checkable
@@ -33,18 +34,32 @@ class RunsOnKernels(Protocol):
         ...
 
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterable[OpChoice]:
-        """What runs the ops of a step in which the target reads `width` tokens per request."""
+        """What runs the ops of a step in which the target reads `width` tokens per request. A
+        target that takes packed tokens has an argument `num_packed` for their number."""
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class StepSize:
+    """How many tokens a model reads in a step."""
+
+    batch: int
+    width: int
+    """Tokens per request."""
+    num_packed: int | None = None
+    """Tokens of all requests together if the model gets them packed."""
+
+
 def uses_of(
-    name: str, model: RunsOnKernels, sizes: Sequence[tuple[int, int]], page_size: int
+    name: str, model: RunsOnKernels, sizes: Sequence[StepSize], page_size: int
 ) -> Iterator[KernelUse]:
     """The choices of a model for steps of these sizes, equal ones together."""
     found: dict[tuple[str, Choice], dict[tuple[int, int], None]] = {}
     for size in sizes:
-        for choice in model.kernel_choices(*size, page_size):
-            found.setdefault(choice, {})[size] = None
+        packed = {} if size.num_packed is None else {"num_packed": size.num_packed}
+        shown = (size.batch, size.width) if size.num_packed is None else (size.num_packed, 1)
+        for choice in model.kernel_choices(size.batch, size.width, page_size, **packed):
+            found.setdefault(choice, {})[shown] = None
     for (op, choice), of_choice in found.items():
         yield KernelUse(name, op, choice.implementation, choice.reason, tuple(of_choice))
 

@@ -69,9 +69,12 @@ class Qwen3(nn.Module):
         return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
     @nn.nowrap
-    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
+    def kernel_choices(
+        self, batch: int, width: int, page_size: int, num_packed: int | None = None
+    ) -> Iterator[OpChoice]:
         decoder, implementation = self.config.decoder, self.implementation
-        shape = StackShape(decoder, self.dtype, implementation, batch, width, page_size)
+        sizes = batch, width, page_size, num_packed
+        shape = StackShape(decoder, self.dtype, implementation, *sizes)
         return choices_of_layers(shape, (BlockMask(causal=True),))
 
     takes_packed = True

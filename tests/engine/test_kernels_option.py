@@ -125,6 +125,15 @@ class TestWhatIsSaid:
         assert {use.model for use in uses} == {"target", "drafter"}
         assert set().union(*(use.sizes for use in uses)) == {(4, 1), (4, 16), (1, 64)}
 
+    def test_tokens_that_requests_share_are_few_enough_for_the_chain(self, on_hopper):
+        options = dict(max_batch=8, batch_sizes=(8,), prefill_shapes=((1, 64),), adaptive=True)
+        _, uses = planned(pair(), **options)
+        sizes = {(use.model, use.op, use.runs_on): set(use.sizes) for use in uses}
+        packed = {(32, 1), (64, 1)}
+        assert packed <= sizes["target", "dense_chain", "mosaic"]
+        assert sizes["target", "dense_chain", "xla"] == {(8, 16)}
+        assert not any(packed & of_use for use, of_use in sizes.items() if use[0] == "drafter")
+
     @pytest.mark.parametrize(
         ("models", "options", "part"),
         [

@@ -9,6 +9,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from jaxspec.cache.block import block_after
+from jaxspec.cache.packing import packing_of
 from jaxspec.layers.decoder import BlockMask
 from jaxspec.layers.kernels import chain_shape
 from jaxspec.layers.plain_heads import NOT_NORMED
@@ -99,6 +100,22 @@ def test_a_target_says_what_is_traced(
         few = "weights in float8_e4m3fn; expected bfloat16"
         many = "more than 64 tokens per step"
         assert runs["dense_chain"] == Choice("xla", few if batch * width <= 64 else many)
+
+
+@pytest.mark.parametrize(("batch", "num_packed"), [(8, 32), (8, 64), (32, 128)])
+def test_a_target_says_what_is_traced_for_packed_tokens(batch, num_packed, monkeypatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    model = Qwen3(shallow("qwen3-4b")[0], (), jnp.bfloat16)
+    shapes = parameter_shapes(model)
+
+    def run():
+        block, cache = block_of(batch, 16, 64), model.new_cache(batch, 2, 64)
+        packing = packing_of(jnp.full(batch, num_packed // batch, jnp.int32), 16, num_packed)
+        return model.apply(zeros(shapes), block.positions, block, cache, packing)
+
+    said = set(model.kernel_choices(batch, 16, 64, num_packed))
+    assert said == traced_choices(monkeypatch, run)
+    assert (dict(said)["dense_chain"].implementation == "xla") == (num_packed > 64)
 
 
 @pytest.mark.parametrize(

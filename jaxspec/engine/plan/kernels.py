@@ -9,7 +9,13 @@ from jaxspec.engine.plan.options import Kernels
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
-from jaxspec.models.kernels import KernelUse, RunsOnKernels, kernels_line, uses_of
+from jaxspec.models.kernels import (
+    KernelUse,
+    RunsOnKernels,
+    StepSize,
+    kernels_line,
+    uses_of,
+)
 from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.dense_chain import MORE_TOKENS
 from pallas_kernels.dispatch import XLA_ASKED_FOR, refusal_of_device
@@ -47,20 +53,26 @@ def _with_kernels(name: str, model: Any, kernels: Kernels) -> Any:
 
 def kernel_uses(models: Models, plan: Plan) -> tuple[KernelUse, ...]:
     """What runs each op of each model, in steps of every size that the plan has programs for."""
-    sizes = tuple(dict.fromkeys(_sizes(plan)))
-    named = [("target", models.target), *(("drafter", one) for one in models.proposers)]
+    of_target = tuple(dict.fromkeys(_sizes(plan)))
+    whole = (dataclasses.replace(size, num_packed=None) for size in of_target)
+    of_drafter = tuple(dict.fromkeys(whole))  # which reads no packed tokens
+    named = [
+        ("target", models.target, of_target),
+        *(("drafter", one, of_drafter) for one in models.proposers),
+    ]
     return tuple(
         use
-        for name, model in named
+        for name, model, sizes in named
         if isinstance(model, RunsOnKernels)
         for use in uses_of(name, model, sizes, plan.page_size)
     )
 
 
-def _sizes(plan: Plan) -> Iterator[tuple[int, int]]:
+def _sizes(plan: Plan) -> Iterator[StepSize]:
     for programs in plan.every_decode(draws=False):
-        yield programs.batch, programs.width
-    yield from plan.shapes.prefill_shapes
+        num_packed = None if programs.drafting is None else programs.drafting.num_tokens
+        yield StepSize(programs.batch, programs.width, num_packed)
+    yield from (StepSize(*shape) for shape in plan.shapes.prefill_shapes)
 
 
 def refuse_what_kernels_cannot(models: Models, plan: Plan, kernels: Kernels) -> None:
