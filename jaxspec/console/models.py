@@ -25,10 +25,10 @@ class NamedModels:
     """Folder or hub id of the target; None for the demo pair, or the target of the drafter."""
     draft_model: str | None = None
     dtype: str | None = None
-    quantization: Literal["fp8"] | None = None
     block_size: int | None = None
     revision: str | None = None
     draft_revision: str | None = None
+    quantization: Literal["fp8"] | None = None
 
     @property
     def is_demo(self) -> bool:

@@ -45,7 +45,7 @@ def stop_after_output(stream):
 
 endless = Engine.stream
 Engine.stream = lambda self, prompts, params: stop_after_output(endless(self, prompts, params))
-opening.say_what_runs = lambda named, say, quiet: named
+opening.say_what_runs = lambda named, say, quiet, num_devices: named
 opening.opened_engine = lambda chosen, options, say, quiet: Engine()
 turns.warmed_up = lambda *_: None
 sys.exit(chat.main(sys.argv[1:]))
