@@ -1,0 +1,105 @@
+"""A step over two GPUs, compiled without any: with kernels, and no more sums than there must be."""
+
+import dataclasses
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from h100 import TARGETS, compiled, needs_compiler
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.cache.keys_values import KeysValues
+from jaxspec.engine.step import sharded
+from jaxspec.engine.step.io import Drafting, Models
+from jaxspec.engine.step.state import empty_state
+from jaxspec.engine.step.steps import decode_step
+from jaxspec.layers.shards import AXIS, Shards
+from jaxspec.models import sharding
+from jaxspec.models.dflash import DFlash
+from jaxspec.models.parameters import random_params
+from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.proposers.dflash import DFlashProposer
+from pallas_kernels import dispatch
+
+DEVICES, SLOTS, PAGE_SIZE, PAGES_PER_SLOT = 2, 8, 64, 16
+TARGET_LAYERS, DRAFTER_LAYERS = 3, 2
+
+
+@pytest.fixture
+def mesh(monkeypatch: pytest.MonkeyPatch) -> Mesh:
+    """Two H100s that are not here."""
+    found = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="",
+        target_config=TARGETS.joinpath("h100.txtpb").read_text(),
+        topology=f"1x1x{DEVICES}",
+    )
+    mesh = Mesh(np.array(found.devices), (AXIS,))
+    for module in (sharding, sharded):
+        monkeypatch.setattr(module, "mesh_of", lambda count: mesh)
+    h100 = types.SimpleNamespace(
+        platform="gpu", device_kind="NVIDIA H100", compute_capability="9.0", core_count=132
+    )
+    monkeypatch.setattr(dispatch, "default_device", lambda: h100)
+    return mesh
+
+
+def spread(model, shards: Shards) -> tuple:
+    """One device's shard of a model, and the shapes of all parameters where they lie."""
+    shapes = flatten_dict(jax.eval_shape(lambda: random_params(model, jax.random.key(0))), sep="/")
+    own = model.with_shards(shards)
+    places = sharding.placements(own, shards)
+    params = {
+        path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places[path].sharding)
+        for path, x in shapes.items()
+    }
+    return own, unflatten_dict(params, sep="/")
+
+
+def state_of(models: Models, mesh: Mesh):
+    """The shapes of the whole state: pages have the heads of all devices."""
+    sizes = SLOTS, SLOTS * PAGES_PER_SLOT + 1, PAGES_PER_SLOT, PAGES_PER_SLOT * PAGE_SIZE
+    of_shard = jax.eval_shape(lambda: empty_state(models, *sizes))
+
+    def whole(leaf, spec: PartitionSpec):
+        factors = [DEVICES if axis == AXIS else 1 for axis in spec] + [1] * leaf.ndim
+        shape = tuple(size * factor for size, factor in zip(leaf.shape, factors))
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    def wholes(part):
+        spec = sharded.PAGES if isinstance(part, KeysValues) else sharded.EVERYWHERE
+        return jax.tree.map(lambda leaf: whole(leaf, spec), part)
+
+    return jax.tree.map(wholes, of_shard, is_leaf=lambda part: isinstance(part, KeysValues))
+
+
+@needs_compiler
+def test_a_step_over_two_gpus(mesh):
+    config = qwen3("qwen3-8b")
+    decoder = dataclasses.replace(config.decoder, num_layers=TARGET_LAYERS)
+    config = dataclasses.replace(config, decoder=decoder)
+    draft = dflash_for(config, num_layers=DRAFTER_LAYERS)
+    draft = dataclasses.replace(draft, target_layer_ids=(0, 1))
+    shards = Shards(DEVICES)
+    target, of_target = spread(Qwen3(config, (0, 1), jnp.bfloat16), shards)
+    drafter, of_drafter = spread(DFlash(draft, jnp.bfloat16), shards)
+    models = Models(target, (DFlashProposer(drafter),), PAGE_SIZE)
+    params = {"target": of_target, "drafter": of_drafter}
+    state = state_of(models, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    integers = jax.ShapeDtypeStruct((SLOTS,), jnp.int32, sharding=everywhere)
+    static = {"drafting": Drafting(0, draft.block_size), "draws": False}
+    step = sharded.step_over_shards(decode_step, models, params, state, 2, static)
+    traced = step.trace(params, state, integers, integers)
+    text = compiled(traced.lower(lowering_platforms=("cuda",))).as_text()
+    layers = TARGET_LAYERS + DRAFTER_LAYERS
+    kernels = re.findall(r'custom_call_target="mosaic_gpu', text)
+    assert len(kernels) == 2 * layers + DRAFTER_LAYERS, "queries, attention, and context"
+    sums = re.findall(r" all-reduce(?:-start)?\(", text)
+    assert len(sums) == 2 * layers + 2, "two per layer, one per embedding"
