@@ -99,7 +99,7 @@ def swept(share: Share) -> Row:
     fakes = configs.fakes()
     config = fakes[share.engine]
     # The fake device reads host arrays too, and uploads would take half of the time.
-    with mock.patch("jax.device_put", lambda values: values):
+    with mock.patch("jax.device_put", lambda values, place=None: values):
         true, lines = config.truth(), config.lines()
         row = Row(lines=len(lines))
         if share.each_line_once:
@@ -166,7 +166,7 @@ def main() -> None:
         rows = sample_on_device(options.samples)
     else:
         rows = sweep(options.stride, options.each_line_once, options.jobs)
-        with mock.patch("jax.device_put", lambda values: values):
+        with mock.patch("jax.device_put", lambda values, place=None: values):
             rows["signals"] = send_signals(options.signals)
     total = sum(rows.values(), Row())
     print(f"all: {_in_words(total)}")

@@ -19,6 +19,10 @@ class RequestFailed(JaxspecError):
         """Outputs by the index of the prompt: from `generate` and `chat` those of all prompts,
         from a stream, whose events have the others, those of the prompts that failed."""
 
+    def __reduce__(self) -> tuple[type, tuple[str, Mapping[int, RequestOutput]]]:
+        """So that it can leave a process of a pool: exceptions are copied by their arguments."""
+        return type(self), (str(self), self.outputs)
+
 
 def check_errors(errors: Errors) -> None:
     if errors not in get_args(Errors):
