@@ -100,7 +100,7 @@ def test_an_interrupt_while_it_starts(process):
 
 
 def test_a_server_that_ended_while_its_engine_was_opened_says_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(opening, "say_what_runs", lambda named, say: named)
+    monkeypatch.setattr(opening, "say_what_runs", lambda named, say, devices: named)
     monkeypatch.setattr(opening, "opened_engine", lambda *_: object())
     monkeypatch.setattr(warming, "with_template", lambda *_: None)
     monkeypatch.setattr(warming, "warm", lambda *_: None)
