@@ -1,14 +1,15 @@
 """Paged attention and its companions for JAX on NVIDIA GPUs.
 
 Each op is a public function with two implementations of the same signature: an XLA reference, which
-is the specification and runs on every backend, and a Mosaic GPU kernel; `fp8_product` has only the
-reference yet. `implementation="auto"` takes the kernel if it can run here and the reference
-otherwise. An implementation that is named either runs or raises `NotForThisKernel`, which says why.
+is the specification and runs on every backend, and a Mosaic GPU kernel. `implementation="auto"`
+takes the kernel if it can run here and the reference otherwise. An implementation that is named
+either runs or raises `NotForThisKernel`, which says why.
 """
 
 from pallas_kernels.add_norm import add_norm
 from pallas_kernels.dense_chain import dense_chain
 from pallas_kernels.fp8_product import fp8_product
+from pallas_kernels.gated_delta import delta_fold, delta_prefill, delta_read
 from pallas_kernels.paged_attention import pack_queries, paged_attention
 from pallas_kernels.qkv_write import qkv_write
 from pallas_kernels.refusal import NotForThisKernel
@@ -17,6 +18,9 @@ from pallas_kernels.split_product import split_product
 __all__ = [
     "NotForThisKernel",
     "add_norm",
+    "delta_fold",
+    "delta_prefill",
+    "delta_read",
     "dense_chain",
     "fp8_product",
     "pack_queries",

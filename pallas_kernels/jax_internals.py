@@ -43,6 +43,10 @@ def swizzle(size: int) -> plgpu.SwizzleTransform:
     return plgpu.SwizzleTransform(size)  # pyright: ignore[reportAbstractUsage]
 
 
+STORES_ANY_LAYOUT = hasattr(plgpu, "store")
+"""Whether `store` can write to memory whose tiles differ from those of the registers."""
+
+
 def store(ref, value) -> None:
     """Stores registers, even if that writes only parts of sectors. In jax 0.11 there is no `store`,
     and an assignment does not check for it."""
@@ -100,6 +104,20 @@ def float_address_of_thread(address, threads: int, floats_per_thread: int, first
     within_piece = arith.muli(thread, int32(floats_per_thread))
     offset = arith.addi(within_piece, int32(first))
     return utils.getelementptr(address, [offset], ir.F32Type.get())
+
+
+def shared_address(ref):
+    """The address of an array in shared memory as an integer of 32 bits."""
+    return ptx("mov.b32 $0, $1;", utils.memref_ptr(ref), result_types=int32_type())
+
+
+def sum_over_thread(address, strides: tuple[tuple[int, int, int], ...]):
+    """An integer plus `stride * (thread // divisor % size)` for each (divisor, size, stride), where
+    `thread` counts the threads of this warpgroup."""
+    for divisor, size, stride in strides:
+        index = arith.remui(arith.divui(utils.thread_idx(), int32(divisor)), int32(size))
+        address = arith.addi(address, arith.muli(index, int32(stride)))
+    return address
 
 
 # Barriers in shared memory (mbarrier) that count the bytes that have arrived
@@ -162,3 +180,19 @@ def array_of(floats: list, shape: tuple[int, ...], layout) -> tuple[mgpu.Fragmen
         registers.flat[i] = vector.from_elements(register_type, floats[i * width : (i + 1) * width])
     array = mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
     return array, registers.size * width
+
+
+def array_of_pairs(pairs: list, shape: tuple[int, ...], layout) -> mgpu.FragmentedArray:
+    """An array of bfloat16 made from this thread's pairs of them, as integers of 32 bits."""
+    pair_type = ir.VectorType.get((2,), ir.BF16Type.get())
+    layout = layout.to_mgpu()
+    registers = np.empty(layout.registers_shape(shape), dtype=object)
+    assert registers.size == len(pairs), f"{len(pairs)} pairs, expected {registers.size}"
+    for i, pair in enumerate(pairs):
+        one = vector.from_elements(ir.VectorType.get((1,), int32_type()), [pair])
+        registers.flat[i] = vector.bitcast(pair_type, one)
+    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+
+def int32_type() -> Any:
+    return ir.IntegerType.get_signless(32)

@@ -7,6 +7,7 @@ inputs. XLA splits such products too, but adds the parts up in one more kernel.
 import math
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import Implementation, kernels_run
@@ -43,6 +44,13 @@ def split_product(
     matrices = matrix.reshape(parts, -1, outputs)
     product = jnp.einsum("tpi,pio->pto", pieces, matrices, preferred_element_type=jnp.float32)
     return product.reshape(parts, *x.shape[:-1], outputs)
+
+
+def total_of(
+    parts: Float[Array, "parts *tokens outputs"], dtype: DTypeLike
+) -> Float[Array, "*tokens outputs"]:
+    """The product that was left in parts."""
+    return parts[0] if len(parts) == 1 else parts.sum(axis=0).astype(dtype)
 
 
 def parts_of(tokens: int, inputs: int, outputs: int) -> int:

@@ -15,10 +15,10 @@ LANES_PER_ROW = 16
 """Lanes of a warp that hold one row in the layout of `rows_in_lanes`."""
 
 
-def swizzled(shape: tuple[int, ...], dtype):
+def swizzled(shape: tuple[int, ...], dtype, bytes_per_row: int = 128):
     """Swizzled shared memory, without bank conflicts for matrix instructions and bulk copies."""
     bits = jnp.dtype(dtype).itemsize * 8
-    columns = min(shape[-1], 1024 // bits)
+    columns = min(shape[-1], 8 * bytes_per_row // bits)
     return plgpu.SMEM(
         shape,
         dtype,

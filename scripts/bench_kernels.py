@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -25,22 +26,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from kernel_cases import CASES, AttentionCase, Case, ChainCase, WriteCase
+from kernel_cases import CASES, AttentionCase, Case, ChainCase, DeltaCase, ProductCase, WriteCase
 from measuring import about, write_json
 
 from jaxspec import cli
 from jaxspec.console.files import read_json
-from pallas_kernels import dense_chain, pack_queries, paged_attention, qkv_write
+from pallas_kernels import (
+    delta_fold,
+    delta_prefill,
+    delta_read,
+    dense_chain,
+    fp8_product,
+    pack_queries,
+    paged_attention,
+    qkv_write,
+)
 from pallas_kernels.dense_chain import first_arrivals
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.fp8_product import Fp8Matrix, quantised_blocks
 from pallas_kernels.paged_attention import mosaic
 from pallas_kernels.paged_attention.blocks import BlockSizes
 
 BYTES_BEYOND_CACHE = 200e6
 CALLS, LAYERS = 36, 8
 """Calls of one program; of the dense chain fewer, each with matrices that exceed the cache."""
-COPY_TB_S = 2.95
-"""Measured copy bandwidth of one H100 80GB HBM3; the share of bandwidth is relative to it."""
+COPY_TB_S = {"NVIDIA H200": 4.3}
+H100_COPY_TB_S = 2.95
+"""Measured copy bandwidth of devices; the share of bandwidth is relative to that of the one that
+runs, or to an H100's if it is not known."""
+
+OPS = (
+    "paged_attention",
+    "qkv_write",
+    "dense_chain",
+    "delta_read",
+    "delta_fold",
+    "delta_prefill",
+    "fp8_product",
+)
 
 Shape = tuple[int, int, str]
 """Slots, context and kind of query of a call of attention, as the file of peers names them."""
@@ -49,7 +72,7 @@ Shape = tuple[int, int, str]
 def main() -> None:
     options = parse()
     rows = sweep(options) if options.sweep else compare(options)
-    report = about() | {"copy_tb_s": COPY_TB_S, "rows": []}
+    report = about() | {"copy_tb_s": copy_tb_s(), "rows": []}
     for row in rows:
         print(json.dumps(row), flush=True)
         report["rows"].append(row)
@@ -60,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--cases", choices=CASES, default="h100", help="sizes of the calls")
-    parser.add_argument("--only", choices=("paged_attention", "qkv_write", "dense_chain"))
+    parser.add_argument("--only", choices=OPS)
     both = ["mosaic", "xla"]
     parser.add_argument("--implementations", nargs="+", default=both, choices=both)
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
@@ -77,6 +100,8 @@ def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     peers = peer_times(options.anchors) if options.anchors else {}
     for case in cases_of(options):
         seconds = {name: seconds_of(case, name) for name in options.implementations}
+        if isinstance(case, ProductCase):
+            seconds["bf16"] = time_product(case, product_in_bf16)
         shape = attention_shape(case)
         yield row_of(case, seconds) | (peers.get(shape, {}) if shape else {})
 
@@ -88,7 +113,7 @@ def cases_of(options: argparse.Namespace) -> Iterable[Case]:
         for page_size in options.page_size
         for case in cases.attention
     ]
-    for case in (*of_each_page_size, *cases.writes, *cases.chains):
+    for case in (*of_each_page_size, *cases.writes, *cases.chains, *cases.deltas, *cases.products):
         if options.only in (None, case.op):
             yield case
 
@@ -103,8 +128,9 @@ def peer_times(path: Path) -> dict[Shape, dict[str, Any]]:
 
 
 def attention_shape(case: Case) -> Shape | None:
-    """The shape by the names of the peers' file; None for other ops, which it has no times of."""
-    if not isinstance(case, AttentionCase):
+    """The shape by the names of the peers' file; None for other ops and other heads, which it has
+    no times of."""
+    if not isinstance(case, AttentionCase) or case.head_dim != 128:
         return None
     return case.slots, case.context, f"q{case.width}_{'causal' if case.causal else 'full'}"
 
@@ -129,9 +155,13 @@ def sweep(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield row_of(case, {"mosaic": seconds}) | vars(sizes)
 
 
+def copy_tb_s() -> float:
+    return COPY_TB_S.get(jax.devices()[0].device_kind, H100_COPY_TB_S)
+
+
 def row_of(case: Case, seconds: dict[str, float]) -> dict[str, Any]:
     """The kernel's share of the bandwidth and its rate; without the kernel, the reference's."""
-    floor = case.moved_bytes / COPY_TB_S / 1e6
+    floor = case.moved_bytes / copy_tb_s() / 1e6
     judged = seconds.get("mosaic", next(iter(seconds.values())))
     return {
         "op": case.op,
@@ -149,6 +179,10 @@ def seconds_of(case: Case, implementation: Implementation) -> float:
         return time_attention(case, implementation)
     if isinstance(case, WriteCase):
         return time_write(case, implementation)
+    if isinstance(case, ProductCase):
+        return time_product(case, functools.partial(fp8_product, implementation=implementation))
+    if isinstance(case, DeltaCase):
+        return time_delta(case, implementation)
     return time_chain(case, implementation)
 
 
@@ -242,6 +276,51 @@ def write_inputs(case: WriteCase) -> tuple[tuple[Array, ...], tuple[Array, Array
     return fixed, (normal(of_keys, shape), normal(of_values, shape))
 
 
+def time_delta(case: DeltaCase, implementation: Implementation) -> float:
+    """The states of all layers are in one array, so that each call waits for the one before."""
+    rows, state = delta_inputs(case)
+    layers, lengths = state.shape[0] // case.slots, jnp.ones(case.slots, jnp.int32)
+
+    counts = jnp.full(case.slots, case.counts, jnp.int32)
+
+    def slots_of(i: int) -> Array:
+        return i % layers * case.slots + jnp.arange(case.slots, dtype=jnp.int32)
+
+    def reads(value: Array, query: Array, key: Array, log_decay: Array, beta: Array, state: Array):
+        for i in range(CALLS):
+            given = query, key, value, log_decay, beta, state, slots_of(i), lengths
+            if case.op == "delta_read":
+                value = delta_read(*given, implementation=implementation)
+            else:
+                value, _ = delta_prefill(*given, counts, implementation=implementation)
+        return value
+
+    def folds(state: Array, value: Array, key: Array, log_decay: Array, beta: Array) -> Array:
+        for i in range(CALLS):
+            given = key, value, log_decay, beta, state, slots_of(i), lengths, counts
+            state = delta_fold(*given, implementation=implementation)
+        return state
+
+    value, query, key, *scalars = rows
+    if case.op == "delta_fold":
+        return seconds_per_call(folds, state, (value, key, *scalars), CALLS)
+    return seconds_per_call(reads, value, (query, key, *scalars, state), CALLS)
+
+
+def delta_inputs(case: DeltaCase) -> tuple[tuple[Array, ...], Array]:
+    """Values, queries, keys, log decays and beta, and the states of as many layers as exceed the
+    cache."""
+    of_value, of_query, of_key, of_state = jax.random.split(jax.random.key(0), 4)
+    leading = (case.slots, case.width)
+    of_keys = (*leading, case.key_heads, case.dim)
+    heads = (*leading, case.value_heads)
+    layers = int(min(CALLS, -(-BYTES_BEYOND_CACHE // case.state_bytes)))
+    states = (layers * case.slots, case.value_heads, case.dim, case.dim)
+    rows = normal(of_value, (*heads, case.dim)), normal(of_query, of_keys), normal(of_key, of_keys)
+    scalars = jnp.full(heads, -0.1, jnp.float32), jnp.full(heads, 0.5, jnp.float32)
+    return (*rows, *scalars), jax.random.normal(of_state, states, jnp.float32)
+
+
 def time_chain(case: ChainCase, implementation: Implementation) -> float:
     layers = [chain_weights(case, layer) for layer in range(LAYERS)]
     attended = normal(jax.random.key(LAYERS), (case.tokens, case.shape.attended))
@@ -253,8 +332,8 @@ def time_chain(case: ChainCase, implementation: Implementation) -> float:
             x, qkv, arrivals = dense_chain(
                 attended, x, **weights, arrivals=arrivals, eps=1e-6, implementation=implementation
             )
-            assert qkv is not None, "every layer has a next one"
-            seen.append(qkv[0, :8])
+            if qkv is not None:
+                seen.append(qkv[0, :8])
         return x, seen
 
     x = jnp.zeros((case.tokens, case.shape.hidden), jnp.bfloat16)
@@ -263,18 +342,51 @@ def time_chain(case: ChainCase, implementation: Implementation) -> float:
     return seconds_per_call(chain, carried, (attended, layers), LAYERS)
 
 
-def chain_weights(case: ChainCase, layer: int) -> dict[str, Array]:
+def chain_weights(case: ChainCase, layer: int) -> dict[str, Array | Fp8Matrix | None]:
     shape, keys = case.shape, iter(jax.random.split(jax.random.key(layer), 4))
-    matrix = lambda inputs, outputs: normal(next(keys), (inputs, outputs)) * inputs**-0.5
-    scale = jnp.ones((shape.hidden,), jnp.bfloat16)
+
+    def matrix(inputs: int, outputs: int) -> Array | Fp8Matrix:
+        made = normal(next(keys), (inputs, outputs)) * inputs**-0.5
+        return Fp8Matrix(*jax.jit(quantised_blocks)(made.T)) if case.fp8 else made
+
+    scale = jnp.ones((shape.hidden,), shape.norm_dtype or "bfloat16")
     return {
         "out": matrix(shape.attended, shape.hidden),
         "norm": scale,
         "gate_up": matrix(shape.hidden, 2 * shape.inner),
         "down": matrix(shape.inner, shape.hidden),
         "next_norm": scale,
-        "qkv": matrix(shape.hidden, shape.qkv),
+        "qkv": matrix(shape.hidden, shape.qkv) if shape.qkv else None,
     }
+
+
+def time_product(case: ProductCase, product: Callable[..., Array]) -> float:
+    """A product's outputs, cut off or repeated, are the next one's inputs: a small kernel more."""
+    inputs, outputs = case.sides
+    layers = min(CALLS, max(2, math.ceil(BYTES_BEYOND_CACHE / (inputs * outputs))))
+    matrices = [matrix_of(case, product, layer) for layer in range(layers)]
+
+    def chain(x: Array, matrices: Any) -> Array:
+        for i in range(CALLS):
+            y = product(x, *matrices[i % layers])
+            x = jnp.tile(y, (1, math.ceil(inputs / outputs)))[:, :inputs]
+        return x
+
+    x = normal(jax.random.key(layers), (case.tokens, inputs))
+    return seconds_per_call(chain, x, (matrices,), CALLS)
+
+
+def matrix_of(case: ProductCase, product: Callable[..., Array], layer: int) -> tuple[Array, ...]:
+    inputs, outputs = case.sides
+    matrix = normal(jax.random.key(layer), (outputs, inputs)) * inputs**-0.5
+    if product is product_in_bf16:
+        return (matrix.T,)
+    return jax.jit(quantised_blocks)(matrix)
+
+
+def product_in_bf16(x: Array, matrix: Array) -> Array:
+    """What the same product takes with a 16-bit matrix, by XLA."""
+    return x @ matrix
 
 
 if __name__ == "__main__":

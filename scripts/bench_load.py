@@ -116,9 +116,12 @@ def write_checkpoint(folder: Path, geometry: dict[str, int]) -> tuple[list[Path]
 def tensor_shapes(folder: Path, geometry: dict[str, int]) -> dict[str, tuple[int, ...]]:
     from jaxspec.checkpoint.names import target_sources
     from jaxspec.checkpoint.target_config import read_target_config
+    from jaxspec.models.config import Qwen3Config
 
     (folder / "config.json").write_text(json.dumps(config_of(**geometry)))
-    sources = target_sources(read_target_config(folder))
+    config = read_target_config(folder)
+    assert isinstance(config, Qwen3Config), "the config is a Qwen3's"
+    sources = target_sources(config)
     tensors = {name: shape for source in sources.values() for name, shape in source.tensors.items()}
     return {name if "lm_head" in name else f"model.{name}": s for name, s in tensors.items()}
 

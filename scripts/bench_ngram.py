@@ -40,9 +40,9 @@ from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.models.parameters import random_params
-from jaxspec.models.presets import qwen3
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.presets import published
 from jaxspec.models.shapes import NAMES
+from jaxspec.models.targets import target_of
 from jaxspec.proposers.device import Params
 
 LOOP, LOOPS = 32, 32
@@ -133,10 +133,10 @@ def parse() -> argparse.Namespace:
 
 
 def build(options: argparse.Namespace) -> Engine:
-    config = replace(qwen3(options.model), tie_word_embeddings=False)
+    config = replace(published(options.model), tie_word_embeddings=False)
     if options.model == "tiny":
         config = replace(config, vocab_size=4096)
-    model = Qwen3(config, (), jnp.bfloat16)
+    model = target_of(config, (), jnp.bfloat16)
     params = {"target": with_successors(random_params(model, jax.random.key(0)))}
     most, page = max(options.concurrency), 64
     longest = options.prompt + most_tokens(options)

@@ -32,9 +32,10 @@ from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, ver
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair, without_drafter
 from jaxspec.measure.peers import read_peers
-from jaxspec.models.presets import qwen3
+from jaxspec.models.presets import published
 from jaxspec.models.shapes import NAMES
 from jaxspec.proposers.device import Drafts
+from jaxspec.proposers.methods import DRAFTERS
 
 FLOPS = 798e12
 """bf16 FLOP/s of a large matrix product on one H100."""
@@ -45,10 +46,12 @@ SETTLING = 5
 def main() -> None:
     options = parse()
     peers = read_peers(options.anchors, options.model) if options.anchors else []
-    pair = random_pair(options.model, options.block_size, jnp.bfloat16)
+    pair = random_pair(options.model, options.block_size, jnp.bfloat16, kind=options.kind)
+    options.methods = [options.kind if one == "dflash" else one for one in options.methods]
     report = {
         **about(),
         "model": options.model,
+        "kind": options.kind,
         "block_size": options.block_size,
         "prompt_tokens": options.prompt,
         "accepted_per_step": options.accepted,
@@ -73,6 +76,7 @@ def parse() -> argparse.Namespace:
         metavar="dflash-bN",
         help="a block of N tokens",
     )
+    parser.add_argument("--kind", choices=DRAFTERS, default="dflash", help="kind of the drafter")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     methods = ["plain", "dflash"]
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
@@ -165,7 +169,7 @@ def measure(
         for part in ("draft", "verify"):
             row[f"{part}_device_ms"] = device_ms(engines["lockstep"], concurrency, options, part)
         times = engine_ms(engines["lockstep"], concurrency, options)
-        row["dflash_lockstep_ms"] = statistics.median(times)
+        row[f"{options.kind}_lockstep_ms"] = statistics.median(times)
     row["measured_in_s"] = time.perf_counter() - begin
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
@@ -238,7 +242,8 @@ def prefill(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
         call = lambda: device.run(prefill_step, chunk, draws=False)
         jax.block_until_ready(call())
         milliseconds = milliseconds_per_call(call, 3)["median"]
-    matrices = sum(leaf.size for leaf in jax.tree.leaves(pair.params["target"]["layers_0"]))
+    of_layers = [part for name, part in pair.params["target"].items() if "layers_" in name]
+    matrices = sum(leaf.size for leaf in jax.tree.leaves(of_layers))
     operations = prefill_operations(options.model, matrices, slots, tokens)
     per_second = operations / milliseconds * 1e3
     return {
@@ -251,11 +256,14 @@ def prefill(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
 
 
 def prefill_operations(model: str, matrices: int, slots: int, tokens: int) -> int:
-    """Of attention and the layers' matrices, whose sizes add up to `matrices` in each layer."""
-    decoder = qwen3(model).decoder
+    """Of attention and the layers' matrices, which have so many numbers in all. The sums of
+    recurrent layers are not counted."""
+    config = published(model)
+    decoder, kinds = config.decoder, getattr(config, "layer_kinds", None)
+    attending = decoder.num_layers if kinds is None else kinds.count("attention")
     seen = tokens * (tokens + 1) // 2
     attention = 4 * decoder.num_heads * decoder.head_dim * seen
-    return decoder.num_layers * slots * (2 * matrices * tokens + attention)
+    return slots * (2 * matrices * tokens + attending * attention)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

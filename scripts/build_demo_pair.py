@@ -171,13 +171,14 @@ def make_target(
     if options.target is not None:
         shutil.copytree(options.target, folder, dirs_exist_ok=True)
         checkpoint = open_target(options.target)
+        assert isinstance(checkpoint.config, Qwen3Config), "the demo pair is a Qwen3"
         return Target(checkpoint.config, checkpoint.load(jnp.float32))
     work = options.work / "target"
-    return Target(
-        *pretrain(
-            preset.target, text.tokenizer, known, preset.target_options, cadence, work, folder
-        )
+    config, params = pretrain(
+        preset.target, text.tokenizer, known, preset.target_options, cadence, work, folder
     )
+    assert isinstance(config, Qwen3Config), "the demo pair is a Qwen3"
+    return Target(config, params)
 
 
 def on_policy(

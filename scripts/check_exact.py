@@ -45,7 +45,7 @@ from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.compiled import Program
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_models
-from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.presets import dflash_for, published
 from jaxspec.models.shapes import NAMES
 from jaxspec.proposers.methods import METHODS, Method
 
@@ -198,7 +198,7 @@ def random_prompts(options: argparse.Namespace, vocab_size: int) -> Prompts:
 
 
 def build(options: argparse.Namespace) -> Opened:
-    config = replace(qwen3(options.model), tie_word_embeddings=False)
+    config = replace(published(options.model), tie_word_embeddings=False)
     if options.model == "tiny":
         config = replace(config, vocab_size=500)
     draft = replace(dflash_for(config), mask_token_id=config.vocab_size - 1)

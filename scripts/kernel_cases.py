@@ -3,6 +3,7 @@ compute."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from pallas_kernels.dense_chain import ChainShape
 
@@ -11,9 +12,18 @@ GEOMETRIES = {
     "4B": (4096, 2560, 9728, 6144),
     "1.7B": (2048, 2048, 6144, 4096),
     "0.6B": (2048, 1024, 3072, 4096),
-    "tiny": (64, 64, 128, 128),
+    "3.5-9B": (4096, 4096, 12288, 12352),
+    "3.5-4B": (4096, 2560, 9216, 12352),
+    "tiny": (128, 128, 256, 128),
 }
-"""Sizes of Qwen3 models: what attention gives per token, hidden, inner, the next layer's q|k|v."""
+"""Sizes of Qwen3 models: what attention gives per token, hidden, inner, the next layer's q|k|v. Of
+Qwen3.5 what reads the residual stream in a recurrent layer."""
+HYBRID = ("3.5-9B", "3.5-4B")
+"""Those with norm scales in float32."""
+
+
+def name_of(model: str) -> str:
+    return f"Qwen{model}" if model in HYBRID else f"Qwen3-{model}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +42,8 @@ class AttentionCase:
     @property
     def name(self) -> str:
         mask = "causal" if self.causal else "full"
-        return f"{self.slots}x{self.context} q{self.width} {mask} page {self.page_size}"
+        heads = "" if self.head_dim == 128 else f", {self.heads}/{self.kv_heads} x {self.head_dim}"
+        return f"{self.slots}x{self.context} q{self.width} {mask}{heads} page {self.page_size}"
 
     @property
     def cache_bytes(self) -> int:
@@ -62,7 +73,8 @@ class WriteCase:
 
     @property
     def name(self) -> str:
-        return f"{self.slots}x{self.width} tokens, {self.heads}/{self.kv_heads} heads"
+        wide = "" if self.head_dim == 128 else f" x {self.head_dim}"
+        return f"{self.slots}x{self.width} tokens, {self.heads}/{self.kv_heads} heads{wide}"
 
     @property
     def fused(self) -> int:
@@ -78,20 +90,70 @@ class WriteCase:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeltaCase:
+    op: str
+    """delta_read, delta_fold or delta_prefill."""
+    slots: int
+    width: int
+    counts: int
+    """Rows of the block that are folded in; delta_prefill runs all."""
+    key_heads: int = 16
+    value_heads: int = 32
+    dim: int = 128
+    """Of keys and of values."""
+
+    @property
+    def name(self) -> str:
+        rows = f"{self.slots}x{self.width} rows"
+        kept = f", {self.counts} kept" if self.op == "delta_fold" else ""
+        return f"{rows}{kept}, {self.key_heads}/{self.value_heads} heads"
+
+    @property
+    def state_bytes(self) -> int:
+        return self.slots * self.value_heads * self.dim**2 * 4
+
+    @property
+    def moved_bytes(self) -> int:
+        folds = self.op == "delta_fold"
+        heads = (1 if folds else 2) * (self.key_heads + self.value_heads)
+        rows = self.slots * (self.counts if folds else self.width)
+        states = (1 if self.op == "delta_read" else 2) * self.state_bytes
+        return states + rows * (2 * heads * self.dim + 8 * self.value_heads)
+
+    @property
+    def operations(self) -> int:
+        each, rows = (5, self.counts) if self.op == "delta_fold" else (7, self.width)
+        return each * rows * self.state_bytes // 4
+
+
+@dataclasses.dataclass(frozen=True)
 class ChainCase:
     model: str
     """A name of `GEOMETRIES`."""
     tokens: int
+    fp8: bool = False
+    """Whether the matrices are in 8 bits, with a scale for each block."""
+    reads: bool = True
+    """Whether the next layer's inputs are computed too."""
 
     op = "dense_chain"
 
     @property
     def name(self) -> str:
-        return f"Qwen3-{self.model}, {self.tokens} tokens"
+        last = "" if self.reads else ", no next inputs"
+        return f"{name_of(self.model)}{'-FP8' if self.fp8 else ''}, {self.tokens} tokens{last}"
 
     @property
     def shape(self) -> ChainShape:
-        return ChainShape(self.tokens, *GEOMETRIES[self.model])
+        attended, hidden, inner, qkv = GEOMETRIES[self.model]
+        return ChainShape(
+            self.tokens,
+            attended,
+            hidden,
+            inner,
+            qkv if self.reads else 0,
+            norm_dtype="float32" if self.model in HYBRID else None,
+        )
 
     @property
     def weights(self) -> int:
@@ -101,14 +163,53 @@ class ChainCase:
     @property
     def moved_bytes(self) -> int:
         s = self.shape
-        return 2 * (self.weights + self.tokens * (s.attended + 2 * s.hidden + s.qkv))
+        of_weights = self.weights + 4 * self.weights // 128**2 if self.fp8 else 2 * self.weights
+        return of_weights + 2 * self.tokens * (s.attended + 2 * s.hidden + s.qkv)
 
     @property
     def operations(self) -> int:
         return 2 * self.tokens * self.weights
 
 
-Case = AttentionCase | WriteCase | ChainCase
+@dataclasses.dataclass(frozen=True)
+class ProductCase:
+    """A product with an 8-bit matrix that has a scale for each block."""
+
+    model: str
+    """A name of `GEOMETRIES`."""
+    matrix: Literal["out", "gate_up", "down", "qkv"]
+    tokens: int
+
+    op = "fp8_product"
+
+    @property
+    def name(self) -> str:
+        return f"{name_of(self.model)} {self.matrix}, {self.tokens} tokens"
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Inputs and outputs."""
+        attended, hidden, inner, qkv = GEOMETRIES[self.model]
+        return {
+            "out": (attended, hidden),
+            "gate_up": (hidden, 2 * inner),
+            "down": (inner, hidden),
+            "qkv": (hidden, qkv),
+        }[self.matrix]
+
+    @property
+    def moved_bytes(self) -> int:
+        inputs, outputs = self.sides
+        scales = 4 * inputs * outputs // 128**2
+        return inputs * outputs + scales + 2 * self.tokens * (inputs + outputs)
+
+    @property
+    def operations(self) -> int:
+        inputs, outputs = self.sides
+        return 2 * self.tokens * inputs * outputs
+
+
+Case = AttentionCase | WriteCase | ChainCase | DeltaCase | ProductCase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +221,11 @@ class Cases:
     attention: Sequence[AttentionCase]
     writes: Sequence[WriteCase]
     chains: Sequence[ChainCase]
+    deltas: Sequence[DeltaCase]
+    products: Sequence[ProductCase]
 
 
+MATRICES = ("out", "gate_up", "down", "qkv")
 CONTEXTS = ((1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096))
 CASES = {
     "h100": Cases(
@@ -131,12 +235,43 @@ CASES = {
             for slots, context in CONTEXTS
             for width, causal in ((1, True), (16, True), (16, False))
         ]
-        + [AttentionCase(8, 2048, 512, True)],
-        [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)],
+        + [AttentionCase(8, 2048, 512, True)]
+        + [
+            AttentionCase(slots, 1024, width, True, heads=heads, kv_heads=4, head_dim=256)
+            for heads in (16, 24)
+            for slots, width in ((1, 1), (1, 16), (8, 16), (32, 16), (1, 512))
+        ],
+        [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)]
+        + [WriteCase(8, 16, heads, 4, 256) for heads in (16, 24)],
         [
-            ChainCase(model, tokens)
+            ChainCase(model, tokens, fp8)
+            for fp8 in (False, True)
             for model in ("8B", "4B", "1.7B", "0.6B")
             for tokens in (8, 16, 32, 64)
+        ]
+        + [
+            ChainCase(model, tokens, reads=reads)
+            for reads in (True, False)
+            for model in HYBRID
+            for tokens in (8, 16, 32, 64)
+        ],
+        [
+            DeltaCase(op, slots, 16, counts, value_heads=heads)
+            for heads in (32, 48)
+            for slots in (1, 8, 32)
+            for op, counts in (("delta_read", 0), ("delta_fold", 5), ("delta_fold", 16))
+        ]
+        + [DeltaCase("delta_read", 8, 1, 0), DeltaCase("delta_fold", 8, 1, 1)]
+        + [
+            DeltaCase("delta_prefill", slots, 512, 512, value_heads=heads)
+            for heads in (32, 48)
+            for slots in (1, 8)
+        ],
+        [
+            ProductCase(model, matrix, tokens)
+            for model in ("8B", "4B")
+            for tokens in (1, 16, 64, 128, 256, 512)
+            for matrix in MATRICES
         ],
     ),
     # For the reference on a CPU, to see that the script works.
@@ -144,6 +279,8 @@ CASES = {
         ((1, 64),),
         [AttentionCase(1, 64, 4, True, heads=4, kv_heads=2, head_dim=16)],
         [WriteCase(1, 4, heads=4, kv_heads=2, head_dim=16)],
-        [ChainCase("tiny", 8)],
+        [ChainCase("tiny", 8), ChainCase("tiny", 8, fp8=True), ChainCase("tiny", 8, reads=False)],
+        [DeltaCase(op, 2, 4, 3, 1, 2, 8) for op in ("delta_read", "delta_fold", "delta_prefill")],
+        [ProductCase("tiny", "gate_up", 8)],
     ),
 }

@@ -46,18 +46,24 @@ class Measurement:
     """A command that writes one results file."""
 
     name: str
-    """Name of the results file, of the log and of the plot."""
+    """Name of the results file, of the log and of the plot, to which the device's is added."""
     command: str
     """Arguments of python, without the files that are written."""
     seconds: int
-    """About how long it takes on an H100 with an empty cache; after the first of its group less."""
+    """About how long it takes on an H100 with an empty cache; after the first of its group less.
+    Those of the last four groups are guesses, because they have not run on one yet."""
     plot: bool = False
     """Whether it also draws a plot."""
 
-    def arguments(self, folder: Path) -> list[str]:
-        written = ["--json", str(folder / f"{self.name}.json")]
-        written += ["--plot", str(folder / f"{self.name}.png")] if self.plot else []
+    def arguments(self, files: Path) -> list[str]:
+        """Of python; `files` is the path of those that are written, without an ending."""
+        written = ["--json", f"{files}.json"]
+        written += ["--plot", f"{files}.png"] if self.plot else []
         return [*shlex.split(self.command), *written]
+
+    def shown(self, files: str) -> str:
+        """The command for readers, who choose the folder."""
+        return f"python {shlex.join(self.arguments(Path('FOLDER', files)))}"
 
 
 def bench(size: str, lengths: str, seconds: int) -> Measurement:
@@ -68,17 +74,31 @@ def bench(size: str, lengths: str, seconds: int) -> Measurement:
         "--requests-per-slot 2 --concurrency 1,4,8,16,32 --passes 2 "
         f"--synthetic-acceptance-length {lengths} --anchors {PEERS}"
     )
-    return Measurement(f"bench-{size}-h100", command, seconds, plot=True)
+    return Measurement(f"bench-{size}", command, seconds, plot=True)
 
 
 def steps(size: str, seconds: int) -> Measurement:
     command = f"scripts/bench_steps.py --model qwen3-{size}"
-    return Measurement(f"steps-{size}-h100", command, seconds)
+    return Measurement(f"steps-{size}", command, seconds)
 
 
 def kernels(name: str, flags: str, seconds: int) -> Measurement:
     command = f"scripts/bench_kernels.py --implementations {flags}"
-    return Measurement(f"{name}-h100", command, seconds)
+    return Measurement(name, command, seconds)
+
+
+def steps_of(kind: str, block_size: int) -> Measurement:
+    """Drafters of a kind, beside DFlash of the same width."""
+    command = (
+        f"scripts/bench_steps.py --model qwen3-8b --kind {kind} --draft dflash-b{block_size} "
+        "--concurrency 1 8 32"
+    )
+    return Measurement(f"steps-8b-{kind}-b{block_size}", command, 30)
+
+
+def steps_at_loads(model: str, seconds: int) -> Measurement:
+    command = f"scripts/bench_steps.py --model {model} --concurrency 1 4 8 16 32 --prefill 8 2048"
+    return Measurement(f"steps-{model}", command, seconds)
 
 
 GROUPS = {
@@ -89,18 +109,18 @@ GROUPS = {
     "4b": [
         bench("4b", "GSM8K=6.53,HumanEval=6.64,MATH-500=7.84,MT-Bench=4.35", 95),
         steps("4b", 20),
-        Measurement("spans-h100", "scripts/bench_spans.py --model qwen3-4b", 100),
+        Measurement("spans", "scripts/bench_spans.py --model qwen3-4b", 100),
     ],
     "exact": [
         Measurement(
-            "exact-chain-h100",
+            "exact-chain",
             "scripts/check_exact.py --model qwen3-0.6b --slots 2 --prompts 4 --tokens 80",
             75,
         ),
-        Measurement("exact-h100", "scripts/check_exact.py --model qwen3-0.6b", 90),
+        Measurement("exact", "scripts/check_exact.py --model qwen3-0.6b", 90),
     ],
     "ngram": [
-        Measurement("ngram-h100", "scripts/bench_ngram.py --model qwen3-8b --num-drafts 3", 55),
+        Measurement("ngram", "scripts/bench_ngram.py --model qwen3-8b --num-drafts 3", 55),
     ],
     "attention": [
         kernels(
@@ -113,6 +133,38 @@ GROUPS = {
         kernels("dense-chain", "mosaic xla --only dense_chain", 115),
         kernels("qkv-write", "mosaic xla --only qkv_write", 30),
     ],
+    "drafters": [
+        *(steps_of("dflash", size) for size in (16, 8)),
+        steps_of("dflash2", 16),
+        steps_of("dspark", 8),
+        steps_of("eagle3", 4),
+        Measurement(
+            "spans-8b-mixed",
+            "scripts/bench_spans.py --model qwen3-8b --phases 8x6.4+3.0,16x6.4+3.0,32x6.4+3.0",
+            120,
+        ),
+    ],
+    "serving": [
+        Measurement("prefix", "scripts/bench_prefix.py --model qwen3-8b --prompt 8192", 60),
+        Measurement(
+            "serving",
+            "scripts/bench_serving.py --model qwen3-8b --seconds 300",
+            340,
+            plot=True,
+        ),
+    ],
+    "hybrid": [
+        steps_at_loads("qwen3.5-4b", 60),
+        steps_at_loads("qwen3.5-9b", 60),
+        kernels("delta-read", "mosaic xla --only delta_read", 40),
+        kernels("delta-fold", "mosaic xla --only delta_fold", 40),
+        kernels("delta-prefill", "mosaic xla --only delta_prefill", 40),
+    ],
+    "fp8": [
+        steps_at_loads("qwen3-8b-fp8", 60),
+        steps_at_loads("qwen3-4b-fp8", 60),
+        kernels("fp8-product", "mosaic xla --only fp8_product", 90),
+    ],
 }
 
 
@@ -123,7 +175,7 @@ def main() -> None:
         return
     folder = make_folder(str(options.out)).resolve()
     chosen = {name: GROUPS[name] for name in GROUPS if name in options.only}
-    run = Run(folder, options.cache, time.monotonic() + options.seconds)
+    run = Run(folder, options.device, options.cache, time.monotonic() + options.seconds)
     run.all(chosen, options.gpus)
     failed = [one.name for group in chosen.values() for one in group if not run.worked(one)]
     sys.exit(f"not run to a good end: {', '.join(failed)}" if failed else None)
@@ -136,6 +188,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the commands and their times")
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="FOLDER")
     parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="GROUP")
+    parser.add_argument("--device", default="h100", help="its name, in the names of the files")
     parser.add_argument("--gpus", type=int, default=1, help="groups that run side by side")
     parser.add_argument("--seconds", type=float, default=3600, help="limit of the whole run")
     cache = Path(tempfile.gettempdir()) / "jaxspec-measure-cache"
@@ -145,7 +198,7 @@ def parse() -> argparse.Namespace:
 
 def listed() -> list[str]:
     return [
-        f"{name:<10}{one.seconds:>4} s  python {shlex.join(one.arguments(Path('FOLDER')))}"
+        f"{name:<10}{one.seconds:>4} s  {one.shown(one.name)}"
         for name, group in GROUPS.items()
         for one in group
     ]
@@ -154,8 +207,9 @@ def listed() -> list[str]:
 class Run:
     """Runs groups of measurements, on one GPU each, until a deadline."""
 
-    def __init__(self, folder: Path, cache: Path, deadline: float):
-        self.folder, self.cache, self.deadline = folder, cache, deadline
+    def __init__(self, folder: Path, device: str, cache: Path, deadline: float):
+        self.folder, self.device = folder, device
+        self.cache, self.deadline = cache, deadline
         self.begin = time.monotonic()
         self.lock = threading.Lock()
         self.report: dict[str, Any] = {"environment": code(), "measured": {}}
@@ -183,10 +237,10 @@ class Run:
 
     def measure(self, one: Measurement, gpu: int) -> None:
         self.say(f"begins on GPU {gpu}: {one.name}")
-        begin = time.monotonic()
-        with open(self.folder / f"{one.name}.log", "w") as log:
+        begin, files = time.monotonic(), f"{one.name}-{self.device}"
+        with open(self.folder / f"{files}.log", "w") as log:
             process = subprocess.Popen(
-                [sys.executable, *one.arguments(self.folder)],
+                [sys.executable, *one.arguments(self.folder / files)],
                 cwd=ROOT,
                 env=environment_of(gpu, self.cache),
                 stdout=log,
@@ -196,9 +250,8 @@ class Run:
         seconds = round(time.monotonic() - begin, 1)
         self.say(f"{seconds} s, exit code {exit_code}: {one.name}")
         with self.lock:
-            arguments = shlex.join(one.arguments(Path("FOLDER")))
             self.report["measured"][one.name] = {
-                "command": f"python {arguments}",
+                "command": one.shown(files),
                 "seconds": seconds,
                 "exit_code": exit_code,
                 "gpu": gpu,

@@ -1,4 +1,4 @@
-"""Pre-trains a small Qwen3 target and its tokenizer from folders of text.
+"""Pre-trains a small Qwen3 or Qwen3.5 target and its tokenizer from folders of text.
 
     python scripts/pretrain_target.py --text FOLDER [FOLDER ...] --pattern '*.py' --out DIR
 
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from jaxspec import cli
+from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.training.fingerprints import hash_of_text
 from jaxspec.training.pretraining.bpe import END, special_id, train_tokenizer
 from jaxspec.training.pretraining.corpus import Selection, collect, sequences_of_corpus
@@ -29,6 +30,7 @@ def main() -> None:
         options.heads,
         options.kv_heads,
         options.head_dim,
+        delta=DeltaSizes(*options.delta, taps=4) if options.delta else None,
     )
     optimization = Optimization(
         steps=options.steps,
@@ -70,6 +72,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument(
+        "--delta",
+        type=int,
+        nargs=4,
+        metavar="N",
+        help="train a Qwen3.5, whose recurrent layers have so many key heads, value heads, and "
+        "numbers per key and per value",
+    )
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--seconds", type=float, help="training time, instead of steps")

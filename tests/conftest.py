@@ -1,6 +1,7 @@
 """Where the tests run and what watches them. Imports neither jax nor the packages: the hook that
 checks shapes has to come before them."""
 
+import collections
 import dataclasses
 import importlib.util
 import os
@@ -17,6 +18,24 @@ where everything that tests need was installed."""
 MOST_MAPPINGS = 25_000
 """Linux allows a process 65,530 mappings by default. A program for CPUs takes several, and where no
 more are to be had XLA ends the process."""
+
+LONG_FILES = (
+    "test_measuring_scripts.py",
+    "test_fp8_goldens.py",
+    "test_dspark_goldens.py",
+    "test_sweep.py",
+    "test_eagle3_on_goldens.py",
+    "test_on_goldens.py",
+    "test_dspark_in_the_engine.py",
+    "test_four_devices.py",
+    "test_hybrid_pair.py",
+    "test_hybrid_target.py",
+    "test_hybrid_targets.py",
+    "test_rejection.py",
+    "test_hits_and_misses.py",
+    "test_qwen35_parity.py",
+)
+"""Those that take longest, about a minute or more of an idle core."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,7 +64,9 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     return True if wants_gpu(config) and not holds_gpu_tests(collection_path) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        long_files_first(items)
     asked = [item for item in items if item.get_closest_marker("gpu")]
     if asked and not has_gpu():
         for item in asked:
@@ -54,10 +75,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """One process runs all tests of a file: they share engines, and so compiled programs."""
+    """One process runs all tests of a file: they share engines, and so compiled programs. Files
+    begin in the order in which the processes collect them."""
     from xdist.scheduler import LoadFileScheduling
 
-    return LoadFileScheduling(config, log) if config.getvalue("dist") == "load" else None
+    if config.getvalue("dist") != "load":
+        return None
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -85,6 +110,19 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if forbidden_skips(session.config) or (wants_gpu(session.config) and not has_gpu()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def long_files_first(items: list[pytest.Item]) -> None:
+    """So that no process is left alone with a long one at the end: those that are known to be long,
+    then those with slow tests, then those with many tests."""
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    tests = collections.Counter(item.path for item in items)
+
+    def place(path: pathlib.Path) -> tuple:
+        return path.name not in LONG_FILES, -slow[path], -tests[path]
+
+    files = {path: number for number, path in enumerate(sorted(tests, key=place))}
+    items.sort(key=lambda item: files[item.path])
 
 
 def rebuild_records_unchecked() -> None:

@@ -26,6 +26,9 @@ class Block:
     """Cell (page * page_size + offset) that the token's key and value are written to."""
     page_table: Int[Array, "batch max_pages"]
     """Page of every page_size positions; 0, the trash page, if the request holds none there."""
+    final: bool = dataclasses.field(default=False, metadata={"static": True})
+    """Whether `counts` are known when the block is read, as those of a chunk of a prompt are. Those
+    of drafts are lowered by acceptance."""
 
 
 def one_token() -> Block:
@@ -41,6 +44,7 @@ def block_after(
     page_table: Int[Array, "batch max_pages"],
     width: int,
     page_size: int,
+    final: bool = False,
 ) -> Block:
     """The block of `width` tokens after `lengths`, of which the first `counts` are kept.
 
@@ -55,4 +59,4 @@ def block_after(
     )
     kept = (offsets < counts[:, None]) & (pages > 0)
     cells = jnp.where(kept, pages * page_size + positions % page_size, offsets % page_size)
-    return Block(slots, lengths, counts, positions, cells, page_table)
+    return Block(slots, lengths, counts, positions, cells, page_table, final)

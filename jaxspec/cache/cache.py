@@ -46,8 +46,18 @@ class Cache[Layer: LayerCache]:
     def in_pages(self) -> bool:
         """Whether all of it lies in pages, so that requests whose texts begin alike can share it.
         A layer that keeps everything in pages says so by an attribute of this name."""
-        return all(getattr(layer, "in_pages", False) for layer in self.layers)
+        return all(map(_is_in_pages, self.layers))
+
+    @property
+    def num_pages(self) -> int | None:
+        """Pages of the layers that have some, the trash page included; None if no layer has."""
+        arrays = jax.tree.leaves([layer for layer in self.layers if _is_in_pages(layer)])
+        return arrays[0].shape[0] if arrays else None
 
     def commit(self, block: Block) -> "Cache[Layer]":
         """Commits the same tokens in every layer."""
         return Cache(tuple(layer.commit(block) for layer in self.layers))
+
+
+def _is_in_pages(layer: LayerCache) -> bool:
+    return getattr(layer, "in_pages", False)

@@ -18,7 +18,7 @@ from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.orbax_folder import save
 from jaxspec.checkpoint.stream import in_total
 from jaxspec.errors import JaxspecError, LoadError, UsageError, one_line, shown
-from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, TargetConfig
 from jaxspec.text.tokenizer_files import TOKENIZER_FILES
 
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES)
@@ -85,7 +85,7 @@ def _check_free(destination: Path) -> None:
 
 def _open(
     source: Path, quantization: Quantization
-) -> Checkpoint[Qwen3Config] | Checkpoint[DrafterConfig]:
+) -> Checkpoint[TargetConfig] | Checkpoint[DrafterConfig]:
     if not is_drafter(read_entries(source / "config.json")):
         return open_target(source, quantization)
     if quantization is not None:
@@ -104,11 +104,11 @@ def _copy_files(source: Path, destination: Path) -> None:
             shutil.copyfile(path, copy)
 
 
-def _write_config(source: Path, config: Qwen3Config | DrafterConfig, destination: Path) -> None:
+def _write_config(source: Path, config: TargetConfig | DrafterConfig, destination: Path) -> None:
     """Copies the source's config, with a relative path to the target made absolute, and with what
     says how quantised weights are scaled."""
     entries = dict(read_entries(source / "config.json").values)
-    in_8_bits = isinstance(config, Qwen3Config) and config.decoder.fp8 is not None
+    in_8_bits = isinstance(config, TargetConfig) and config.decoder.fp8 is not None
     if in_8_bits and entries.get(FP8_KEY) is None:
         entries[FP8_KEY] = FP8_ENTRY
     if isinstance(config, DrafterConfig) and config.target_path:

@@ -33,6 +33,7 @@ from jaxspec.checkpoint.names import (
     target_sources,
 )
 from jaxspec.checkpoint.orbax_folder import check_arrays, is_orbax, orbax_arrays, restore
+from jaxspec.checkpoint.qwen35_names import qwen35_sources, text_tensors
 from jaxspec.checkpoint.safetensors_folder import StoredTensor, stored_tensors
 from jaxspec.checkpoint.stream import (
     BytesRead,
@@ -42,8 +43,8 @@ from jaxspec.checkpoint.stream import (
     stream_parameters,
 )
 from jaxspec.checkpoint.target_config import read_target_config
-from jaxspec.errors import LoadError
-from jaxspec.models.config import DFlashConfig, DrafterConfig, Qwen3Config
+from jaxspec.errors import LoadError, UsageError
+from jaxspec.models.config import DFlashConfig, DrafterConfig, Qwen35Config, TargetConfig
 from jaxspec.models.eagle3_config import Eagle3Config
 from jaxspec.models.parameters import Params
 
@@ -76,10 +77,13 @@ class LoadWeights(Protocol):
         ...
 
 
-def open_target(folder: str | Path, quantization: Quantization = None) -> Checkpoint[Qwen3Config]:
+def open_target(folder: str | Path, quantization: Quantization = None) -> Checkpoint[TargetConfig]:
     """With `quantization`, the layers' matrices become 8-bit floats if they are none yet."""
     folder = Path(folder)
-    config, layout = read_target_config(folder), read_fp8_layout(folder)
+    config = read_target_config(folder)
+    if isinstance(config, Qwen35Config):
+        return _open_qwen35(folder, config, quantization)
+    layout = read_fp8_layout(folder)
     sources = target_sources(config)
     if quantization is not None and layout is None:
         config, sources = quantised_target(config, sources, folder)
@@ -91,6 +95,29 @@ def open_target(folder: str | Path, quantization: Quantization = None) -> Checkp
     if layout is not None:
         sources = fp8_sources(sources, layout, stored)
         check_fp8(sources, stored, str(folder))
+    return _checked(folder, config, sources, stored)
+
+
+def _open_qwen35(
+    folder: Path, config: Qwen35Config, quantization: Quantization
+) -> Checkpoint[TargetConfig]:
+    if quantization is not None:
+        raise UsageError(
+            f"quantization is {quantization!r}, which is not implemented for Qwen3.5; leave it out"
+        )
+    sources = qwen35_sources(config)
+    if is_orbax(folder):
+        return _open_orbax(folder, config, sources)
+    return _checked(folder, config, sources, text_tensors(stored_tensors(folder), str(folder)))
+
+
+def _checked(
+    folder: Path,
+    config: TargetConfig,
+    sources: dict[str, Source],
+    stored: dict[str, StoredTensor],
+) -> Checkpoint[TargetConfig]:
+    """A target whose tensors are those of its config."""
     tied_head = ("lm_head.weight",) if config.tie_word_embeddings else ()
     check_tensors(sources, stored, str(folder), unused=tied_head)
     return Checkpoint(

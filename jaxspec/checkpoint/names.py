@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
+from jaxspec.checkpoint.arranged import Arranged
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError
 from jaxspec.layers.convolution import SIDES
@@ -39,6 +40,8 @@ class Source:
     """The dtype of the parameter; None if it is the one that weights are asked for in."""
     spread: tuple[int, ...] = ()
     """If each part is a single number: the rows of the parameter that it becomes, in one column."""
+    arranged: Arranged | None = None
+    """How the joined tensor becomes the parameter, apart from transposing; None if it is it."""
     quantised: bool = False
     """Whether the joined tensor becomes two parameters, `weight` in 8 bits and its `scales`."""
 
@@ -49,6 +52,8 @@ class Source:
             return sum(self.spread), 1
         parts = list(self.tensors.values())
         joined = (sum(part[0] for part in parts), *parts[0][1:])
+        if self.arranged is not None:
+            joined = self.arranged.shape(joined)
         return joined[::-1] if self.transposed else joined
 
 
@@ -59,14 +64,14 @@ def target_sources(config: Qwen3Config) -> dict[str, Source]:
         "norm/scale": Source({"norm.weight": (hidden,)}),
     }
     if not config.tie_word_embeddings:
-        sources["head/kernel"] = _matrix(hidden, {"lm_head.weight": config.vocab_size})
+        sources["head/kernel"] = matrix_source(hidden, {"lm_head.weight": config.vocab_size})
     return sources | layer_sources(config.decoder)
 
 
 def drafter_sources(config: DFlashConfig) -> dict[str, Source]:
     hidden, features = config.decoder.hidden_size, len(config.target_layer_ids)
     sources = {
-        "feature_projection/kernel": _matrix(features * hidden, {"fc.weight": hidden}),
+        "feature_projection/kernel": matrix_source(features * hidden, {"fc.weight": hidden}),
         "feature_norm/scale": Source({"hidden_norm.weight": (hidden,)}),
         "norm/scale": Source({"norm.weight": (hidden,)}),
     }
@@ -75,7 +80,7 @@ def drafter_sources(config: DFlashConfig) -> dict[str, Source]:
         shape = (config.vocab_size, hidden)
         sources["embedding/embedding"] = Source({"embed_tokens.weight": shape})
     if config.owns_head:
-        sources["head/kernel"] = _matrix(hidden, {"lm_head.weight": head_size})
+        sources["head/kernel"] = matrix_source(hidden, {"lm_head.weight": head_size})
     if config.draft_vocab_size is not None:
         sources["target_ids"] = Source({"d2t": (head_size,)}, dtypes=IDS)
     sources |= _dspark(config, head_size) | _selector(config)
@@ -104,7 +109,7 @@ def _dspark(config: DFlashConfig, head_size: int) -> dict[str, Source]:
 
 def _with_bias(path: str, name: str, inputs: int, outputs: int) -> dict[str, Source]:
     return {
-        f"{path}/kernel": _matrix(inputs, {f"{name}.weight": outputs}),
+        f"{path}/kernel": matrix_source(inputs, {f"{name}.weight": outputs}),
         f"{path}/bias": Source({f"{name}.bias": (outputs,)}),
     }
 
@@ -120,7 +125,7 @@ def _convolutions(config: DFlashConfig) -> dict[str, Source]:
         for sublayer in ("attention", "mlp")
         for path, source in {
             "base": Source({f"{sublayer}_conv.base_kernel": (SIDES, sizes.taps, hidden)}),
-            "projection/kernel": _matrix(
+            "projection/kernel": matrix_source(
                 hidden, {f"{sublayer}_conv.kernel_projection.weight": changes}
             ),
         }.items()
@@ -135,7 +140,7 @@ def _selector(config: DFlashConfig) -> dict[str, Source]:
     return {
         "transition/preceding/embedding": codebook("predecessor_codebook"),
         "transition/following/embedding": codebook("successor_codebook"),
-        "transition/projection/kernel": _matrix(
+        "transition/projection/kernel": matrix_source(
             config.decoder.hidden_size, {f"{stored}.hidden_projection.weight": rank}
         ),
     }
@@ -145,17 +150,22 @@ def layer_sources(decoder: Decoder, added: dict[str, Source] | None = None) -> d
     """The layers of a decoder, by the names that all layouts use; `added` is what each of them has
     besides."""
     layer = _layer(decoder) | (added or {})
+    layers = (layer_of(i, layer) for i in range(decoder.num_layers))
+    return {path: source for one in layers for path, source in one.items()}
+
+
+def layer_of(index: int, layer: dict[str, Source]) -> dict[str, Source]:
+    """The same sources, with the paths and names of the layer that has this index."""
     return {
-        f"layers_{i}/{path}": replace(
-            source, tensors={f"layers.{i}.{name}": s for name, s in source.tensors.items()}
+        f"layers_{index}/{path}": replace(
+            source, tensors={f"layers.{index}.{name}": s for name, s in source.tensors.items()}
         )
-        for i in range(decoder.num_layers)
         for path, source in layer.items()
     }
 
 
 def _layer(decoder: Decoder) -> dict[str, Source]:
-    hidden, inner, width = decoder.hidden_size, decoder.intermediate_size, decoder.head_dim
+    hidden, width = decoder.hidden_size, decoder.head_dim
     heads, kv_heads = decoder.num_heads * width, decoder.num_kv_heads * width
     qkv = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
     norms = {
@@ -164,20 +174,27 @@ def _layer(decoder: Decoder) -> dict[str, Source]:
     }
     return {
         "attention/norm/scale": Source({"input_layernorm.weight": (hidden,)}),
-        "attention/qkv/kernel": _matrix(
+        "attention/qkv/kernel": matrix_source(
             hidden, {f"self_attn.{name}.weight": size for name, size in qkv.items()}
         ),
         **(norms if decoder.head_norms else {}),
-        "attention/out/kernel": _matrix(heads, {"self_attn.o_proj.weight": hidden}),
+        "attention/out/kernel": matrix_source(heads, {"self_attn.o_proj.weight": hidden}),
         "mlp/norm/scale": Source({"post_attention_layernorm.weight": (hidden,)}),
-        "mlp/gate_up/kernel": _matrix(
-            hidden, {"mlp.gate_proj.weight": inner, "mlp.up_proj.weight": inner}
-        ),
-        "mlp/down/kernel": _matrix(inner, {"mlp.down_proj.weight": hidden}),
+        **mlp_matrices(decoder),
     }
 
 
-def _matrix(inputs: int, outputs: dict[str, int]) -> Source:
+def mlp_matrices(decoder: Decoder) -> dict[str, Source]:
+    hidden, inner = decoder.hidden_size, decoder.intermediate_size
+    return {
+        "mlp/gate_up/kernel": matrix_source(
+            hidden, {"mlp.gate_proj.weight": inner, "mlp.up_proj.weight": inner}
+        ),
+        "mlp/down/kernel": matrix_source(inner, {"mlp.down_proj.weight": hidden}),
+    }
+
+
+def matrix_source(inputs: int, outputs: dict[str, int]) -> Source:
     return Source({name: (size, inputs) for name, size in outputs.items()}, transposed=True)
 
 

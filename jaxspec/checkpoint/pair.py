@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from jaxspec.errors import LoadError
-from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, TargetConfig
 from jaxspec.models.eagle3_config import Eagle3Config, default_layer_ids
 
 
-def fitted(target: Qwen3Config, drafter: DrafterConfig) -> DrafterConfig:
+def fitted(target: TargetConfig, drafter: DrafterConfig) -> DrafterConfig:
     """The config of a drafter that fits the target, with the layers that it reads by default if
     its files name none."""
     if isinstance(drafter, Eagle3Config) and not drafter.target_layer_ids:
@@ -19,7 +19,7 @@ def fitted(target: Qwen3Config, drafter: DrafterConfig) -> DrafterConfig:
     return drafter
 
 
-def check_pair(target: Qwen3Config, drafter: DrafterConfig) -> None:
+def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
     """Raises a LoadError that names the first property that does not fit."""
     for misfit in (
         _hidden_size_misfit(target, drafter),
@@ -45,7 +45,7 @@ def check_same_tokenizer(target: Mapping[int, str], drafter: Mapping[int, str]) 
             )
 
 
-def _hidden_size_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+def _hidden_size_misfit(target: TargetConfig, drafter: DrafterConfig) -> str | None:
     hidden_size, expected = drafter.decoder.hidden_size, target.decoder.hidden_size
     if isinstance(drafter, Eagle3Config):
         hidden_size = drafter.target_hidden_size
@@ -57,7 +57,7 @@ def _hidden_size_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | No
     )
 
 
-def _vocabulary_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+def _vocabulary_misfit(target: TargetConfig, drafter: DrafterConfig) -> str | None:
     if drafter.vocab_size == target.vocab_size:
         return None
     return (
@@ -66,7 +66,7 @@ def _vocabulary_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | Non
     )
 
 
-def _mask_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+def _mask_misfit(target: TargetConfig, drafter: DrafterConfig) -> str | None:
     if isinstance(drafter, Eagle3Config) or drafter.mask_token_id < target.vocab_size:
         return None
     return (
@@ -75,7 +75,7 @@ def _mask_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
     )
 
 
-def _num_layers_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+def _num_layers_misfit(target: TargetConfig, drafter: DrafterConfig) -> str | None:
     num_layers, expected = drafter.num_target_layers, target.decoder.num_layers
     if num_layers in (None, expected):
         return None
@@ -85,7 +85,7 @@ def _num_layers_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | Non
     )
 
 
-def _layer_ids_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+def _layer_ids_misfit(target: TargetConfig, drafter: DrafterConfig) -> str | None:
     ids, last = list(drafter.target_layer_ids), target.decoder.num_layers - 1
     if any(one >= other for one, other in pairwise(ids)):
         return f"its target layer ids {ids} are not in order, expected them strictly increasing"
@@ -103,7 +103,7 @@ def _layer_ids_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None
     return None
 
 
-def _width_misfit(target: Qwen3Config, drafter: DrafterConfig) -> str | None:
+def _width_misfit(target: TargetConfig, drafter: DrafterConfig) -> str | None:
     """A drafter of another width than the target's cannot use its embedding and head."""
     width, expected = drafter.decoder.hidden_size, target.decoder.hidden_size
     if width == expected:

@@ -5,6 +5,7 @@ Pickle files are never opened.
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -55,7 +56,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         named = _sharded(folder, index)
     else:
         named = _read_header(_only_file(folder))
-    return _without_prefix(named, folder)
+    return without_prefixes(named, ("model.",), str(folder))
 
 
 def _only_file(folder: Path) -> Path:
@@ -149,9 +150,15 @@ def _stored(path: Path, data_start: int, entry: dict) -> StoredTensor:
     return StoredTensor(path, data_start + begin, tuple(entry["shape"]), entry["dtype"])
 
 
-def _without_prefix(named: dict[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
-    plain = {name.removeprefix("model."): tensor for name, tensor in named.items()}
-    if len(plain) != len(named):
-        both = next(name for name in named if f"model.{name}" in named)
-        raise LoadError(f"{folder} holds both {both} and model.{both}; remove one")
-    return plain
+def without_prefixes(
+    named: dict[str, StoredTensor], prefixes: Sequence[str], where: str
+) -> dict[str, StoredTensor]:
+    """The tensors by their names without the first of these prefixes that they have."""
+    plain: dict[str, str] = {}
+    for name in sorted(named, key=len):
+        prefix = next(filter(name.startswith, prefixes), "")
+        short = name.removeprefix(prefix)
+        if short in plain:
+            raise LoadError(f"{where} holds both {plain[short]} and {name}; remove one")
+        plain[short] = name
+    return {short: named[name] for short, name in plain.items()}

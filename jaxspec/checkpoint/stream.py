@@ -21,6 +21,7 @@ from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
+from jaxspec.checkpoint.arranged import Arranged
 from jaxspec.checkpoint.finite import count_not_finite, is_finite
 from jaxspec.checkpoint.names import Source
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
@@ -125,7 +126,7 @@ def _in_shards(
         start += len(piece)
     dtype = jnp.dtype(dtype)
     assembled = [
-        _assemble(pieces, source.transposed, dtype, device).block_until_ready()
+        _assemble(pieces, source.transposed, dtype, device=device).block_until_ready()
         for pieces, device in zip(of_devices, place.devices, strict=True)
     ]
     if not all(map(is_finite, assembled)):
@@ -171,7 +172,8 @@ def _parameter(
         assembled = _spread(source, stored)
     else:
         pieces: list[Any] = [piece for name in source.tensors for piece in _on_device(stored[name])]
-        assembled = _assemble(pieces, source.transposed, dtype).block_until_ready()
+        turned = source.transposed, dtype, source.arranged
+        assembled = _assemble(pieces, *turned).block_until_ready()
     if not is_finite(assembled):
         raise _not_finite(source, stored, dtype)
     return assembled
@@ -240,23 +242,29 @@ def _assemble(
     pieces: list[Shaped[np.ndarray | Array, "..."]],
     transposed: bool,
     dtype: jnp.dtype,
+    arranged: Arranged | None = None,
     device: Any = None,
 ) -> Shaped[Array, "..."]:
     if not isinstance(pieces[0], np.ndarray):
-        return _assemble_on_device(pieces, transposed, dtype)
+        return _assemble_on_device(pieces, transposed, dtype, arranged)
     # Without a program for each shape, whose compiling would take longer than reading the weights
     # of a small model.
     joined = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    joined = joined if arranged is None else arranged(joined)
     with np.errstate(over="ignore"):  # what becomes infinite is found by the caller
         cast = (joined.T if transposed else joined).astype(dtype, order="C", copy=False)
     return jax.device_put(cast, device)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def _assemble_on_device(
-    pieces: list[Shaped[Array, "..."]], transposed: bool, dtype: jnp.dtype
+    pieces: list[Shaped[Array, "..."]],
+    transposed: bool,
+    dtype: jnp.dtype,
+    arranged: Arranged | None,
 ) -> Shaped[Array, "..."]:
     joined = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    joined = joined if arranged is None else arranged(joined)
     return (joined.T if transposed else joined).astype(dtype)
 
 

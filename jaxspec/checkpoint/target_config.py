@@ -1,4 +1,4 @@
-"""Reads the config.json and generation_config.json of a Qwen3 target."""
+"""Reads the config.json and generation_config.json of a Qwen3 or Qwen3.5 target."""
 
 from pathlib import Path
 
@@ -6,14 +6,15 @@ from jaxspec.checkpoint.decoder_config import decoder_of
 from jaxspec.checkpoint.drafter_config import is_drafter
 from jaxspec.checkpoint.entries import Entries, read_entries
 from jaxspec.checkpoint.fp8_config import fp8_layout_of
+from jaxspec.checkpoint.qwen35_config import is_qwen35, qwen35_config_of
 from jaxspec.errors import LoadError
-from jaxspec.models.config import Qwen3Config
+from jaxspec.models.config import Qwen3Config, TargetConfig
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 MODEL_TYPE = "qwen3"
 
 
-def read_target_config(folder: Path) -> Qwen3Config:
+def read_target_config(folder: Path) -> TargetConfig:
     entries = read_entries(folder / "config.json")
     generation = folder / "generation_config.json"
     has_generation = generation.is_file()
@@ -21,7 +22,12 @@ def read_target_config(folder: Path) -> Qwen3Config:
     return target_config_of(entries, ends)
 
 
-def target_config_of(entries: Entries, more_end_ids: tuple[int, ...] = ()) -> Qwen3Config:
+def target_config_of(entries: Entries, more_end_ids: tuple[int, ...] = ()) -> TargetConfig:
+    if is_qwen35(entries):
+        of_text = _end_ids(entries.within("text_config"))
+        return qwen35_config_of(
+            entries, tuple(sorted({*_end_ids(entries), *of_text, *more_end_ids}))
+        )
     _check_is_qwen3(entries)
     layout = fp8_layout_of(entries)
     decoder = decoder_of(entries, None if layout is None else layout.fp8)
@@ -43,7 +49,7 @@ def _check_is_qwen3(entries: Entries) -> None:
     if kind != MODEL_TYPE or (names and ARCHITECTURE not in names):
         raise LoadError(
             f"{entries.where} is {kind or 'nothing'} ({', '.join(names) or 'no architecture'}), "
-            f"expected {MODEL_TYPE} ({ARCHITECTURE}); use a dense Qwen3 checkpoint"
+            f"expected {MODEL_TYPE} ({ARCHITECTURE}) or qwen3_5; use a dense checkpoint of either"
         )
 
 

@@ -1,7 +1,8 @@
-"""A stack of decoder layers, run from attention to attention. An optimisation for GPUs.
+"""A stack of decoder layers, run from mixer to mixer. An optimisation for GPUs.
 
-Between one attention and the next there are only operations on single tokens, without positions.
-So one kernel can do all of them, across the border between two layers:
+A mixer, attention or a recurrence, is the only part of a layer in which tokens meet. Between one
+mixer and the next there are only operations on single tokens, without positions. So one kernel can
+do all of them, across the border between two layers:
 
     x ----------+----------------------+------ x of the next layer
                 ^ out          norm    ^ down           norm, its qkv
@@ -13,19 +14,18 @@ the product adds them up: it adds to the residual stream and norms, or writes ke
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float
 
 from jaxspec.cache.cache import Cache
-from jaxspec.cache.keys_values import KeysValues
-from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.decoder import DecoderLayer, Mixer
 from jaxspec.layers.fp8 import Matrix
-from jaxspec.layers.kernels import chain_shape
+from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
-from pallas_kernels.dense_chain import Chain, ChainWeights, begin_chain
+from pallas_kernels.dense_chain import Chain, ChainShape, ChainWeights, begin_chain
 from pallas_kernels.dispatch import Implementation
 
 Hidden = Float[Array, "batch width hidden"]
@@ -36,84 +36,96 @@ class Reader(NamedTuple):
 
     norm: RMSNorm
     """The next layer's norm; after the last layer, the final norm."""
-    qkv: Matrix | None
-    """The next layer's projection; None after the last layer."""
+    projection: Matrix | None
+    """The next mixer's projection; None after the last layer."""
+    scope: str
+    """Its name in profiles."""
 
 
 def run_chained(
-    layers: Sequence[DecoderLayer], norm: RMSNorm, x: Hidden, paged: Paged, cache: Cache[KeysValues]
-) -> tuple[Hidden, list[Hidden], Cache[KeysValues]]:
-    """The same results as `run_layers`."""
-    chain = chain_for(layers[0], x, paged.implementation)
-    if paged.packing is None:
-        paged = dataclasses.replace(paged, over_pages=chain.paged_attention)
-    assert paged.packing is None or chain.filled_batch == chain.batch, "packed in multiples of 8"
-    readers = [Reader(layer.attention.norm, layer.attention.qkv) for layer in layers]
+    layers: Sequence[DecoderLayer] | Sequence[HybridLayer],
+    norm: RMSNorm,
+    x: Hidden,
+    ways: Sequence[Any],
+    cache: Cache[Any],
+    shape: ChainShape,
+    implementation: Implementation,
+) -> tuple[Hidden, list[Hidden], Cache[Any]]:
+    """The same results as `run_one_by_one`. `shape` is that of the kernel's calls."""
+    chain = begin_chain(shape, x.shape[1], x.dtype, implementation)
+    ways = [chained(way, chain) for way in ways]
+    mixers: Sequence[Mixer] = [layer.mixer for layer in layers]
+    readers = [Reader(mixer.norm, mixer.projection, mixer.scopes[0]) for mixer in mixers]
     x = chain.filled(x)
-    with jax.named_scope("layer_0"), jax.named_scope("qkv"):
-        qkv = first_qkv(readers[0], x, paged.implementation)
+    with jax.named_scope("layer_0"):
+        parts = read(readers[0], readers[0].norm(x), implementation)
     after, written = [], []
-    for i, (layer, reader) in enumerate(zip(layers, [*readers[1:], Reader(norm, None)])):
+    for i, (layer, reader) in enumerate(zip(layers, [*readers[1:], Reader(norm, None, "norm")])):
         with jax.named_scope(f"layer_{i}"):
-            attended, pages = paged.of_parts(layer.attention, qkv, cache.layers[i])
+            mixed, memory = layer.mixer.mix_parts(parts, ways[i], cache.layers[i])
             if chain.runs:
-                x, qkv, chain = in_one_kernel(layer, x, attended, reader, chain)
+                x, parts, chain = in_one_kernel(layer, x, mixed, reader, chain)
             else:
-                x, qkv = in_parts(layer, x, attended, reader, paged.implementation)
+                x, parts = in_parts(layer, x, mixed, reader, implementation)
         after.append(chain.own(x))
-        written.append(pages)
-    return chain.own(qkv[0]), after, Cache(tuple(written))
+        written.append(memory)
+    return chain.own(parts[0]), after, Cache(tuple(written))
 
 
-def chain_for(layer: DecoderLayer, x: Hidden, implementation: Implementation) -> Chain:
-    batch, width, _ = x.shape
-    shape, stored = chain_shape(layer.geometry, batch, width), layer.geometry.stored(x.dtype)
-    return begin_chain(shape, width, stored, implementation)
+def chained(way: Any, chain: Chain) -> Any:
+    """Attention that leaves its result where the chain reads it; a recurrence as it is."""
+    if not isinstance(way, Paged):
+        return way
+    if way.packing is None:
+        return dataclasses.replace(way, over_pages=chain.paged_attention)
+    assert chain.filled_batch == chain.batch, "packed in multiples of 8"
+    return way
 
 
-def first_qkv(
-    reader: Reader, x: Hidden, implementation: Implementation
-) -> Float[Array, "parts batch width fused"]:
-    assert reader.qkv is not None
-    return reader.qkv.in_parts(reader.norm(x), implementation)
+def read(
+    reader: Reader, normed: Hidden, implementation: Implementation
+) -> Float[Array, "parts batch width outputs"]:
+    """The next projection of the normed stream; after the last layer the stream itself."""
+    if reader.projection is None:
+        return normed[None]
+    with jax.named_scope(reader.scope):
+        return reader.projection.in_parts(normed, implementation)
 
 
 def in_one_kernel(
-    layer: DecoderLayer,
+    layer: DecoderLayer | HybridLayer,
     x: Hidden,
-    attended: Float[Array, "batch width attended"],
+    mixed: Float[Array, "batch width attended"],
     reader: Reader,
     chain: Chain,
 ) -> tuple[Hidden, Float[Array, "parts batch width outputs"], Chain]:
     weights = ChainWeights(
-        layer.attention.out.operand(),
+        layer.mixer.out.operand(),
         layer.mlp.norm.scale,
         layer.mlp.gate_up.operand(),
         layer.mlp.down.operand(),
         reader.norm.scale,
-        None if reader.qkv is None else reader.qkv.operand(),
+        None if reader.projection is None else reader.projection.operand(),
     )
     with jax.named_scope("dense"):
-        x, qkv, chain = chain.next(attended, x, weights, eps=layer.geometry.rms_norm_eps)
-        return x, (reader.norm(x) if qkv is None else qkv)[None], chain
+        x, projected, chain = chain.next(mixed, x, weights, eps=layer.geometry.rms_norm_eps)
+    return x, (reader.norm(x) if projected is None else projected)[None], chain
 
 
 def in_parts(
-    layer: DecoderLayer,
+    layer: DecoderLayer | HybridLayer,
     x: Hidden,
-    attended: Float[Array, "batch width attended"],
+    mixed: Float[Array, "batch width attended"],
     reader: Reader,
     implementation: Implementation,
 ) -> tuple[Hidden, Float[Array, "parts batch width outputs"]]:
-    with jax.named_scope("attention_out"):
-        product = layer.attention.out.in_parts(attended, implementation)
+    with jax.named_scope(layer.mixer.scopes[1]):
+        product = layer.mixer.out.in_parts(mixed, implementation)
     with jax.named_scope("gate_up"):
         x, normed = layer.mlp.norm.after_adding(x, product, implementation)
         gated = layer.mlp.gated(normed)
     with jax.named_scope("down"):
         product = layer.mlp.down.in_parts(gated, implementation)
-    with jax.named_scope("qkv"):
+    with jax.named_scope(reader.scope):
         x, normed = reader.norm.after_adding(x, product, implementation)
-        if reader.qkv is None:
-            return x, normed[None]
-        return x, reader.qkv.in_parts(normed, implementation)
+    return x, read(reader, normed, implementation)

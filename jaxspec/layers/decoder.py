@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 
 from jaxspec.layers.axes import Axis, Fused
 from jaxspec.layers.convolution import Convolution, Convolutions
-from jaxspec.layers.fp8 import Fp8, matrix
+from jaxspec.layers.fp8 import Fp8, Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.rope import Rope
 from jaxspec.layers.shards import WHOLE, Shards
-from pallas_kernels.fp8_product import E4M3
+from pallas_kernels.dispatch import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Decoder:
     max_position_embeddings: int
     head_norms: bool = True
     """Whether every query and key head is normed before it is rotated."""
+    wide_norms: bool = False
+    """Whether the scales of norms are float32 in a model of any dtype."""
     fp8: Fp8 | None = None
     """How the layers' matrices are stored in 8 bits; None if they have the dtype of the model."""
 
@@ -51,9 +53,21 @@ class Decoder:
             shards=shards,
         )
 
-    def stored(self, dtype: DTypeLike) -> DTypeLike:
-        """The dtype of the layers' matrices in a model of this dtype."""
-        return dtype if self.fp8 is None else E4M3
+    def with_kernels(self, implementation: Implementation) -> "Decoder":
+        """The same decoder, whose 8-bit matrices are multiplied by this implementation."""
+        if self.fp8 is None:
+            return self
+        fp8 = dataclasses.replace(self.fp8, implementation=implementation)
+        return dataclasses.replace(self, fp8=fp8)
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self.head_dim if self.rope.rotated is None else self.rope.rotated
+
+    def norm_dtype(self, dtype: DTypeLike) -> DTypeLike:
+        """The dtype of the scales of norms in a model of this dtype."""
+        return jnp.float32 if self.wide_norms else dtype
 
     @property
     def hidden(self) -> Axis:
@@ -113,6 +127,36 @@ class AttendingBlocks[Memory](Attending[Memory], Protocol):
         ...
 
 
+@runtime_checkable
+class Mixer(Protocol):
+    """What a layer does before its MLP, the only part of it that sees other tokens:
+
+    x -- norm -- projection -- mix -- out -- added to x
+    """
+
+    @property
+    def norm(self) -> RMSNorm: ...
+
+    @property
+    def projection(self) -> Matrix: ...
+
+    @property
+    def out(self) -> Matrix: ...
+
+    @property
+    def scopes(self) -> tuple[str, str]:
+        """Names of the two products, in profiles."""
+        ...
+
+    def mix_parts(
+        self, parts: Float[Array, "parts filled width outputs"], way: Any, memory: Any, /
+    ) -> tuple[Float[Array, "filled width attended"], Any]:
+        """From the projection, left in parts, to what `out` reads, and the memory with the block.
+        `way` is how tokens meet: attention over pages, a recurrence over states. There may be more
+        requests than in the block; the results for these are meaningless."""
+        ...
+
+
 class Attention(nn.Module):
     """Grouped query attention; how queries attend is passed in."""
 
@@ -120,14 +164,16 @@ class Attention(nn.Module):
     mask: BlockMask
     dtype: DTypeLike
 
+    scopes = "qkv", "attention_out"
+
     def setup(self) -> None:
         g = self.geometry
-        head = Axis("head_dim", g.head_dim)
-        self.norm = RMSNorm(g.hidden, g.rms_norm_eps, self.dtype)
-        self.qkv = matrix(self.inputs, g.fused, self.dtype, g.fp8)
+        head, norms = Axis("head_dim", g.head_dim), g.norm_dtype(self.dtype)
+        self.norm = RMSNorm(g.hidden, g.rms_norm_eps, norms)
+        self.qkv = matrix(self.inputs, self.outputs, self.dtype, g.fp8)
         if g.head_norms:
-            self.q_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
-            self.k_norm = RMSNorm(head, g.rms_norm_eps, self.dtype)
+            self.q_norm = RMSNorm(head, g.rms_norm_eps, norms)
+            self.k_norm = RMSNorm(head, g.rms_norm_eps, norms)
         self.out = matrix(g.attended, g.hidden, self.dtype, g.fp8)
 
     @property
@@ -135,14 +181,37 @@ class Attention(nn.Module):
         """What queries, keys and values are made of."""
         return self.geometry.hidden
 
+    @property
+    def outputs(self) -> Fused:
+        """What is made of it."""
+        return self.geometry.fused
+
     def __call__[Memory](
         self, x: Float[Array, "batch width hidden"], attend: Attending[Memory], memory: Memory
     ) -> tuple[Float[Array, "batch width hidden"], Memory]:
         with jax.named_scope("qkv"):
-            qkv = self.qkv(self.norm(x))
-        attended, memory = attend(self, qkv, memory)
+            projected = self.qkv(self.norm(x))
+        mixed, memory = self.mix(projected, attend, memory)
         with jax.named_scope("attention_out"):
-            return self.out(attended), memory
+            return self.out(mixed), memory
+
+    def mix[Memory](
+        self,
+        projected: Float[Array, "filled width outputs"],
+        attend: Attending[Memory],
+        memory: Memory,
+    ) -> tuple[Float[Array, "filled width attended"], Memory]:
+        """From the projection to what `out` reads, and the memory with the block."""
+        return attend(self, projected, memory)
+
+    @property
+    def projection(self) -> Matrix:
+        return self.qkv
+
+    def mix_parts(
+        self, parts: Float[Array, "parts filled width outputs"], attend: Any, memory: Any
+    ) -> tuple[Float[Array, "filled width attended"], Any]:
+        return attend.of_parts(self, parts, memory)
 
     def keys_values(
         self, context: Float[Array, "*tokens hidden"]
@@ -159,7 +228,7 @@ class MLP(nn.Module):
 
     def setup(self) -> None:
         g = self.geometry
-        self.norm = RMSNorm(g.hidden, g.rms_norm_eps, self.dtype)
+        self.norm = RMSNorm(g.hidden, g.rms_norm_eps, g.norm_dtype(self.dtype))
         self.gate_up = matrix(g.hidden, (g.inner, g.inner), self.dtype, g.fp8)
         self.down = matrix(g.inner, g.hidden, self.dtype, g.fp8)
 
@@ -197,6 +266,10 @@ class DecoderLayer(nn.Module):
             around = self.convolutions, self.geometry.hidden, self.dtype
             self.attention_convolution = Convolution(*around)
             self.mlp_convolution = Convolution(*around)
+
+    @property
+    def mixer(self) -> Attention:
+        return self.attention
 
     def __call__(
         self, x: Float[Array, "batch width hidden"], attend: Attending[Any], memory: Any

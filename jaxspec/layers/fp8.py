@@ -13,7 +13,7 @@ from jaxspec.layers.linear import Linear
 from jaxspec.layers.parameter import parameter
 from pallas_kernels import fp8_product
 from pallas_kernels.dispatch import Implementation
-from pallas_kernels.fp8_product import BLOCK, E4M3
+from pallas_kernels.fp8_product import BLOCK, E4M3, Fp8Matrix, fp8_product_in_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Fp8:
     quantised_inputs: bool = False
     """Whether activations are rounded to 8 bits before a product: in pieces of 128 inputs if the
     matrix has blocks, else row by row."""
+    implementation: Implementation = "auto"
+    """Which implementation of `fp8_product` multiplies. A model sets its own."""
 
     def scaled(self, axis: Axis | Fused) -> Axis | Fused:
         """The axis of the scales beside an axis of the outputs."""
@@ -60,7 +62,7 @@ class Fp8Linear(nn.Module):
     def __call__(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        return self._product(x, self.weight, self.scales, "auto")
+        return self._product(x, self.weight, self.scales)
 
     def columns(
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
@@ -70,27 +72,32 @@ class Fp8Linear(nn.Module):
         before = self.outputs[:start]
         weight = self.weight[size_of(before) :]
         scales = self.scales[size_of(self.fp8.scaled(before)) :]
-        return self._product(x, weight, scales, "auto")
+        return self._product(x, weight, scales)
 
     def in_parts(
         self, x: Float[Array, "*tokens {self.inputs.size}"], implementation: Implementation
     ) -> Float[Array, "parts *tokens outputs"]:
-        """The product as one part, which is rounded to the dtype of `x`."""
-        return self._product(x, self.weight, self.scales, implementation)[None]
+        """The product as parts whose sum is left to the kernel that reads it."""
+        quantised = self.fp8.quantised_inputs
+        options = {"quantise_inputs": quantised, "implementation": implementation}
+        return fp8_product_in_parts(x, self.weight, self.scales, **options)
 
-    def operand(self) -> Float[Array, "inputs outputs"]:
-        raise AssertionError("no kernel multiplies by an 8-bit matrix itself")
+    def operand(self) -> Fp8Matrix:
+        """The matrix itself, for a kernel that multiplies by it."""
+        return Fp8Matrix(self.weight, self.scales)
 
     def _product(
         self,
         x: Float[Array, "*tokens inputs"],
         weight: Float[Array, "outputs inputs"],
         scales: Float[Array, "scaled_outputs pieces"],
-        implementation: Implementation,
     ) -> Float[Array, "*tokens outputs"]:
-        quantised = self.fp8.quantised_inputs
         return fp8_product(
-            x, weight, scales, quantise_inputs=quantised, implementation=implementation
+            x,
+            weight,
+            scales,
+            quantise_inputs=self.fp8.quantised_inputs,
+            implementation=self.fp8.implementation,
         )
 
 

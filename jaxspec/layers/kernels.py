@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxspec.layers.axes import size_of
 from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.layers.fp8 import Fp8
+from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.plain_heads import NOT_NORMED
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.add_norm.api import ADD_NORM
@@ -25,7 +28,9 @@ from pallas_kernels.dispatch import (
     kernels_run,
     refusal_of_device,
 )
+from pallas_kernels.fp8_product import E4M3
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
+from pallas_kernels.gated_delta.api import DELTA_FOLD, DELTA_PREFILL, DELTA_READ
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
 
@@ -34,6 +39,10 @@ OpChoice = tuple[str, Choice]
 
 CONVOLVED = "convolutions around every sublayer; expected none"
 """The reason why no kernel runs from one attention to the next."""
+TWO_SIZES = "attention and recurrence of different sizes; expected one size"
+"""The same for hybrid layers whose mixers have outputs of different sizes."""
+MOST_DRAFTED = 65
+"""Tokens of the widest block of drafts; what is wider is a chunk of a prompt."""
 SHARDED = "sums over several GPUs inside every layer; expected one GPU"
 """The same for layers that are cut into shards."""
 
@@ -64,13 +73,62 @@ class StackShape:
 def chain_shape(decoder: Decoder, batch: int, width: int) -> ChainShape:
     """The shape of the `dense_chain` calls of such a stack."""
     fused = sum(section.size for section in decoder.fused)
+    fp8 = decoder.fp8
     return ChainShape(
         tokens=batch * width,
         attended=decoder.attended.size,
         hidden=decoder.hidden.size,
         inner=decoder.inner.size,
         qkv=fused,
+        scaled=None if fp8 is None else "blocks" if fp8.blocks else "outputs",
+        quantised_inputs=fp8 is not None and fp8.quantised_inputs,
+        norm_dtype="float32" if decoder.wide_norms else None,
     )
+
+
+def hybrid_chain_shape(
+    decoder: Decoder, sizes: DeltaSizes, batch: int, width: int
+) -> ChainShape | None:
+    """The same for layers of two kinds, with the wider of their projections. None if what the
+    mixers give has two sizes."""
+    if sizes.values.size != decoder.attended.size:
+        return None
+    gated = size_of((*decoder.fused, decoder.attended))
+    projected = max(size_of(sizes.inputs), gated)
+    return dataclasses.replace(chain_shape(decoder, batch, width), qkv=projected)
+
+
+def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice]:
+    """The ops of layers that attend or recur."""
+    yield from choices_of_attention(shape, (BlockMask(causal=True),))
+    yield from choices_of_recurrence(shape, sizes)
+    if not kernels_run(shape.implementation):
+        return
+    wanted = hybrid_chain_shape(shape.decoder, sizes, shape.batch, shape.width)
+    if wanted is None:
+        yield "dense_chain", Choice("xla", TWO_SIZES)
+        return
+    chain = chain_choice(filled_shape(wanted, shape.width), shape.dtype, shape.implementation)
+    yield "dense_chain", chain
+    if chain.implementation == "xla":
+        yield "add_norm", _add_norm(shape)
+
+
+def choices_of_recurrence(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice]:
+    """The ops that read a block that drafts are in and fold in what is kept of it, and the op that
+    reads a chunk of a prompt."""
+    array, tokens = _arrays(shape), (shape.batch, shape.width)
+    keys = array(*tokens, sizes.key_heads, sizes.key_dim)
+    values = array(*tokens, sizes.value_heads, sizes.value_dim)
+    per_head = array(*tokens, sizes.value_heads, dtype=jnp.float32)
+    matrix = sizes.value_heads, sizes.key_dim, sizes.value_dim
+    states = array(shape.batch, *matrix, dtype=jnp.float32)
+    rows = array(shape.batch, dtype=jnp.int32)
+    told = keys, values, per_head, per_head, states, rows, rows
+    yield "delta_prefill", DELTA_PREFILL.choice(shape.implementation, keys, *told, rows)
+    if shape.width <= MOST_DRAFTED:
+        yield "delta_read", DELTA_READ.choice(shape.implementation, keys, *told)
+        yield "delta_fold", DELTA_FOLD.choice(shape.implementation, *told, rows)
 
 
 def choices_of_layers(
@@ -79,7 +137,7 @@ def choices_of_layers(
     """The ops of a block that is written and attended, in layers with these masks."""
     yield from choices_of_attention(shape, masks)
     if shape.decoder.fp8 is not None:
-        yield "fp8_product", FP8_PRODUCT.choice(shape.implementation)
+        yield from dict.fromkeys(_fp8_products(shape, shape.decoder.fp8))
     if not kernels_run(shape.implementation):
         return
     if convolved or shape.decoder.shards.count > 1:
@@ -87,7 +145,7 @@ def choices_of_layers(
         return
     inside = shape.of_layers
     wanted = filled_shape(chain_shape(shape.decoder, inside.batch, inside.width), inside.width)
-    chain = chain_choice(wanted, shape.decoder.stored(shape.dtype), shape.implementation)
+    chain = chain_choice(wanted, shape.dtype, shape.implementation)
     yield "dense_chain", chain
     if chain.implementation == "xla":
         yield "add_norm", _add_norm(inside)
@@ -159,6 +217,26 @@ def _add_norm(shape: StackShape) -> Choice:
     addend = jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
     scale, eps = array(shape.decoder.hidden.size), shape.decoder.rms_norm_eps
     return ADD_NORM.choice(shape.implementation, x, addend, scale, eps=eps)
+
+
+def _fp8_products(shape: StackShape, fp8: Fp8) -> Iterator[OpChoice]:
+    g, array = shape.decoder, _arrays(shape.of_layers)
+    products = [
+        (g.hidden, g.fused),
+        (g.attended, g.hidden),
+        (g.hidden, (g.inner, g.inner)),
+        (g.inner, g.hidden),
+    ]
+    for inputs, outputs in products:
+        scales = size_of(fp8.scaled(outputs)), fp8.pieces(inputs).size
+        choice = FP8_PRODUCT.choice(
+            shape.implementation,
+            array(shape.of_layers.batch, shape.of_layers.width, inputs.size),
+            array(size_of(outputs), inputs.size, dtype=E4M3),
+            array(*scales, dtype=jnp.float32),
+            quantise_inputs=fp8.quantised_inputs,
+        )
+        yield "fp8_product", choice
 
 
 def _pages(shape: StackShape) -> jax.ShapeDtypeStruct:

@@ -12,9 +12,6 @@ from pallas_kernels import add_norm, split_product
 from pallas_kernels.add_norm.reference import rms_norm
 from pallas_kernels.dispatch import Implementation
 
-Operand = Float[Array, "inputs outputs"]
-"""A matrix in the form that kernels take. Other ways to store weights add their type here."""
-
 
 class Linear(nn.Module):
     """A matrix without bias, stored [inputs, outputs]. All products with it go through this class.
@@ -48,7 +45,7 @@ class Linear(nn.Module):
         """The product as parts whose sum is left to the kernel that reads it."""
         return split_product(x, self.operand(), implementation=implementation)
 
-    def operand(self) -> Operand:
+    def operand(self) -> Float[Array, "inputs outputs"]:
         """The matrix itself, for a kernel that multiplies by it."""
         return self.kernel
 

@@ -28,6 +28,9 @@ class Rope:
 
     theta: float
     yarn: Yarn | None = None
+    rotated: int | None = None
+    """Dimensions of a head that are rotated; None for all. The pairs of the others, which come
+    last in each half of a head, are left as they are."""
 
 
 Rotation = tuple[Float[Array, "batch width half"], Float[Array, "batch width half"]]
@@ -43,11 +46,20 @@ def rotation(rope: Rope, head_dim: int, positions: Int[Array, "batch width"]) ->
 
 def frequencies_of(rope: Rope, head_dim: int) -> tuple[Float[np.ndarray, " half"], float]:
     """Radians per position of every pair of dimensions, and the factor on cos and sin."""
+    if rope.rotated is not None:
+        assert rope.yarn is None, "YaRN stretches all dimensions"
+        return _of_some(rope, head_dim), 1.0
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = 1.0 / np.float32(rope.theta) ** exponents
     if rope.yarn is None:
         return frequencies, 1.0
     return _stretched(frequencies, rope.theta, head_dim, rope.yarn), _magnitude(rope.yarn)
+
+
+def _of_some(rope: Rope, head_dim: int) -> Float[np.ndarray, " half"]:
+    """Those of the rotated dimensions, then zeros."""
+    frequencies, _ = frequencies_of(Rope(rope.theta), rope.rotated or 0)
+    return np.pad(frequencies, (0, head_dim // 2 - frequencies.size))
 
 
 def _stretched(

@@ -1,6 +1,7 @@
 """Runs a stack of decoder layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float
@@ -9,11 +10,16 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.chained import run_chained
 from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.gated_delta import DeltaSizes
+from jaxspec.layers.hybrid import HybridLayer
+from jaxspec.layers.kernels import chain_shape, hybrid_chain_shape
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
-from pallas_kernels.dispatch import kernels_run
+from pallas_kernels.dispatch import Implementation, kernels_run
 
 Hidden = Float[Array, "batch width hidden"]
+Layer = Callable[[Hidden, Any, Any], tuple[Hidden, Any]]
+"""From the residual stream, a way to meet the layer's memory, and that memory."""
 
 
 def run_layers(
@@ -21,17 +27,43 @@ def run_layers(
 ) -> tuple[Hidden, list[Hidden], Cache[KeysValues]]:
     """Normed hidden states, the residual stream after each layer, and the cache with the block.
 
-    If kernels run, neighbouring layers are run from attention to attention, which gives the same
+    If kernels run, neighbouring layers are run from mixer to mixer, which gives the same
     numbers except for rounding. With convolutions, or if layers are cut into shards, more happens
     between one attention and the next than those kernels know of.
     """
+    ways, implementation = [paged] * len(layers), paged.implementation
     alone = layers[0].convolutions is None and layers[0].geometry.shards.count == 1
-    if alone and kernels_run(paged.implementation):
-        return run_chained(layers, norm, x, paged, cache)
+    if alone and kernels_run(implementation):
+        shape = chain_shape(layers[0].geometry, *x.shape[:2])
+        return run_chained(layers, norm, x, ways, cache, shape, implementation)
+    return run_one_by_one(layers, norm, x, ways, cache)
+
+
+def run_hybrid_layers(
+    layers: Sequence[HybridLayer],
+    norm: RMSNorm,
+    x: Hidden,
+    ways: Sequence[Any],
+    cache: Cache[Any],
+    sizes: DeltaSizes,
+    implementation: Implementation,
+) -> tuple[Hidden, list[Hidden], Cache[Any]]:
+    """The same for layers that attend or recur, each in its way of `ways`. `sizes` are those of the
+    recurrent mixers."""
+    shape = hybrid_chain_shape(layers[0].geometry, sizes, *x.shape[:2])
+    if shape is not None and kernels_run(implementation):
+        return run_chained(layers, norm, x, ways, cache, shape, implementation)
+    return run_one_by_one(layers, norm, x, ways, cache)
+
+
+def run_one_by_one(
+    layers: Sequence[Layer], norm: RMSNorm, x: Hidden, attends: Sequence[Any], cache: Cache[Any]
+) -> tuple[Hidden, list[Hidden], Cache[Any]]:
+    """The same for layers of any kind, each with its own way to meet its memory."""
     after, written = [], []
-    for i, (layer, pages) in enumerate(zip(layers, cache.layers, strict=True)):
+    for i, (layer, attend, memory) in enumerate(zip(layers, attends, cache.layers, strict=True)):
         with jax.named_scope(f"layer_{i}"):
-            x, pages = layer(x, paged, pages)
+            x, memory = layer(x, attend, memory)
         after.append(x)
-        written.append(pages)
+        written.append(memory)
     return norm(x), after, Cache(tuple(written))

@@ -19,10 +19,10 @@ from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.shards import Shards
 from jaxspec.measure.load import Work
-from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, TargetConfig
 from jaxspec.models.parameters import random_params
-from jaxspec.models.presets import drafter_for, qwen3
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.presets import drafter_for, published
+from jaxspec.models.targets import target_of, without_features
 from jaxspec.proposers.drafters import proposer_of
 from jaxspec.proposers.methods import DRAFTERS, METHODS
 
@@ -32,15 +32,15 @@ def random_pair(
 ) -> Opened:
     """A published geometry with random weights, and a drafter of this kind for it; nothing is
     downloaded."""
-    config = qwen3(shape)
+    config = published(shape)
     return random_models(config, drafter_for(kind, config, block_size), dtype, seed)
 
 
 def random_models(
-    config: Qwen3Config, draft: DrafterConfig, dtype: DTypeLike, seed: int = 0
+    config: TargetConfig, draft: DrafterConfig, dtype: DTypeLike, seed: int = 0
 ) -> Opened:
     """A target and its drafter with random weights."""
-    target, proposer = Qwen3(config, draft.target_layer_ids, dtype), proposer_of(draft, dtype)
+    target, proposer = target_of(config, draft.target_layer_ids, dtype), proposer_of(draft, dtype)
     target_key, drafter_key = jax.random.split(jax.random.key(seed))
     params = {
         "target": random_params(target, target_key),
@@ -57,9 +57,7 @@ def spread_over(opened: Opened, devices: int) -> Opened:
 
 def without_drafter(opened: Opened) -> Opened:
     """The target alone; it captures no features, which plain decoding does not need."""
-    target = opened.models.target
-    assert isinstance(target, Qwen3), "a checkpoint holds a Qwen3 target"
-    target = dataclasses.replace(target, capture=())
+    target = without_features(opened.models.target)
     return dataclasses.replace(
         opened, models=Models(target), params={"target": opened.params["target"]}
     )

@@ -9,7 +9,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.io import Models
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import without_features
 
 MOST_TOKENS, MOST_SECONDS, FEWEST_TOKENS = 32, 5.0, 8
 """Plain decoding is measured for so many tokens per prompt, or until so many seconds have passed
@@ -19,9 +19,7 @@ and so many tokens have come."""
 def plain_engine(engine: Engine, longest_prompt: int, tokens: int) -> Engine:
     """An engine for the target alone: it computes no features and has no drafter. Its caches have
     room for requests of this length."""
-    target = engine.models.target
-    if isinstance(target, Qwen3):
-        target = dataclasses.replace(target, capture=())
+    target = without_features(engine.models.target)
     plan = engine.plan
     options = dataclasses.replace(
         engine.options,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from jaxspec.layers.convolution import Convolutions
 from jaxspec.layers.decoder import BlockMask, Decoder
+from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.models.eagle3_config import Eagle3Config
 
 
@@ -21,6 +22,27 @@ class Qwen3Config:
     eos_token_ids: tuple[int, ...] = ()
     """Every id that ends a generation, from config.json and generation_config.json together."""
 
+
+LayerKind = Literal["attention", "delta"]
+"""How a layer of a hybrid model looks back: over keys and values, or by a recurrent state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen35Config:
+    """A dense target of the Qwen3.5 family, without its vision part."""
+
+    decoder: Decoder
+    """Its heads are those of the layers that attend."""
+    delta: DeltaSizes
+    layer_kinds: tuple[LayerKind, ...]
+    vocab_size: int
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...] = ()
+    """Every id that ends a generation, from config.json and generation_config.json together."""
+
+
+TargetConfig = Qwen3Config | Qwen35Config
+"""The config of a target that checkpoints hold."""
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 

@@ -3,56 +3,39 @@
 import dataclasses
 from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxspec.cache.block import Block, one_token
+from jaxspec.cache.block import Block
 from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.cache.packing import Packing
-from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import BlockMask, DecoderLayer
 from jaxspec.layers.kernels import OpChoice, StackShape, choices_of_layers
-from jaxspec.layers.linear import Embedding, Linear, RMSNorm
 from jaxspec.layers.paged import empty_cache, paged
 from jaxspec.layers.shards import Shards
 from jaxspec.layers.stack import run_layers
 from jaxspec.models.config import Qwen3Config
-from pallas_kernels.dispatch import Implementation
+from jaxspec.models.language_model import LanguageModel
 
 
-class Qwen3(nn.Module):
+class Qwen3(LanguageModel):
     """The target. `module.apply({"params": params}, tokens, block, cache)` is a pure function."""
 
     config: Qwen3Config
-    capture: tuple[int, ...] = ()
-    """Layers after which the residual stream is captured as features, in this order."""
-    dtype: DTypeLike = jnp.float32
-    implementation: Implementation = "auto"
 
     def setup(self) -> None:
-        config, decoder = self.config, self.config.decoder
-        vocab = Axis("vocab", config.vocab_size).cut(decoder.shards)
-        self.embedding = Embedding(vocab, decoder.hidden, self.dtype)
+        super().setup()
+        decoder = self.config.decoder.with_kernels(self.implementation)
         self.layers = [
             DecoderLayer(decoder, BlockMask(causal=True), self.dtype)
             for _ in range(decoder.num_layers)
         ]
-        self.norm = RMSNorm(decoder.hidden, decoder.rms_norm_eps, self.dtype)
-        if not config.tie_word_embeddings:
-            self.head = Linear(decoder.hidden, vocab, self.dtype)
 
     @nn.nowrap
     def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[KeysValues]:
         """An empty cache: pages of keys and values for every layer, nothing per slot."""
         return empty_cache(self.config.decoder, num_pages, page_size, self.dtype)
-
-    @nn.nowrap
-    def with_kernels(self, implementation: Implementation) -> "Qwen3":
-        return self.clone(implementation=implementation)
 
     @nn.nowrap
     def with_shards(self, shards: Shards) -> "Qwen3":
@@ -79,23 +62,6 @@ class Qwen3(nn.Module):
 
     takes_packed = True
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def shards(self) -> Shards:
-        """On how many devices the model is cut."""
-        return self.config.decoder.shards
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.config.eos_token_ids
-
-    @property
-    def max_positions(self) -> int:
-        return self.config.decoder.max_position_embeddings
-
     def __call__(
         self,
         tokens: Int[Array, "batch width"],
@@ -114,23 +80,4 @@ class Qwen3(nn.Module):
         x = self.embedding(tokens if packing is None else packing.pack(tokens))
         attend = paged(self.config.decoder, block, self.implementation, packing)
         hidden, after, cache = run_layers(self.layers, self.norm, x, attend, cache)
-        features = [after[i] for i in self.capture] or [x[..., :0]]
-        return hidden, jnp.concatenate(features, axis=-1), cache
-
-    def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]:
-        return self.embedding(tokens)
-
-    def logits(
-        self, hidden: Float[Array, "batch width hidden"]
-    ) -> Float[Array, "batch width outputs"]:
-        """Logits of the vocabulary, or of this device's part of it."""
-        with jax.named_scope("head"):
-            if self.config.tie_word_embeddings:
-                return self.embedding.logits(hidden)
-            return self.head(hidden)
-
-    def touch(self) -> None:
-        """Uses every parameter once, for initialisation."""
-        block, cache = one_token(), self.new_cache(num_slots=1, num_pages=2, page_size=16)
-        hidden, _, _ = self(block.positions, block, cache)
-        self.logits(hidden)
+        return hidden, self.captured(x, after), cache

@@ -18,12 +18,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.layers.decoder import Attention, BlockMask, Decoder
+from jaxspec.layers.decoder import Attention, BlockMask, Decoder, DecoderLayer
+from jaxspec.layers.gated_delta import GatedDelta
+from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.rope import Rotation, rotation
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import CheckpointTarget
+from pallas_kernels import delta_prefill
 from pallas_kernels.qkv_write.reference import rotate
 
 MASKED = -1e30
@@ -74,7 +77,7 @@ class Blocks:
 
 
 def causal_hidden(
-    target: Qwen3, tokens: Int[Array, "batch length"]
+    target: CheckpointTarget, tokens: Int[Array, "batch length"]
 ) -> tuple[Float[Array, "batch length hidden"], Float[Array, "batch length features"]]:
     """Final hidden states and captured features of whole sequences from position 0."""
     batch, length = tokens.shape
@@ -83,14 +86,48 @@ def causal_hidden(
     blocks = blocks_at(start, length, x[:, :0], target.config.decoder)
     after = []
     for layer in target.layers:
-        x, _ = layer(x, blocks, None)
+        x, _ = layer(x, _way_of(layer, blocks), None)
         after.append(x)
-    features = [after[i] for i in target.capture] or [x[..., :0]]
-    return target.norm(x), jnp.concatenate(features, axis=-1)
+    return target.norm(x), target.captured(x, after)
+
+
+def _way_of(layer: DecoderLayer | HybridLayer, blocks: Blocks) -> Any:
+    """How the layer's mixer looks back."""
+    if isinstance(layer, HybridLayer) and layer.delta_sizes is not None:
+        return from_the_start
+    return blocks
+
+
+def from_the_start(
+    mixer: GatedDelta,
+    mixed: Float[Array, "batch length channels"],
+    log_decay: Float[Array, "batch length value_heads"],
+    beta: Float[Array, "batch length value_heads"],
+    memory: None,
+) -> tuple[Float[Array, "batch length value_heads value_dim"], None]:
+    """The delta rule over whole sequences, whose states begin as zeros."""
+    batch, length, channels = mixed.shape
+    sizes = mixer.sizes
+    before = jnp.zeros((batch, sizes.taps - 1, channels), mixed.dtype)
+    rows = mixer.rows(before, mixed)
+    slots = jnp.arange(batch, dtype=jnp.int32)
+    outputs, _ = delta_prefill(
+        rows.query,
+        rows.key,
+        rows.value,
+        log_decay,
+        beta,
+        jnp.zeros((batch, sizes.value_heads, sizes.key_dim, sizes.value_dim), jnp.float32),
+        slots,
+        jnp.zeros_like(slots),
+        jnp.full_like(slots, length),
+        implementation="xla",  # which has a gradient
+    )
+    return outputs, None
 
 
 def target_logits(
-    target: Qwen3, params: Params, tokens: Int[Array, "batch length"]
+    target: CheckpointTarget, params: Params, tokens: Int[Array, "batch length"]
 ) -> Float[Array, "batch length vocab"]:
     """The target's logits after every token of whole sequences: a pure function of `params`."""
     logits: Any = target.apply({"params": params}, tokens, method=_causal_logits)
@@ -98,7 +135,7 @@ def target_logits(
 
 
 def target_features(
-    target: Qwen3, params: Params, tokens: Int[Array, "batch length"]
+    target: CheckpointTarget, params: Params, tokens: Int[Array, "batch length"]
 ) -> tuple[Float[Array, "batch length hidden"], Float[Array, "batch length features"]]:
     """Final hidden states and captured features: a pure function of `params`."""
     hidden_and_features: Any = target.apply({"params": params}, tokens, method=causal_hidden)
@@ -106,7 +143,7 @@ def target_features(
 
 
 def _causal_logits(
-    target: Qwen3, tokens: Int[Array, "batch length"]
+    target: CheckpointTarget, tokens: Int[Array, "batch length"]
 ) -> Float[Array, "batch length vocab"]:
     return target.logits(causal_hidden(target, tokens)[0])
 

@@ -18,6 +18,10 @@ PARTS = (
     "feature_projection",
     "confidence_head",
     "convolution",
+    "delta_inputs",
+    "delta",
+    "delta_fold",
+    "delta_out",
 )
 PHASE_OF_MODULE = {
     "jit_prefill_step": "prefill",

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from jaxspec.checkpoint.load import sources_of
 from jaxspec.checkpoint.names import drafter_sources
 from jaxspec.layers.decoder import BlockMask
-from jaxspec.models.config import DFlashConfig, DrafterConfig, MarkovHead, Qwen3Config, Selector
+from jaxspec.models.config import DFlashConfig, DrafterConfig, MarkovHead, Selector, TargetConfig
 from jaxspec.models.eagle3_config import Eagle3Config
 from jaxspec.models.parameters import Params
 from jaxspec.training.export import decoder_entries, tensors_to_store, write_folder
@@ -32,7 +32,7 @@ def export_drafter(
     out: Path,
     config: DrafterConfig,
     params: Params,
-    target: Qwen3Config,
+    target: TargetConfig,
     target_params: Params,
     target_path: str,
 ) -> Path:
@@ -53,7 +53,7 @@ def export_deepspec(
     folder: Path,
     config: DrafterConfig,
     params: Params,
-    target: Qwen3Config,
+    target: TargetConfig,
     target_params: Params,
     dtype: DTypeLike = jnp.bfloat16,
 ) -> None:
@@ -114,7 +114,7 @@ def export_speculators(
     folder: Path,
     config: DrafterConfig,
     params: Params,
-    target: Qwen3Config,
+    target: TargetConfig,
     target_params: Params,
     target_path: str,
     dtype: DTypeLike = jnp.bfloat16,
@@ -141,7 +141,7 @@ def export_speculators(
 def with_targets(
     config: DrafterConfig,
     params: Params,
-    target: Qwen3Config,
+    target: TargetConfig,
     target_params: Params,
     dtype: DTypeLike,
 ) -> Tensors:

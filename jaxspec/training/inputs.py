@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxspec.errors import UsageError
-from jaxspec.models.config import Qwen3Config
+from jaxspec.models.config import TargetConfig
 from jaxspec.text.tokenizer import Tokenizer
 from jaxspec.training.data import Sequences, sequences_of_documents
 from jaxspec.training.documents import Document, read_documents, summary
@@ -12,7 +12,7 @@ from jaxspec.training.notices import notice
 from jaxspec.training.recipe import TrainingInputs
 
 
-def mask_token(inputs: TrainingInputs, tokenizer: Tokenizer, config: Qwen3Config) -> int:
+def mask_token(inputs: TrainingInputs, tokenizer: Tokenizer, config: TargetConfig) -> int:
     if inputs.mask_token_id is not None:
         return inputs.mask_token_id
     if "mask_token" in tokenizer.special_tokens:
@@ -26,7 +26,7 @@ def mask_token(inputs: TrainingInputs, tokenizer: Tokenizer, config: Qwen3Config
 
 
 def text_of_run(
-    inputs: TrainingInputs, block_size: int, tokenizer: Tokenizer, config: Qwen3Config
+    inputs: TrainingInputs, block_size: int, tokenizer: Tokenizer, config: TargetConfig
 ) -> tuple[list[Document], Sequences]:
     """The documents of a run and their sequences. One line says which files were left out."""
     documents, no_text = read_documents(inputs.data)

@@ -17,8 +17,9 @@ from jaxspec.models.config import (
     DFlashConfig,
     DrafterConfig,
     MarkovHead,
-    Qwen3Config,
+    Qwen35Config,
     Selector,
+    TargetConfig,
 )
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.eagle3 import Eagle3
@@ -48,7 +49,7 @@ def spread_layer_ids(num_layers: int, features: int) -> tuple[int, ...]:
     return tuple(round(1 + i * (last - 1) / (features - 1)) for i in range(features))
 
 
-def drafter_config(target: Qwen3Config, shape: DrafterShape, mask_token_id: int) -> DFlashConfig:
+def drafter_config(target: TargetConfig, shape: DrafterShape, mask_token_id: int) -> DFlashConfig:
     """The config of a drafter that fills a block of masks: DFlash, DSpark, DFlash2."""
     ids = _layer_ids(target, shape)
     if not 0 <= mask_token_id < target.vocab_size:
@@ -77,7 +78,7 @@ def with_heads(plain: DFlashConfig, shape: DrafterShape, anchor_first: bool) -> 
     return _with_dflash2(plain, shape) if shape.kind == "dflash2" else plain
 
 
-def eagle3_config(target: Qwen3Config, shape: DrafterShape) -> Eagle3Config:
+def eagle3_config(target: TargetConfig, shape: DrafterShape) -> Eagle3Config:
     """The config of a drafter that drafts one token after the other."""
     if shape.block_size - 1 > MOST_DRAFTS:
         raise UsageError(
@@ -96,9 +97,12 @@ def eagle3_config(target: Qwen3Config, shape: DrafterShape) -> Eagle3Config:
     )
 
 
-def _decoder(target: Qwen3Config, shape: DrafterShape) -> Decoder:
+def _decoder(target: TargetConfig, shape: DrafterShape) -> Decoder:
+    """Layers of Qwen3, whatever those of the target are: all of a head is rotated."""
     return dataclasses.replace(
         target.decoder,
+        rope=dataclasses.replace(target.decoder.rope, rotated=None),
+        wide_norms=False,
         num_layers=shape.num_layers,
         intermediate_size=shape.intermediate_size or target.decoder.intermediate_size,
         fp8=None,
@@ -133,7 +137,7 @@ def _with_dflash2(plain: DFlashConfig, shape: DrafterShape) -> DFlashConfig:
     )
 
 
-def _layer_ids(target: Qwen3Config, shape: DrafterShape) -> tuple[int, ...]:
+def _layer_ids(target: TargetConfig, shape: DrafterShape) -> tuple[int, ...]:
     ids = shape.layer_ids or spread_layer_ids(target.decoder.num_layers, shape.features)
     _check_layer_ids(ids, target.decoder.num_layers)
     return ids
@@ -151,7 +155,7 @@ def _check_layer_ids(ids: tuple[int, ...], num_layers: int) -> None:
 
 def first_drafter_params(
     drafter: DFlash | Eagle3,
-    target: Qwen3Config,
+    target: TargetConfig,
     target_params: Params,
     kept: Int[np.ndarray, " draft_vocab"] | None,
     key: Key[Array, ""],
@@ -181,13 +185,18 @@ def without_convolving(params: Params) -> Params:
 
 
 def copied_layers(
-    params: Params, drafter: DrafterConfig, target: Qwen3Config, target_params: Params
+    params: Params, drafter: DrafterConfig, target: TargetConfig, target_params: Params
 ) -> Params:
     """Drafter parameters whose layers are the target's last ones.
 
     The context starts as the input that the first of these layers has in the target, or as the
     feature of the nearest layer.
     """
+    if isinstance(target, Qwen35Config):
+        raise UsageError(
+            "layers of the target cannot be copied: it is a Qwen3.5, expected a Qwen3, whose "
+            "layers a drafter has; leave --from-target out"
+        )
     first = target.decoder.num_layers - drafter.decoder.num_layers
     if first < 1 or target.decoder.intermediate_size != drafter.decoder.intermediate_size:
         raise UsageError(
@@ -227,7 +236,7 @@ def _with_embedding(random: Params, copy: Params) -> Params:
     return {**copy, "attention": {**attention, **joined}}
 
 
-def target_head(config: Qwen3Config, params: Params) -> Float[Array, "hidden vocab"]:
+def target_head(config: TargetConfig, params: Params) -> Float[Array, "hidden vocab"]:
     """The matrix from hidden states to logits."""
     if config.tie_word_embeddings:
         return params["embedding"]["embedding"].T

@@ -15,10 +15,11 @@ from jax.sharding import Sharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
+from jaxspec.layers.gated_delta import FLOAT32
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.parameters import Params
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import CheckpointTarget
 from jaxspec.models.whole_chains import chain_hidden
 from jaxspec.models.whole_sequences import block_hidden, causal_hidden
 from jaxspec.training.anchors import block_inputs, draw_anchors, tokens_of_blocks
@@ -72,7 +73,7 @@ class TargetOutputs(NamedTuple):
 class DrafterObjective:
     """The objective of a drafter: to draft the tokens that the target would generate."""
 
-    target: Qwen3
+    target: CheckpointTarget
     """The target, which captures the features that the drafter reads."""
     drafter: DFlash | Eagle3
     recipe: Recipe
@@ -176,7 +177,7 @@ class DrafterObjective:
 class TargetObjective:
     """The objective of pre-training a target: to predict the next token."""
 
-    target: Qwen3
+    target: CheckpointTarget
     compute: DTypeLike
 
     def __call__(
@@ -211,12 +212,14 @@ def split_frozen(
 
 
 def in_dtype(params: Any, dtype: DTypeLike) -> Any:
-    """Floating point leaves cast to `dtype`; integers stay as they are."""
+    """Floating point leaves cast to `dtype`; integers stay as they are, and so does what recurrent
+    layers take exponentials of."""
 
-    def cast(x: Array) -> Array:
-        return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    def cast(path: tuple[Any, ...], x: Array) -> Array:
+        stays = getattr(path[-1], "key", None) in FLOAT32
+        return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) and not stays else x
 
-    return jax.tree.map(cast, params)
+    return jax.tree.map_with_path(cast, params)
 
 
 def with_noise(

@@ -17,14 +17,14 @@ from tqdm import tqdm
 from jaxspec.cache.block import block_after
 from jaxspec.cache.cache import Cache
 from jaxspec.models.parameters import Params
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import CheckpointTarget
 from jaxspec.training.data import Sequences, check_ids
 
 PAGE_SIZE = 16
 
 
 def continue_sequences(
-    target: Qwen3,
+    target: CheckpointTarget,
     params: Params,
     text: Sequences,
     shortest: int,
@@ -62,7 +62,7 @@ def continue_sequences(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def continue_greedily(
-    target: Qwen3,
+    target: CheckpointTarget,
     shortest: int,
     params: Params,
     tokens: Int[Array, "batch length"],
@@ -87,7 +87,7 @@ def continue_greedily(
 
 
 def replace_next(
-    target: Qwen3,
+    target: CheckpointTarget,
     params: Params,
     first: Int[Array, " batch"],
     width: int,

@@ -19,7 +19,7 @@ from jaxspec.models.config import DrafterConfig
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.parameters import Params
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import CheckpointTarget
 from jaxspec.training.loss import (
     binary_cross_entropy,
     distance,
@@ -35,7 +35,7 @@ class Teacher(NamedTuple):
     labels: Int[Array, "batch blocks drafts"]
     previous: Int[Array, "batch blocks drafts"]
     """The token before each draft."""
-    target: Qwen3
+    target: CheckpointTarget
     """The bound target."""
     hidden: Float[Array, "batch blocks drafts target_hidden"]
     """Its hidden states of the tokens before, from which it predicts the drafts."""
@@ -229,7 +229,7 @@ def draft_ids(
 
 
 def block_logits(
-    model: Qwen3 | DFlash | Eagle3, hidden: Float[Array, "batch blocks drafts hidden"]
+    model: CheckpointTarget | DFlash | Eagle3, hidden: Float[Array, "batch blocks drafts hidden"]
 ) -> Float[Array, "batch blocks drafts vocab"]:
     """Float32 logits, from the head of a bound model."""
     flat = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
@@ -237,7 +237,9 @@ def block_logits(
     return logits.reshape(*hidden.shape[:-1], -1)
 
 
-def bound[Model: (Qwen3, DFlash, Eagle3, DFlash | Eagle3)](model: Model, params: Params) -> Model:
+def bound[Model: (CheckpointTarget, DFlash, Eagle3, DFlash | Eagle3)](
+    model: Model, params: Params
+) -> Model:
     """The module bound to its parameters, so that its methods can be called.
 
     It must be used within the jax transformation in which it was made.

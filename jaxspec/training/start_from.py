@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec.checkpoint.load import Checkpoint, open_drafter
 from jaxspec.checkpoint.pair import check_pair
 from jaxspec.errors import UsageError
-from jaxspec.models.config import DFlashConfig, DrafterConfig, Qwen3Config
+from jaxspec.models.config import DFlashConfig, DrafterConfig, TargetConfig
 from jaxspec.models.parameters import Params
 from jaxspec.training.new_drafter import with_heads
 from jaxspec.training.recipe import DrafterShape
@@ -18,7 +18,7 @@ HEADS = ("transition", "confidence_head")
 """Parts that a plain DFlash drafter lacks, besides convolutions."""
 
 
-def opened_start(folder: Path, target: Qwen3Config) -> Checkpoint[DFlashConfig]:
+def opened_start(folder: Path, target: TargetConfig) -> Checkpoint[DFlashConfig]:
     """The drafter to start from. It must be plain, and share the target's embedding and head, as
     drafters in z-lab's layout do."""
     checkpoint = open_drafter(folder)
@@ -46,7 +46,7 @@ def shape_of(config: DFlashConfig, shape: DrafterShape) -> DrafterShape:
     )
 
 
-def config_from(start: DFlashConfig, shape: DrafterShape, target: Qwen3Config) -> DFlashConfig:
+def config_from(start: DFlashConfig, shape: DrafterShape, target: TargetConfig) -> DFlashConfig:
     """The drafter with the heads of the asked kind; which rows draft stays as it is."""
     if shape.kind == "eagle3" or shape.draft_vocab_size is not None or shape.from_target:
         raise UsageError(

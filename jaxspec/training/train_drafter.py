@@ -12,12 +12,12 @@ from tqdm import tqdm
 
 from jaxspec.checkpoint.load import Checkpoint, open_target
 from jaxspec.errors import UsageError
-from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, TargetConfig
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.eagle3_config import Eagle3Config
 from jaxspec.models.parameters import Params
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import target_of
 from jaxspec.text.tokenizer import Tokenizer, open_tokenizer
 from jaxspec.training.data import Sequences
 from jaxspec.training.export_drafter import export_drafter
@@ -72,7 +72,7 @@ class TrainingRun:
 class Target(NamedTuple):
     """The target of a run, with its parameters on the device."""
 
-    config: Qwen3Config
+    config: TargetConfig
     params: Params
 
 
@@ -107,7 +107,9 @@ def train_drafter(run: TrainingRun, out: Path) -> Path:
         return export_drafter(out, config, params, *target, verifier)
 
 
-def config_of_drafter(run: TrainingRun, tokenizer: Tokenizer, target: Qwen3Config) -> DrafterConfig:
+def config_of_drafter(
+    run: TrainingRun, tokenizer: Tokenizer, target: TargetConfig
+) -> DrafterConfig:
     if run.shape.kind == "eagle3":
         return eagle3_config(target, run.shape)
     return drafter_config(target, run.shape, mask_token(run.inputs, tokenizer, target))
@@ -129,7 +131,7 @@ def data_of_run(
     return on_policy_sequences(run, target, text, made_of, room / "on_policy.npz")
 
 
-def _refuse_fp8(target: Qwen3Config, folder: Path) -> None:
+def _refuse_fp8(target: TargetConfig, folder: Path) -> None:
     if target.decoder.fp8 is not None:
         raise UsageError(
             f"{folder} has FP8 weights, expected 16 or 32 bits for training; use the checkpoint "
@@ -151,7 +153,7 @@ def learned_params(
     (trainable, frozen), room = split, run.inputs.shared or out
     optimization = with_epochs(run, sequences)
     objective = DrafterObjective(
-        Qwen3(target.config, config.target_layer_ids),
+        target_of(target.config, config.target_layer_ids),
         drafter_of(config),
         run.recipe,
         jnp.dtype(optimization.compute),
@@ -198,7 +200,7 @@ def on_policy_sequences(
 
     def continued() -> Sequences:
         return continue_sequences(
-            Qwen3(target.config, (), jnp.dtype(run.optimization.compute)),
+            target_of(target.config, (), jnp.dtype(run.optimization.compute)),
             target.params,
             text,
             run.inputs.shortest_prompt,
@@ -265,7 +267,7 @@ def matters(option: str, kind: str) -> bool:
     return kind in only_for.get(option, (kind,))
 
 
-def _weights(checkpoint: Checkpoint[Qwen3Config], dtype: str) -> Params:
+def _weights(checkpoint: Checkpoint[TargetConfig], dtype: str) -> Params:
     """The target's weights, with a bar in a terminal while they are read."""
     bytes_read: Any = tqdm(
         total=checkpoint.num_bytes,
@@ -279,7 +281,7 @@ def _weights(checkpoint: Checkpoint[Qwen3Config], dtype: str) -> Params:
         return checkpoint.load(jnp.dtype(dtype), bytes_read.update)
 
 
-def _check_length(run: TrainingRun, target: Qwen3Config) -> None:
+def _check_length(run: TrainingRun, target: TargetConfig) -> None:
     length, block_size = run.inputs.length, run.shape.block_size
     if length <= block_size:
         raise UsageError(f"length {length}, expected more than a block ({block_size})")

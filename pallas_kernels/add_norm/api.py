@@ -21,7 +21,7 @@ def add_norm(
     The parts are those of a matrix product that was split over its inputs (`split_product`), in
     float32; a product that was not split is one part. Their sum is computed in float32 and rounded
     to the dtype of `x`, as the unsplit product would be; so is the total. The norm is computed in
-    float32.
+    float32, with a scale in the dtype of `x` or in float32.
     """
     return ADD_NORM(implementation, x, addend, scale, eps=eps)
 

@@ -20,18 +20,19 @@ from pallas_kernels.dispatch import (
     Op,
     refusal_of_device,
 )
+from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.refusal import NotForThisKernel, refusal_of
 
 
 def dense_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
-    out: Float[Array, "attended hidden"],
+    out: Float[Array, "attended hidden"] | Fp8Matrix,
     norm: Float[Array, " hidden"],
-    gate_up: Float[Array, "hidden twice_inner"],
-    down: Float[Array, "inner hidden"],
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Array, "inner hidden"] | Fp8Matrix,
     next_norm: Float[Array, " hidden"],
-    qkv: Float[Array, "hidden fused"] | None,
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
     arrivals: Arrivals | None = None,
     *,
     eps: float,
@@ -43,6 +44,10 @@ def dense_chain(
         gate, up = split(norm(total) @ gate_up)
         total = total + (silu(gate) * up) @ down
         next_qkv = next_norm(total) @ qkv              None if `qkv` is None
+
+    All matrices are [inputs, outputs] in the dtype of the rows, or all are `Fp8Matrix`, [outputs,
+    inputs] in 8 bits, with which `@` stands for `fp8_product`. The scales of both norms may be in
+    float32 beside rows of 16 bits.
 
     Returns `total`, `next_qkv` and the `arrivals` for the next call of the program. Passing the
     `arrivals` of the previous call keeps the two calls from running at the same time; without them
@@ -90,10 +95,10 @@ def _mosaic(*arguments: Any, **options: Any) -> Any:
 
 
 def _check(*arguments: Any, **options: Any) -> None:
-    from pallas_kernels.dense_chain import mosaic, plan
+    from pallas_kernels.dense_chain import plan, shape_of
 
     plan.check_device(dispatch.default_device())
-    mosaic.shape_of(*arguments, **options)
+    shape_of.shape_of(*arguments, **options)
 
 
 DENSE_CHAIN = Op(

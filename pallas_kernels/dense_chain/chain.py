@@ -11,18 +11,19 @@ from jaxtyping import Array, Float
 from pallas_kernels.dense_chain.api import chain_choice, dense_chain
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.paged_attention.api import filled_attention
 
 
 class ChainWeights(NamedTuple):
     """Matrices and norm scales of one call."""
 
-    out: Float[Array, "attended hidden"]
+    out: Float[Array, "attended hidden"] | Fp8Matrix
     norm: Float[Array, " hidden"]
-    gate_up: Float[Array, "hidden twice_inner"]
-    down: Float[Array, "inner hidden"]
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix
+    down: Float[Array, "inner hidden"] | Fp8Matrix
     next_norm: Float[Array, " hidden"]
-    qkv: Float[Array, "hidden fused"] | None
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None
     """The next layer's qkv matrix; None after the last layer."""
 
 

@@ -11,28 +11,28 @@ from pallas_kernels.dense_chain.loading import (
     load_rows,
     load_weights,
 )
-from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, GROUP, UNIT, Plan
+from pallas_kernels.dense_chain.plan import (
+    CHUNKS,
+    CONSUMERS,
+    GROUP,
+    MORE_QKV,
+    NEXT_QKV,
+    UNIT,
+    Plan,
+)
 from pallas_kernels.dense_chain.rows import TRANSPOSED, Rows, times_rows
 from pallas_kernels.dense_chain.shape import BARRIERS
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu, store
 from pallas_kernels.tiles import fence_async
 
 
-def run(plan: Plan, names: tuple[str, ...], *refs, **scratch) -> None:
-    chain = Chain(plan, dict(zip(names, refs)), scratch)
+def run(plan: Plan, kind: "type[Chain]", names: tuple[str, ...], *refs, **scratch) -> None:
+    chain = kind(plan, dict(zip(names, refs)), scratch)
     if not plan.one_product:
         plan.mailbox.init_barriers(scratch)
     pl.when(chain.warpgroup < CONSUMERS)(chain.multiply_all)
-    pl.when(chain.warpgroup == CONSUMERS)(lambda: load_weights(chain.shares, chain.refs, scratch))
-    pl.when(chain.warpgroup == CONSUMERS + 1)(
-        lambda: load_rows(
-            chain.shares,
-            chain.refs,
-            scratch,
-            chain.wait_for_product_before,
-            chain.rows.compute_inverse,
-        )
-    )
+    pl.when(chain.warpgroup == CONSUMERS)(chain.load_weights)
+    pl.when(chain.warpgroup == CONSUMERS + 1)(chain.load_rows)
     if not plan.one_product:
         pl.when(chain.warpgroup >= CONSUMERS)(plan.mailbox.wait_for_barriers)
 
@@ -45,18 +45,36 @@ class Chain:
         self.shares, self.warpgroup = Shares(plan), lax.axis_index("warpgroup")
         self.rows = Rows(plan, self.refs, scratch, self.shares, self.warpgroup)
 
+    def load_weights(self) -> None:
+        load_weights(self.shares, self.refs, self.scratch)
+
+    def load_rows(self) -> None:
+        load_rows(
+            self.shares,
+            self.refs,
+            self.scratch,
+            self.wait_for_product_before,
+            self.rows.compute_inverse,
+        )
+
     def multiply_all(self) -> None:
         if not self.plan.one_product:
             self.plan.mailbox.wait_for_barriers()
-        products = (self.attention_out, self.gate_and_up, self.down, self.next_qkv)
+        products = (
+            self.attention_out,
+            self.gate_and_up,
+            self.down,
+            self.next_qkv,
+            self.more_qkv,
+        )
         for p in self.shares.products:
             pl.when(self.shares.active[p])(products[p])
             if p < BARRIERS and not self.plan.one_product:
                 grid_barrier.arrive(self.refs["counters"], p)
 
     def wait_for_product_before(self, p: int) -> None:
-        """Waits until all thread blocks have finished the product before product p."""
-        if p > 0 and not self.plan.one_product:
+        """Waits until all thread blocks have finished the product that product p reads."""
+        if 0 < p <= BARRIERS and not self.plan.one_product:
             arrivals = self.plan.blocks * CONSUMERS
             grid_barrier.wait(self.refs["counters"], p - 1, self.refs["calls"], arrivals)
             fence_async()
@@ -70,20 +88,25 @@ class Chain:
         self.tile(2, lambda acc: self.rows.add(2, "", residual, acc))
 
     def gate_and_up(self) -> None:
-        columns = pl.ds(self.shares.inner_unit(self.warpgroup) * UNIT, UNIT)
-
         def product(gate_acc, up_acc) -> None:
             self.accumulate_gate_and_up(gate_acc, up_acc)
-            inverse = self.rows.inverse(pl.ds(0, self.plan.shape.tokens))
-            gate, up = (times_rows(acc[...], inverse) for acc in (gate_acc, up_acc))
-            gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
-            store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TRANSPOSED))
+            self.write_gated(gate_acc, up_acc)
 
         all_rows = Accumulator((UNIT, self.plan.shape.tokens), jnp.float32)
         pl.run_scoped(product, all_rows, all_rows)
 
+    def write_gated(self, *accs) -> None:
+        columns = pl.ds(self.shares.inner_unit(self.warpgroup) * UNIT, UNIT)
+        inverse = self.rows.inverse(pl.ds(0, self.plan.shape.tokens))
+        gate, up = (times_rows(acc[...], inverse) for acc in accs)
+        gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
+        store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TRANSPOSED))
+
     def next_qkv(self) -> None:
-        self.tile(3, self.rows.write_qkv)
+        self.tile(NEXT_QKV, lambda acc: self.rows.write_qkv(NEXT_QKV, acc))
+
+    def more_qkv(self) -> None:
+        self.tile(MORE_QKV, lambda acc: self.rows.write_qkv(MORE_QKV, acc))
 
     # Products
 

@@ -10,15 +10,28 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.dense_chain.plan import CHUNKS, CONSUMERS, DEPTH, PAIR, UNIT, Plan
+from pallas_kernels.dense_chain.plan import (
+    CHUNKS,
+    CONSUMERS,
+    DEPTH,
+    MORE_QKV,
+    NEXT_QKV,
+    PAIR,
+    UNIT,
+    Plan,
+)
+from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.jax_internals import pl, plgpu
 
-MATRICES = ("out", "gate_up", "down", "qkv")
-ROWS = ("attended", "attention_scaled", "gated", "scaled")
+MATRICES = ("out", "gate_up", "down", "qkv", "qkv")
+ROWS = ("attended", "attention_scaled", "gated", "scaled", "scaled")
+SCALES = "_scales"
+"""What the names of scales end with, after the name of their matrix."""
 GATE_UP = 1
 WEIGHT_STEPS_OF_GATE_UP = CHUNKS
 """Steps of weights for each step of rows in the product with gate and up. One of these stages of
-weights has both matrices and both warpgroups' columns, and so only UNIT inputs."""
+weights has both matrices and both warpgroups' columns, and so only UNIT inputs; in 8 bits it has
+one matrix and BLOCK inputs."""
 
 
 class Shares:
@@ -44,8 +57,11 @@ class Shares:
             plan.shape.inner // PAIR,
             plan.shape.hidden,
         ]
+        if plan.is_wide:
+            active.append(self.block + plan.blocks < plan.shape.qkv // UNIT)
+            inputs.append(plan.shape.hidden)
         if plan.one_product:
-            active = [on & (p == plan.only) for p, on in enumerate(active)]
+            active = [on & (p in plan.products) for p, on in enumerate(active)]
         self.row_steps = [jnp.where(on, n // DEPTH, 0) for on, n in zip(active, inputs)]
         self.steps = [
             n * (WEIGHT_STEPS_OF_GATE_UP if p == GATE_UP else 1)
@@ -56,8 +72,7 @@ class Shares:
 
     @property
     def products(self) -> range:
-        plan = self.plan
-        return range(plan.products) if plan.only is None else range(plan.only, plan.only + 1)
+        return self.plan.products
 
     def inputs(self, p: int) -> Any:
         """First input of product p that this thread block multiplies."""
@@ -66,7 +81,9 @@ class Shares:
 
     def columns(self, p: int) -> Any:
         """First column of product p that this thread block multiplies."""
-        return (self.block if p == 3 else self.pair) * UNIT
+        if p == MORE_QKV:
+            return (self.block + self.plan.blocks) * UNIT
+        return (self.block if p == NEXT_QKV else self.pair) * UNIT
 
     def inner_unit(self, warpgroup) -> Any:
         """Index of the UNIT columns of gate, and of up, that a warpgroup multiplies."""
@@ -111,23 +128,42 @@ def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) 
 
 
 def load_weight_stage(shares: Shares, refs, scratch, p: int, step, stage) -> None:
-    for i in range(CHUNKS):
-        if p == GATE_UP:
-            inputs = step * UNIT
-            column = shares.inner_unit(i // 2) * UNIT + (i % 2) * shares.plan.shape.inner
-        else:
-            inputs = shares.inputs(p) + step * DEPTH + i * UNIT
-            column = shares.columns(p)
+    place = place_of_fp8_chunk if shares.plan.fp8 else place_of_square
+    chunks = shares.plan.chunks
+    for i in range(chunks):
         plgpu.copy_gmem_to_smem(
-            refs[MATRICES[p]].at[pl.ds(inputs, UNIT), pl.ds(column, UNIT)],
-            scratch["weights"].at[stage * CHUNKS + i],
+            refs[MATRICES[p]].at[place(shares, p, step, i)],
+            scratch["weights"].at[stage * chunks + i],
             scratch["weights_loaded"].at[stage],
         )
+
+
+def place_of_square(shares: Shares, p: int, step, i: int) -> tuple:
+    """Inputs and columns of the i-th square of a step."""
+    if p == GATE_UP:
+        inputs = step * UNIT
+        column = shares.inner_unit(i // 2) * UNIT + (i % 2) * shares.plan.shape.inner
+    else:
+        inputs = shares.inputs(p) + step * DEPTH + i * UNIT
+        column = shares.columns(p)
+    return pl.ds(inputs, UNIT), pl.ds(column, UNIT)
+
+
+def place_of_fp8_chunk(shares: Shares, p: int, step, warpgroup: int) -> tuple:
+    """Columns and inputs of a warpgroup's chunk of a step."""
+    if p == GATE_UP:  # gate and up take turns
+        inputs = lax.div(step, 2) * BLOCK
+        column = shares.inner_unit(warpgroup) * UNIT + lax.rem(step, 2) * shares.plan.shape.inner
+    else:
+        inputs = shares.inputs(p) + step * DEPTH + warpgroup * BLOCK
+        column = shares.columns(p)
+    return pl.ds(column, UNIT), pl.ds(inputs, BLOCK)
 
 
 def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
     """Loads the rows of each product p after `wait_for(p)`, and calls `then(p)` after the loads."""
     stages, steps = shares.plan.sizes.row_stages, shares.row_starts[-1]
+    width, tiles = shares.plan.tile_inputs, shares.plan.row_tiles
 
     def wait(step) -> None:
         plgpu.barrier_wait(scratch["rows_used"].at[lax.rem(step, stages)])
@@ -140,11 +176,11 @@ def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
             overall = shares.row_starts[p] + step  # noqa: B023
             pl.when(overall >= stages)(lambda: wait(overall - stages))
             stage = lax.rem(overall, stages)
-            for i in range(CHUNKS):
-                inputs = shares.inputs(p) + step * DEPTH + i * UNIT  # noqa: B023
+            for i in range(tiles):
+                inputs = shares.inputs(p) + step * DEPTH + i * width  # noqa: B023
                 plgpu.copy_gmem_to_smem(
-                    refs[ROWS[p]].at[:, pl.ds(inputs, UNIT)],  # noqa: B023
-                    scratch["tiles"].at[stage * CHUNKS + i],
+                    refs[ROWS[p]].at[:, pl.ds(inputs, width)],  # noqa: B023
+                    scratch["tiles"].at[stage * tiles + i],
                     scratch["rows_loaded"].at[stage],
                 )
 

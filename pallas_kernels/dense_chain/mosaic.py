@@ -9,33 +9,36 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import dispatch
 from pallas_kernels.dense_chain import kernel
+from pallas_kernels.dense_chain.fp8 import Fp8Chain
+from pallas_kernels.dense_chain.kernel import Chain
+from pallas_kernels.dense_chain.loading import SCALES
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
     PAIR,
     PAIRS,
     Plan,
     Sizes,
-    check,
     check_device,
     choose_sizes,
 )
-from pallas_kernels.dense_chain.shape import Arrivals, ChainShape
+from pallas_kernels.dense_chain.shape import Arrivals
+from pallas_kernels.dense_chain.shape_of import shape_of
+from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
-from pallas_kernels.refusal import require
-from pallas_kernels.tiles import Shapes, named
+from pallas_kernels.tiles import named
 
 
 @kept(static_argnames=("eps", "sizes", "pairs", "interpret"))
 def dense_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
-    out: Float[Array, "attended hidden"],
+    out: Float[Array, "attended hidden"] | Fp8Matrix,
     norm: Float[Array, " hidden"],
-    gate_up: Float[Array, "hidden twice_inner"],
-    down: Float[Array, "inner hidden"],
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Array, "inner hidden"] | Fp8Matrix,
     next_norm: Float[Array, " hidden"],
-    qkv: Float[Array, "hidden fused"] | None,
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
     arrivals: Arrivals,
     *,
     eps: float,
@@ -43,21 +46,22 @@ def dense_chain(
     pairs: int = PAIRS,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
-    inputs = {
-        "attended": attended,
-        "x": x,
-        "out": out,
-        "norm": norm,
-        "gate_up": gate_up,
-        "down": down,
-        "next_norm": next_norm,
-        "qkv": qkv,
-    }
-    inputs = {name: array for name, array in inputs.items() if array is not None}
+    inputs = arrays_by_name(
+        {
+            "attended": attended,
+            "x": x,
+            "out": out,
+            "norm": norm,
+            "gate_up": gate_up,
+            "down": down,
+            "next_norm": next_norm,
+            "qkv": qkv,
+        }
+    )
     shape = shape_of(
         attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals, eps=eps, pairs=pairs
     )
-    plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape.tokens), None)
+    plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape), None)
     if interpret is None:
         check_device(dispatch.default_device())
         counters = jax.new_ref(arrivals.counters)
@@ -66,40 +70,29 @@ def dense_chain(
         arrivals = Arrivals(jax.freeze(counters), arrivals.calls + 1)
     else:
         outputs = inputs
-        for p in range(plan.products):
+        for p in plan.launches:
             outputs = outputs | launch(dataclasses.replace(plan, only=p), outputs, interpret)
     return outputs["total"], outputs.get("next_qkv"), arrivals
 
 
-def shape_of(
-    attended: Float[Shapes, "tokens attended"],
-    x: Float[Shapes, "tokens hidden"],
-    out: Float[Shapes, "attended hidden"],
-    norm: Float[Shapes, " hidden"],
-    gate_up: Float[Shapes, "hidden twice_inner"],
-    down: Float[Shapes, "inner hidden"],
-    next_norm: Float[Shapes, " hidden"],
-    qkv: Float[Shapes, "hidden fused"] | None,
-    arrivals: Arrivals,
-    *,
-    eps: float,
-    pairs: int = PAIRS,
-) -> ChainShape:
-    """The shape of this call; raises `NotForThisKernel` if the kernel cannot do it."""
-    arrays = (attended, x, out, norm, gate_up, down, next_norm, *(() if qkv is None else (qkv,)))
-    dtypes = sorted({str(array.dtype) for array in arrays})
-    require(len(dtypes) == 1, f"inputs in {' and '.join(dtypes)}", "one dtype")
-    fused = 0 if qkv is None else qkv.shape[1]
-    tokens, attended_size = attended.shape
-    shape = ChainShape(tokens, attended_size, x.shape[1], down.shape[0], fused)
-    check(shape, x.dtype, pairs)
-    return shape
+def arrays_by_name(
+    arguments: dict[str, Float[Array, "..."] | Fp8Matrix | None],
+) -> dict[str, Float[Array, "..."]]:
+    """The arrays of all arguments, with the scales of 8-bit matrices beside them."""
+    found = {}
+    for name, argument in arguments.items():
+        if isinstance(argument, Fp8Matrix):
+            found[name], scales = argument
+            found[name + SCALES] = scales[:, 0] if scales.shape[1] == 1 else scales
+        elif argument is not None:
+            found[name] = argument
+    return found
 
 
 def launch(plan: Plan, inputs: dict[str, jax.Array], interpret) -> dict[str, jax.Array]:
-    outputs = plan.outputs()
+    outputs, kind = plan.outputs(), Fp8Chain if plan.fp8 else Chain
     results = plgpu.kernel(
-        named("dense_chain", functools.partial(kernel.run, plan, (*inputs, *outputs))),
+        named("dense_chain", functools.partial(kernel.run, plan, kind, (*inputs, *outputs))),
         out_type=tuple(outputs.values()),
         grid=(plan.pairs,),
         grid_names=("pair",),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.dense_chain.shape import MOST_TOKENS, ChainShape
 from pallas_kernels.dispatch import attribute
+from pallas_kernels.fp8_product import BLOCK, E4M3
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.refusal import require
@@ -72,6 +73,26 @@ class Plan:
         return self.pairs * PAIR
 
     @property
+    def fp8(self) -> bool:
+        """Whether the matrices are in 8 bits."""
+        return self.shape.scaled is not None
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of a matrix in one pipeline stage of weights."""
+        return CONSUMERS if self.fp8 else CHUNKS
+
+    @property
+    def tile_inputs(self) -> int:
+        """Inputs of one tile of rows, as many as one piece of a matrix has."""
+        return BLOCK if self.fp8 else UNIT
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles in one pipeline stage of rows."""
+        return DEPTH // self.tile_inputs
+
+    @property
     def groups(self) -> int:
         return self.shape.tokens // GROUP
 
@@ -86,14 +107,28 @@ class Plan:
         return self.groups_each * CONSUMERS - self.groups
 
     @property
-    def products(self) -> int:
-        return 4 if self.shape.qkv else 3
+    def launches(self) -> range:
+        """The products that begin with a kernel of their own in the interpreter."""
+        return range(4 if self.shape.qkv else 3)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether some thread blocks have two tiles of the next qkv."""
+        return self.shape.qkv > self.blocks * UNIT
+
+    @property
+    def products(self) -> range:
+        """The products that this kernel computes."""
+        end = 5 if self.is_wide else self.launches.stop
+        if self.only is None:
+            return range(end)
+        return range(self.only, end if self.only == NEXT_QKV else self.only + 1)
 
     def outputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         shapes = self.shapes()
         if self.only is not None:
             return {name: shapes[name] for name in STAGES[self.only]}
-        stages = STAGES[: self.products]
+        stages = STAGES[: self.launches.stop]
         return {name: shapes[name] for stage in stages for name in stage if name not in SUMS}
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -119,25 +154,41 @@ class Plan:
         sizes = self.sizes
         barrier = lambda arrivals, number: plgpu.Barrier(num_arrivals=arrivals, num_barriers=number)
         return {
-            "weights": swizzled((sizes.weight_stages * CHUNKS, UNIT, UNIT), self.dtype),
-            "tiles": swizzled((sizes.row_stages * CHUNKS, self.shape.tokens, UNIT), self.dtype),
-            "weights_loaded": barrier(CHUNKS, sizes.weight_stages),
+            "weights": swizzled(
+                (sizes.weight_stages * self.chunks, UNIT, self.tile_inputs),
+                E4M3 if self.fp8 else self.dtype,
+            ),
+            "tiles": swizzled(
+                (sizes.row_stages * self.row_tiles, self.shape.tokens, self.tile_inputs), self.dtype
+            ),
+            "weights_loaded": barrier(self.chunks, sizes.weight_stages),
             "weights_used": barrier(CONSUMERS, sizes.weight_stages),
-            "rows_loaded": barrier(CHUNKS, sizes.row_stages),
+            "rows_loaded": barrier(self.row_tiles, sizes.row_stages),
             "rows_used": barrier(CONSUMERS, sizes.row_stages),
             "transposed": swizzled((CONSUMERS, GROUP, UNIT), jnp.float32),
             "inverse": plgpu.SMEM((MOST_TOKENS,), jnp.float32),
             "inverse_ready": barrier(1, 1),
-        } | (self.pair_barrier() if self.one_product else self.mailbox.scratch())
+            **(self.swap() if self.fp8 else {}),
+            **(self.pair_barrier() if self.one_product else self.mailbox.scratch()),
+        }
 
     @property
     def mailbox(self) -> Mailbox:
         return mailbox_for(self.shape.tokens)
 
+    def swap(self) -> dict[str, Any]:
+        """What the two warpgroups of a thread block send each other: sums of the other's rows."""
+        return {
+            "swapped": swizzled((CONSUMERS, self.groups_each * GROUP, UNIT), jnp.float32),
+            "swapped_ready": plgpu.Barrier(num_arrivals=1, num_barriers=CONSUMERS),
+        }
+
     def pair_barrier(self) -> dict[str, Any]:
         return {"met": plgpu.ClusterBarrier(collective_axes=("half",), num_arrivals=CONSUMERS)}
 
 
+NEXT_QKV, MORE_QKV = 3, 4
+"""The last two products: each thread block's first tile of the next qkv, and its second."""
 SUMS = ("attention_parts", "mlp_parts")
 """Outputs that exist only in the interpreter, where the pair's sums go through global memory."""
 STAGES = (
@@ -168,7 +219,13 @@ def check_device(device: Any) -> None:
 
 def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
     """Refuses shapes that the kernel cannot run with this many clusters."""
-    require(jnp.dtype(dtype) == jnp.bfloat16, f"weights in {jnp.dtype(dtype)}", "bfloat16")
+    of_what = "weights" if shape.scaled is None else "activations"
+    require(jnp.dtype(dtype) == jnp.bfloat16, f"{of_what} in {jnp.dtype(dtype)}", "bfloat16")
+    norms = jnp.dtype(shape.norm_dtype or dtype)
+    is_known = norms in (jnp.bfloat16, jnp.float32)
+    require(is_known, f"norm scales in {norms}", "bfloat16 or float32")
+    as_they_are = "activations as they are"
+    require(not shape.quantised_inputs, "activations that are rounded to 8 bits", as_they_are)
     tokens = f"8, 16, .. {MOST_TOKENS}"
     in_groups = shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS
     require(in_groups, f"{shape.tokens} tokens per step", tokens)
@@ -176,8 +233,9 @@ def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
         require(0 < size, f"{name} {size}", "a positive size")
         require(size % multiple == 0, f"{name} {size}", f"a multiple of {multiple}")
         require(most is None or size <= most, f"{name} {size}", f"at most {most}")
-    require(shape.qkv % UNIT == 0, f"qkv size {shape.qkv}", f"a multiple of {UNIT}")
-    most = pairs * PAIR * UNIT
+    multiple = BLOCK if shape.scaled == "blocks" else UNIT
+    require(shape.qkv % multiple == 0, f"qkv size {shape.qkv}", f"a multiple of {multiple}")
+    most = pairs * PAIR * UNIT * (MOST_QKV_TILES if shape.scaled is None else 1)
     require(shape.qkv <= most, f"qkv size {shape.qkv}", f"at most {most}")
 
 
@@ -197,6 +255,8 @@ def limits(shape: ChainShape, pairs: int) -> list[tuple[str, int, int, int | Non
     ]
 
 
+MOST_QKV_TILES = 2
+"""Tiles of the next qkv that a thread block may have, with matrices in the rows' dtype."""
 HIDDEN_MULTIPLE = 512
 """Eight tiles of the hidden size: their sums of squares are read eight at a time."""
 
@@ -208,11 +268,19 @@ SMALL_BYTES = 2 * 1024
 """Shared memory for the small arrays and barriers; every array is aligned to 1 kB."""
 
 
-def choose_sizes(tokens: int) -> Sizes:
+IN_FLIGHT_BYTES = 64 * 1024
+"""Weights that are requested and have not arrived yet."""
+
+
+def choose_sizes(shape: ChainShape) -> Sizes:
     """As many weight stages as fit next to LEAST_ROW_STAGES, then more row stages if they fit."""
-    mailbox, transposed = mailbox_for(tokens), CONSUMERS * GROUP * UNIT * 4
+    mailbox, transposed = mailbox_for(shape.tokens), CONSUMERS * GROUP * UNIT * 4
     free = SHARED_BYTES - SMALL_BYTES - mailbox.boxes * mailbox.bytes - transposed
-    weight_stage, row_stage = DEPTH * UNIT * 2, tokens * DEPTH * 2
+    weight_stage, row_stage = DEPTH * UNIT * 2, shape.tokens * DEPTH * 2
+    if shape.scaled is not None:
+        weight_stage //= 2
+        free -= CONSUMERS * -(-shape.tokens // (GROUP * CONSUMERS)) * GROUP * UNIT * 4
     weight_stages = (free - LEAST_ROW_STAGES * row_stage) // weight_stage
     row_stages = (free - weight_stages * weight_stage) // row_stage
-    return Sizes(weight_stages, min(row_stages, MOST_ROW_STAGES))
+    in_flight = IN_FLIGHT_BYTES // weight_stage
+    return Sizes(weight_stages, min(row_stages, MOST_ROW_STAGES), in_flight)

@@ -6,22 +6,30 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.add_norm.reference import add_norm
 from pallas_kernels.dense_chain.shape import Arrivals
+from pallas_kernels.fp8_product import Fp8Matrix
+from pallas_kernels.fp8_product.reference import fp8_product
 
 
 def dense_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
-    out: Float[Array, "attended hidden"],
+    out: Float[Array, "attended hidden"] | Fp8Matrix,
     norm: Float[Array, " hidden"],
-    gate_up: Float[Array, "hidden twice_inner"],
-    down: Float[Array, "inner hidden"],
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Array, "inner hidden"] | Fp8Matrix,
     next_norm: Float[Array, " hidden"],
-    qkv: Float[Array, "hidden fused"] | None,
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
     arrivals: Arrivals,
     *,
     eps: float,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
-    x, normed = add_norm(x, (attended @ out)[None], norm, eps=eps)
-    gate, up = jnp.split(normed @ gate_up, 2, axis=-1)
-    x, normed = add_norm(x, ((jax.nn.silu(gate) * up) @ down)[None], next_norm, eps=eps)
-    return x, None if qkv is None else normed @ qkv, arrivals
+    x, normed = add_norm(x, product(attended, out)[None], norm, eps=eps)
+    gate, up = jnp.split(product(normed, gate_up), 2, axis=-1)
+    x, normed = add_norm(x, product(jax.nn.silu(gate) * up, down)[None], next_norm, eps=eps)
+    return x, None if qkv is None else product(normed, qkv), arrivals
+
+
+def product(
+    x: Float[Array, "tokens inputs"], matrix: Float[Array, "inputs outputs"] | Fp8Matrix
+) -> Float[Array, "tokens outputs"]:
+    return fp8_product(x, *matrix)[0] if isinstance(matrix, Fp8Matrix) else x @ matrix

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.dense_chain.loading import Shares
-from pallas_kernels.dense_chain.plan import GROUP, PAIR, UNIT, Plan
+from pallas_kernels.dense_chain.plan import GROUP, NEXT_QKV, PAIR, UNIT, Plan
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, rows_in_lanes
 
@@ -131,13 +131,18 @@ class Rows:
         store(scaled.at[rows, columns], (wide * scale).astype(dtype))
         store(squares.at[self.shares.pair, rows], (wide * wide).sum(axis=1))
 
-    def write_qkv(self, acc) -> None:
-        normed = times_rows(acc, self.inverse(self.own)).astype(self.plan.dtype)
-        self.store_groups(self.refs["next_qkv"], pl.ds(self.shares.columns(3), UNIT), normed)
+    def write_qkv(self, p: int, acc) -> None:
+        """The second tile finds the inverse where it was for the first."""
+        inverse = self.inverse if p == NEXT_QKV else self.known_inverse
+        normed = times_rows(acc, inverse(self.own)).astype(self.plan.dtype)
+        self.store_groups(self.refs["next_qkv"], pl.ds(self.shares.columns(p), UNIT), normed)
 
     def inverse(self, rows):
         """One over the root mean square of these rows; waits for `compute_inverse`."""
         plgpu.barrier_wait(self.scratch["inverse_ready"])
+        return self.known_inverse(rows)
+
+    def known_inverse(self, rows):
         return load(self.scratch["inverse"].at[rows], PER_ROW)
 
     def compute_inverse(self, p: int) -> None:

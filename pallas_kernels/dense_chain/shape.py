@@ -1,7 +1,7 @@
 """The shape of one call, and the barrier counters that calls pass to each other."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -13,6 +13,10 @@ MOST_TOKENS = 64
 """Tokens of the largest call. With more of them, single products are faster than the chain."""
 MORE_TOKENS = f"more than {MOST_TOKENS} tokens per step"
 """The reason why such calls do not run in the chain. It is no fault of the model or the device."""
+
+
+Scaled = Literal["blocks", "outputs"]
+"""What a scale of an 8-bit matrix belongs to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,12 @@ class ChainShape:
     """Columns of the gate matrix; up has as many."""
     qkv: int
     """Columns of the next layer's qkv matrix; 0 if there is none."""
+    scaled: Scaled | None = None
+    """What a scale belongs to if the matrices are in 8 bits; None if they have the rows' dtype."""
+    quantised_inputs: bool = False
+    """Whether the rows would have to be rounded to 8 bits too."""
+    norm_dtype: str | None = None
+    """The dtype of the norms' scales; None if it is that of the rows."""
 
 
 class Arrivals(NamedTuple):

@@ -1,5 +1,14 @@
-from pallas_kernels.fp8_product.api import fp8_product
+from pallas_kernels.fp8_product.api import fp8_product, fp8_product_in_parts
+from pallas_kernels.fp8_product.matrix import Fp8Matrix
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3, quantised_blocks
 from pallas_kernels.fp8_product.reference import bytes_of_products
 
-__all__ = ["BLOCK", "E4M3", "bytes_of_products", "fp8_product", "quantised_blocks"]
+__all__ = [
+    "BLOCK",
+    "E4M3",
+    "Fp8Matrix",
+    "bytes_of_products",
+    "fp8_product",
+    "fp8_product_in_parts",
+    "quantised_blocks",
+]

@@ -1,9 +1,12 @@
 """A product with a matrix of 8-bit floats."""
 
+from typing import Any
+
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import Implementation, Op
 from pallas_kernels.fp8_product import reference
+from pallas_kernels.split_product import total_of
 
 
 def fp8_product(
@@ -27,10 +30,45 @@ def fp8_product(
     it: t = max(largest magnitude, 1e-10) / 448 for pieces of 128, or
     t = max(largest magnitude / 448, 1 / (448 * 512)) for whole rows.
 
-    There is no kernel yet: XLA reads the matrix as it is, but writes the products of all pieces.
+    The kernel is for inputs in bfloat16 that stay as they are. XLA reads the matrix as it is too,
+    but writes the products of all pieces.
+    """
+    parts = fp8_product_in_parts(
+        x, weight, scales, quantise_inputs=quantise_inputs, implementation=implementation
+    )
+    return total_of(parts, x.dtype)
+
+
+def fp8_product_in_parts(
+    x: Float[Array, "*tokens inputs"],
+    weight: Float[Array, "outputs inputs"],
+    scales: Float[Array, "scaled_outputs pieces"],
+    *,
+    quantise_inputs: bool = False,
+    implementation: Implementation = "auto",
+) -> Float[Array, "parts *tokens outputs"]:
+    """The same product as float32 parts whose sum it is, or as one part in the dtype of `x`.
+
+    The kernel leaves parts to the op that reads them if it is faster when more thread blocks read
+    the matrix, each for a part of the inputs.
     """
     options = {"quantise_inputs": quantise_inputs}
     return FP8_PRODUCT(implementation, x, weight, scales, **options)
 
 
-FP8_PRODUCT = Op("fp8_product", {"xla": reference.fp8_product}, {})
+def _mosaic(*arguments: Any, **options: Any) -> Any:
+    from pallas_kernels.fp8_product import mosaic  # importing Mosaic GPU takes a second
+
+    return mosaic.fp8_product(*arguments, **options)
+
+
+def _check(*arguments: Any, **options: Any) -> None:
+    from pallas_kernels.fp8_product import plan
+
+    plan.plan_of(*arguments, **options)
+
+
+FP8_PRODUCT = Op(
+    "fp8_product", {"mosaic": _mosaic, "xla": reference.fp8_product}, {"mosaic": _check}
+)
+"""Its implementations return parts."""

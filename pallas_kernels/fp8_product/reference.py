@@ -19,7 +19,7 @@ def fp8_product(
     scales: Float[Array, "scaled_outputs pieces"],
     *,
     quantise_inputs: bool = False,
-) -> Float[Array, "*tokens outputs"]:
+) -> Float[Array, "parts *tokens outputs"]:
     rows = x.reshape(-1, x.shape[-1])
     product = functools.partial(_product, weight, scales, quantise_inputs)
     if scales.shape[1] > 1 and len(rows) > TOKENS_AT_ONCE:
@@ -27,7 +27,7 @@ def fp8_product(
         found = jax.lax.map(by_row, rows, batch_size=TOKENS_AT_ONCE)
     else:
         found = product(rows)
-    return found.reshape(*x.shape[:-1], len(weight))
+    return found.reshape(1, *x.shape[:-1], len(weight))
 
 
 def bytes_of_products(tokens: int, outputs: int, pieces: int) -> int:

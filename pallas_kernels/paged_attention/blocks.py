@@ -81,10 +81,19 @@ MULTIPROCESSORS = 132
 """Of an H100 or H200. `scripts/bench_kernels.py --sweep` prints the times behind `choose_sizes`."""
 
 
+WIDE_HEAD = 256
+"""A tile of 64 positions of heads this wide takes half of the registers, which the accumulator
+needs, and no mailbox fits beside two of them in shared memory."""
+SHORT_TILES = {"kv_tile": 32, "stages": 3}
+FEWER_SHORT_TILES = {"kv_tile": 32, "stages": 2}
+"""For splits whose queries need shared memory twice (`Plan.staged`)."""
+
+
 def choose_sizes(shape: Shape) -> BlockSizes:
     """As many splits as can run at the same time."""
+    tiles = SHORT_TILES if shape.head_dim >= WIDE_HEAD else {}
     if shape.width * shape.group > TILE_ROWS:
-        return BlockSizes(warpgroups=2)
+        return BlockSizes(**tiles, warpgroups=2)
 
     def fits(splits: int) -> bool:
         room = MULTIPROCESSORS if splits == 2 else MOST_IN_LARGE_CLUSTERS
@@ -93,7 +102,9 @@ def choose_sizes(shape: Shape) -> BlockSizes:
     splits = 1
     while 2 * splits <= MOST_SPLITS and fits(2 * splits):
         splits *= 2
-    return BlockSizes(splits=splits)
+    if tiles and splits > 1 and shape.width * shape.group % 8:
+        tiles = FEWER_SHORT_TILES
+    return BlockSizes(**tiles, splits=splits)
 
 
 def output_aligned(shape: Shape, splits: int) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import jax_internals as internals
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu
-from pallas_kernels.paged_attention.blocks import TILE_ROWS
+from pallas_kernels.paged_attention.blocks import TILE_ROWS, WIDE_HEAD
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
 from pallas_kernels.paged_attention.splits import ROW_LAYOUT
@@ -16,6 +17,7 @@ from pallas_kernels.tiles import load, times
 
 MASKED = -1e30
 TILE_LAYOUT = plgpu.Layout.WGMMA
+SHORT_TILE_LAYOUT = plgpu.Layout.WGMMA_TRANSPOSED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,12 +219,15 @@ def clear_unseen(plan: Plan, v_tile, base, bounds: Bounds, loader: Loader) -> No
     def _():
         @pl.when(loader.warpgroup == 0)
         def _():
-            v = plgpu.load(v_tile, layout=TILE_LAYOUT)
-            position = base + plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=TILE_LAYOUT)
+            # Rows of the layout are columns of a tile that is too short for it.
+            short = plan.sizes.kv_tile % TILE_ROWS != 0
+            tile, layout = (v_tile.T, SHORT_TILE_LAYOUT) if short else (v_tile, TILE_LAYOUT)
+            v = plgpu.load(tile, layout=layout)
+            position = base + plgpu.broadcasted_iota(jnp.int32, v.shape, int(short), layout=layout)
             seen = position < end
             if start is not None:
                 seen &= position >= start
-            v_tile[...] = jnp.where(seen, v, jnp.zeros_like(v))
+            tile[...] = jnp.where(seen, v, jnp.zeros_like(v))
             plgpu.commit_smem()
 
         if plan.sizes.warpgroups > 1:
@@ -237,7 +242,10 @@ def store(plan: Plan, attended, out, o_tile, indices) -> None:
     """
     row_tile, first, head, split = indices
     group, width = plan.shape.group, plan.exchange.columns
-    o_tile[...] = attended.astype(plan.dtype)
+    if plan.shape.head_dim < WIDE_HEAD:
+        o_tile[...] = attended.astype(plan.dtype)
+    else:
+        internals.store(o_tile, attended.astype(plan.dtype))
     plgpu.commit_smem()
     columns = pl.ds(split * width, width)
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from pallas_kernels.jax_internals import plgpu
+from pallas_kernels.jax_internals import STORES_ANY_LAYOUT, plgpu
 from pallas_kernels.paged_attention.blocks import (
     TILE_ROWS,
+    WIDE_HEAD,
     BlockSizes,
     Shape,
     Tiling,
@@ -20,7 +21,9 @@ from pallas_kernels.paged_attention.blocks import (
 from pallas_kernels.paged_attention.seen import Mask, require_seen_by_kernels
 from pallas_kernels.paged_attention.splits import Exchange
 from pallas_kernels.refusal import require
-from pallas_kernels.tiles import SHARED_BYTES, Shapes, swizzled
+from pallas_kernels.tiles import SHARED_BYTES, Shapes, swizzled, unswizzled
+
+HEAD_DIMS = (64, 128, 256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,11 @@ class Plan:
         A bulk copy can write only whole groups of 8 rows of swizzled memory.
         """
         return self.rows % 8 != 0 or not self.tiling.even
+
+    @property
+    def value_bytes_per_row(self) -> int:
+        """A matrix instruction multiplies as many positions at once as numbers are swizzled."""
+        return min(128, self.sizes.kv_tile * jnp.dtype(self.dtype).itemsize)
 
     @property
     def output_reuses_queries(self) -> bool:
@@ -73,22 +81,30 @@ class Plan:
         scratch = {
             "q": swizzled(query_rows, dtype),
             "k": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype),
-            "v": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype),
+            "v": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype, self.value_bytes_per_row),
             "q_bar": plgpu.Barrier(num_arrivals=sizes.warpgroups),
             "k_bar": tile_bar,
             "v_bar": tile_bar,
             **self.exchange.scratch(),
         }
         if not self.output_reuses_queries:
-            scratch["o"] = plgpu.SMEM((sizes.warpgroups, TILE_ROWS, self.exchange.columns), dtype)
+            scratch["o"] = self.copied_by_token((*query_rows[:-1], self.exchange.columns))
         if self.staged:
-            scratch["q_raw"] = plgpu.SMEM(query_rows, dtype)
+            scratch["q_raw"] = self.copied_by_token(query_rows)
         if sizes.warpgroups > 1:
             scratch["tail_bar"] = plgpu.Barrier(num_arrivals=sizes.warpgroups)
             scratch["free_bar"] = plgpu.Barrier(
                 num_arrivals=sizes.warpgroups, num_barriers=sizes.stages
             )
         return scratch
+
+    def copied_by_token(self, shape: tuple[int, ...]) -> Any:
+        """Shared memory from which bulk copies take the rows of single tokens. For wide heads
+        newer compilers would search for a tiling for minutes; that of jax 0.11 does not, and cannot
+        use one that is given."""
+        if self.shape.head_dim < WIDE_HEAD or not STORES_ANY_LAYOUT:
+            return plgpu.SMEM(shape, self.dtype)
+        return unswizzled(shape, self.dtype, (math.gcd(self.shape.group, TILE_ROWS), shape[-1]))
 
     @property
     def shared_bytes(self) -> int:
@@ -116,14 +132,16 @@ def require_same_dtype(
     require(len(set(dtypes)) == 1, found, "one dtype")
 
 
-def require_tiles_fit(shape: Shape, dtype, kv_tile: int) -> None:
+def require_tiles_fit(shape: Shape, dtype, kv_tile: int, head_dims=HEAD_DIMS) -> None:
     """What both kernels need, with `kv_tile` positions per tile."""
     require(
         shape.group <= TILE_ROWS,
         f"{shape.group} query heads per key-value head",
         f"at most {TILE_ROWS}",
     )
-    require(shape.head_dim in (64, 128), f"head_dim {shape.head_dim}", "64 or 128")
+    *first, last = head_dims
+    expected = f"{', '.join(map(str, first))} or {last}"
+    require(shape.head_dim in head_dims, f"head_dim {shape.head_dim}", expected)
     require(
         jnp.dtype(dtype).itemsize == 2, f"queries and pages in {jnp.dtype(dtype)}", "a 16-bit dtype"
     )

@@ -24,6 +24,8 @@ from pallas_kernels.tiles import Shapes, load, named, rows_in_lanes
 
 KV_TILE = 32
 WARPS = 4
+HEAD_DIMS = (64, 128)
+"""Wider ones do not fit in the registers beside the next tile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +112,7 @@ def call_of(
     require_same_dtype(query, key_pages, value_pages)
     batch, kv_heads, width, group, head_dim = query.shape
     shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
-    require_tiles_fit(shape, query.dtype, KV_TILE)
+    require_tiles_fit(shape, query.dtype, KV_TILE, HEAD_DIMS)
     mask = Mask(causal, window, window_of_block)
     require_seen_by_kernels(mask, width)
     return Call(shape, tile(shape, BlockSizes(KV_TILE)), mask, query.dtype, interpreted)

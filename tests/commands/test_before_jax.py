@@ -44,7 +44,7 @@ BAD = [
     (["bench", "--concurrency", "0"], "expected at least 1"),
     (["bench", "--methods", "none,dflsh"], "did you mean 'dflash'?"),
     (["bench", "--methods", "none,none"], "different names"),
-    (["bench", "--model-shape", "qwen3-9b"], "did you mean qwen3-8b?"),
+    (["bench", "--model-shape", "qwen3-9b"], "did you mean qwen3.5-9b?"),
     (["bench", "--dataset", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
     (["bench", "--dataset-format", "csv"], "invalid choice: 'csv'"),
     (["bench", "--page-size", "0"], "page_size is 0"),

@@ -66,7 +66,9 @@ def prefix(report):
 def kernels(report):
     attention = [row for row in report["rows"] if row["op"] == "paged_attention"]
     assert [row["case"].split()[-1] for row in attention] == ["16", "64"]
-    assert {row["op"] for row in report["rows"]} == {"paged_attention", "qkv_write", "dense_chain"}
+    of_delta = {"delta_read", "delta_fold", "delta_prefill"}
+    ops = {"paged_attention", "qkv_write", "dense_chain", "fp8_product"} | of_delta
+    assert {row["op"] for row in report["rows"]} == ops
     assert all(row["xla_us"] > 0 and row["floor_us"] >= 0 for row in report["rows"])
 
 
@@ -169,7 +171,7 @@ def test_every_planned_command_is_understood(measure_all, monkeypatch, tmp_path)
     planned = [one for group in measure_all.GROUPS.values() for one in group]
     assert len({one.name for one in planned}) == len(planned)
     for one in planned:
-        script, *flags = one.arguments(tmp_path)
+        script, *flags = one.arguments(tmp_path / one.name)
         if script == "-m":
             assert flags[0] == "jaxspec.bench"
             arguments = bench._parser().parse_args(flags[1:])
@@ -204,12 +206,13 @@ def test_what_failed_is_named(measure_all, monkeypatch, tmp_path):
     codes = {name: one["exit_code"] for name, one in report["measured"].items()}
     assert codes == {"good": 0, "bad": 3, "after": 0}
     assert report["environment"]["commit"] == "0123abc"
-    assert (tmp_path / "good.json").read_text() == (tmp_path / "after.json").read_text() == "{}"
+    assert (tmp_path / "good-h100.json").read_text() == "{}"
+    assert (tmp_path / "after-h100.json").read_text() == "{}"
 
 
 def test_after_the_deadline_nothing_begins_and_what_runs_is_ended(measure_all, tmp_path):
     endless = measurement(measure_all, "endless", "import time; time.sleep(600)")
-    late = measure_all.Run(tmp_path, tmp_path, deadline=0.0)
+    late = measure_all.Run(tmp_path, "here", tmp_path, deadline=0.0)
     late.all({"group": [endless]}, gpus=1)
     assert not late.report["measured"]
     late.measure(endless, gpu=0)

@@ -96,7 +96,11 @@ class TestWhatItRefuses:
                 "a window of 8 positions for 16 tokens that see each other; expected at least 16",
             ),
             ({}, dict(page_size=24), "page size 24; expected one that divides 64"),
-            (dict(name="qwen3-4b-fp8"), {}, "fp8_product on 'mosaic': it does not exist for this"),
+            (
+                dict(name="qwen3-4b-fp8"),
+                dict(fp8_activations=True),
+                "fp8_product on 'mosaic': inputs that are rounded to e4m3; expected",
+            ),
         ],
     )
     def test_mosaic_never_falls_back(self, on_hopper, models, options, reason: str):
@@ -125,6 +129,11 @@ class TestWhatIsSaid:
         assert {use.model for use in uses} == {"target", "drafter"}
         assert set().union(*(use.sizes for use in uses)) == {(4, 1), (4, 16), (1, 64)}
 
+    def test_all_kernels_of_a_target_in_8_bits(self, on_hopper):
+        _, uses = planned(pair("qwen3-4b-fp8"), kernels="mosaic", max_batch=32)
+        assert "fp8_product mosaic, dense_chain mosaic and xla (more than" in kernels_line(uses)
+        assert not lost_kernels(uses)
+
     def test_tokens_that_requests_share_are_few_enough_for_the_chain(self, on_hopper):
         options = dict(max_batch=8, batch_sizes=(8,), prefill_shapes=((1, 64),), adaptive=True)
         _, uses = planned(pair(), **options)
@@ -144,8 +153,16 @@ class TestWhatIsSaid:
             ),
             ({}, dict(page_size=24), "paged_attention xla (page size 24; expected"),
             (dict(window=8), {}, "paged_attention mosaic and xla (drafter: a window of 8"),
-            (dict(name="qwen3-4b-fp8"), {}, "fp8_product xla (it has no kernel yet)"),
-            (dict(name="qwen3-4b-fp8"), {}, "mosaic and xla (weights in float8_e4m3fn; exp"),
+            (
+                dict(name="qwen3-4b-fp8"),
+                dict(fp8_activations=True),
+                "fp8_product xla (inputs that are rounded to e4m3",
+            ),
+            (
+                dict(name="qwen3-4b-fp8"),
+                dict(fp8_activations=True),
+                "dense_chain mosaic and xla (activations that are rounded to 8 bits; exp",
+            ),
         ],
     )
     def test_a_lost_kernel_is_named_and_is_a_warning(self, on_hopper, models, options, part: str):

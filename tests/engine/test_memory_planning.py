@@ -60,14 +60,15 @@ def test_too_little_for_one_request_is_refused(free, temporaries, fits):
 
 
 def test_an_engine_takes_what_the_target_and_the_drafter_keep_in_a_page(monkeypatch):
-    """Float32: four bytes a number, keys and values, for every layer of both models."""
+    """Float32: four bytes a number, keys and values, for every layer of both models. The trash page
+    and the slots take one page and a little."""
     target = opened().models.target.config.decoder
     drafter = opened().models.proposers[0].drafter.config.decoder
     numbers = lambda model: 2 * model.num_layers * model.num_kv_heads * model.head_dim
     page_size = 16
     per_page = 4 * page_size * (numbers(target) + numbers(drafter))
     monkeypatch.setattr(
-        build.memory, "free_bytes", lambda share, devices: int(100.5 * per_page * share)
+        build.memory, "free_bytes", lambda share, devices: int((1.5 + 100 * share) * per_page)
     )
     monkeypatch.setattr(build, "_temporary_bytes", lambda models, params, plan: 20 * per_page)
     engine = golden_engine(page_size=page_size, memory_fraction=1.0)

@@ -1,17 +1,21 @@
 """From one attention to the next in one op, and slots that fill its rows up: the same numbers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec.cache.block import block_after
+from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers import linear, stack
 from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.rope import Rope
-from jaxspec.models.config import Qwen3Config
+from jaxspec.models.config import Qwen3Config, Qwen35Config, TargetConfig
 from jaxspec.models.parameters import random_params
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import target_of
 from pallas_kernels import dense_chain
 from pallas_kernels.dense_chain import chain
 from pallas_kernels.dense_chain.chain import batch_in_eights
@@ -22,8 +26,20 @@ CONFIG = Qwen3Config(Decoder(32, 48, 3, 4, 2, 16, 1e-6, Rope(1e4), 512), 100, Tr
 PAGE_SIZE = 16
 
 
-def read(slots: int, width: int):
-    model = Qwen3(CONFIG, capture=(0, 2), implementation="xla")
+DELTA = DeltaSizes(key_heads=2, value_heads=4, key_dim=8, value_dim=16, taps=4)
+"""Its values are as wide as what attention gives."""
+HYBRID = Qwen35Config(
+    dataclasses.replace(CONFIG.decoder, rope=Rope(1e4, rotated=4), wide_norms=True),
+    DELTA,
+    ("delta", "delta", "attention"),
+    100,
+    True,
+)
+CONFIGS = pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["Qwen3", "hybrid"])
+
+
+def read(config: TargetConfig, slots: int, width: int):
+    model = target_of(config, (0, 2)).clone(implementation="xla")
     params = random_params(model, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (slots, width), 0, 100)
     table = 1 + jnp.arange(slots * 4).reshape(slots, 4)
@@ -33,14 +49,20 @@ def read(slots: int, width: int):
         counts = jnp.full((slots,), width)
         block = block_after(jnp.arange(slots), lengths, counts, table, width, PAGE_SIZE)
         found = model.apply({"params": params}, tokens + step, block, cache)
-        cache, lengths = found[2], lengths + width
-    hidden, features, cache = found
-    return hidden, features, [pages[1:] for pages in jax.tree.leaves(cache)]
+        cache, lengths = found[2].commit(block), lengths + width
+    hidden, features, _ = found
+    kept = [layer.keys[1:] if layer_is_paged(layer) else layer for layer in cache.layers]
+    return hidden, features, kept
 
 
+def layer_is_paged(layer) -> bool:
+    return isinstance(layer, KeysValues)
+
+
+@CONFIGS
 @pytest.mark.parametrize(("slots", "width"), [(3, 1), (2, 17), (2, 16), (8, 3)])
-def test_the_same_numbers(slots, width, monkeypatch):
-    wanted = read(slots, width)
+def test_the_same_numbers(config, slots, width, monkeypatch):
+    wanted = read(config, slots, width)
     seen = []
 
     def in_one_kernel(attended, *others, **options):
@@ -58,7 +80,7 @@ def test_the_same_numbers(slots, width, monkeypatch):
     monkeypatch.setattr(chain, "chain_choice", chosen)
     monkeypatch.setattr(chain, "dense_chain", in_one_kernel)
     monkeypatch.setattr(chain, "filled_attention", attend)
-    found = read(slots, width)
+    found = read(config, slots, width)
     assert found[0].shape == (slots, width, 32)
     in_eights = batch_in_eights(slots, width) * width
     assert in_eights % 8 == 0
@@ -67,10 +89,11 @@ def test_the_same_numbers(slots, width, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
+@CONFIGS
 @pytest.mark.parametrize(("slots", "width"), [(3, 1), (2, 17)])
-def test_the_same_numbers_in_parts(slots, width, monkeypatch):
+def test_the_same_numbers_in_parts(config, slots, width, monkeypatch):
     """Without the one kernel: products in parts, which the next kernel adds up."""
-    wanted = read(slots, width)
+    wanted = read(config, slots, width)
     calls = []
 
     def in_pieces(x, matrix, *, implementation):
@@ -80,7 +103,7 @@ def test_the_same_numbers_in_parts(slots, width, monkeypatch):
 
     monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
     monkeypatch.setattr(linear, "split_product", in_pieces)
-    found = read(slots, width)
+    found = read(config, slots, width)
     assert len(calls) >= 2 * 3 * CONFIG.decoder.num_layers
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)

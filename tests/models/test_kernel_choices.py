@@ -11,14 +11,15 @@ from flax.traverse_util import unflatten_dict
 from jaxspec.cache.block import block_after
 from jaxspec.cache.packing import packing_of
 from jaxspec.layers.decoder import BlockMask
-from jaxspec.layers.kernels import chain_shape
+from jaxspec.layers.kernels import TWO_SIZES, chain_shape
 from jaxspec.layers.plain_heads import NOT_NORMED
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.kernels import KernelUse, kernels_line
 from jaxspec.models.parameters import parameter_shapes
-from jaxspec.models.presets import dflash2_for, dflash_for, eagle3_for, qwen3
+from jaxspec.models.presets import dflash2_for, dflash_for, eagle3_for, qwen3, qwen35
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.qwen35 import Qwen35
 from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.dense_chain import ChainShape, api, chain
 from pallas_kernels.dispatch import Choice, Op
@@ -95,11 +96,59 @@ def test_a_target_says_what_is_traced(
     assert said == traced_choices(monkeypatch, run)
     if name.endswith("fp8"):
         runs = {op: choice for op, choice in said}
-        assert runs["fp8_product"] == Choice("xla", dispatch.NOT_WRITTEN)
-        assert runs["paged_attention"] == runs["add_norm"] == Choice("mosaic")
-        few = "weights in float8_e4m3fn; expected bfloat16"
-        many = "more than 64 tokens per step"
-        assert runs["dense_chain"] == Choice("xla", few if batch * width <= 64 else many)
+        assert runs["fp8_product"] == Choice("mosaic")
+        assert runs["paged_attention"] == Choice("mosaic")
+        if batch * width <= 64:
+            assert runs["dense_chain"] == Choice("mosaic")
+        else:
+            assert runs["dense_chain"] == Choice("xla", "more than 64 tokens per step")
+            assert runs["add_norm"] == Choice("mosaic")
+
+
+@pytest.mark.parametrize(("batch", "width"), SIZES)
+@pytest.mark.parametrize("name", ["qwen3.5-4b", "qwen3.5-27b", "tiny-hybrid"])
+def test_a_hybrid_target_says_what_is_traced(name, batch, width, monkeypatch: pytest.MonkeyPatch):
+    """A block of drafts that is read and committed, and a chunk of a prompt."""
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    model = Qwen35(qwen35(name), (), jnp.bfloat16)
+    config = dataclasses.replace(
+        model.config, vocab_size=128, layer_kinds=("delta", "attention"), tie_word_embeddings=True
+    )
+    model = dataclasses.replace(model, config=config)
+    shapes = parameter_shapes(model)
+
+    def run():
+        cache = model.new_cache(batch, 2, 64)
+        for final in (False, True) if width <= 64 else (True,):
+            block = dataclasses.replace(block_of(batch, width, 64), final=final)
+            _, _, cache = model.apply(zeros(shapes), block.positions, block, cache)
+            cache = cache.commit(block)
+        return cache
+
+    said = set(model.kernel_choices(batch, width, 64))
+    assert said - {("dense_chain", Choice("xla", TWO_SIZES))} == traced_choices(monkeypatch, run)
+    runs = dict(said)
+    if name != "tiny-hybrid":
+        assert {runs[op].implementation for op in ("delta_prefill", "paged_attention")} == {
+            "mosaic"
+        }
+    if name == "qwen3.5-4b" and batch * width <= 64:
+        assert runs["dense_chain"] == Choice("mosaic")
+
+
+@pytest.mark.parametrize("width", [1, 512])
+def test_no_8_bit_matrix_is_multiplied_by_a_kernel_if_xla_was_asked_for(width, monkeypatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    model = Qwen3(shallow("qwen3-4b-fp8")[0], (), jnp.bfloat16, "xla")
+    shapes = parameter_shapes(model)
+
+    def run():
+        block, cache = block_of(2, width, 64), model.new_cache(2, 2, 64)
+        return model.apply(zeros(shapes), block.positions, block, cache)
+
+    traced = traced_choices(monkeypatch, run)
+    assert {choice for op, choice in traced} == {Choice("xla", dispatch.XLA_ASKED_FOR)}
+    assert "fp8_product" in {op for op, _ in traced}
 
 
 @pytest.mark.parametrize(("batch", "num_packed"), [(8, 32), (8, 64), (32, 128)])
@@ -212,6 +261,11 @@ def test_a_chain_says_what_is_traced(num_layers, head_norms, monkeypatch: pytest
 )
 def test_the_chain_is_asked_for_the_sizes_of_the_model(name: str, shape: ChainShape):
     assert chain_shape(qwen3(name).decoder, batch=3, width=16) == shape
+
+
+def test_the_chain_is_told_of_norms_in_float32():
+    decoder = dataclasses.replace(qwen3("qwen3-4b").decoder, wide_norms=True)
+    assert chain_shape(decoder, batch=3, width=16).norm_dtype == "float32"
 
 
 class TestLine:

@@ -50,7 +50,7 @@ def joined(outputs: list, sections, cut: tuple[str, ...]) -> np.ndarray:
     return np.concatenate([np.concatenate(of_section, -1) for of_section in zip(*pieces)], -1)
 
 
-@pytest.mark.parametrize("name", [name for name in shapes.NAMES if name != "tiny"])
+@pytest.mark.parametrize("name", [name for name in (*shapes.QWEN3, *shapes.FP8) if name != "tiny"])
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_products_of_shards_make_the_product(name, shards):
     for axes in matrices(narrow(name)).values():

@@ -2,18 +2,25 @@
 
 import json
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from oracles import draws
+from oracles import draws, hybrid_draws, qwen35_shapes
 
 Shapes = dict[str, tuple[int, ...]]
+Draw = Callable[[str, tuple[int, ...]], np.ndarray]
 
 
 def write_target(folder: pathlib.Path, config: dict, shards: int = 1) -> pathlib.Path:
     """A Hugging Face Qwen3 folder, in one file or in shards with their index."""
     return _write(folder, config, target_shapes(config), shards)
+
+
+def write_hybrid(folder: pathlib.Path, config: dict, shards: int = 1) -> pathlib.Path:
+    """A Qwen3.5 folder without a vision part."""
+    return _write(folder, config, qwen35_shapes.shapes(config), shards, hybrid_draws.weight)
 
 
 def write_drafter(folder: pathlib.Path, config: dict) -> pathlib.Path:
@@ -60,10 +67,12 @@ def _decoder_shapes(config: dict) -> Shapes:
     }
 
 
-def _write(folder: pathlib.Path, config: dict, shapes: Shapes, shards: int) -> pathlib.Path:
+def _write(
+    folder: pathlib.Path, config: dict, shapes: Shapes, shards: int, drawn: Draw = draws.weight
+) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: draws.weight(name, shape) for name, shape in shapes.items()}
+    tensors = {name: drawn(name, shape) for name, shape in shapes.items()}
     if shards == 1:
         save_file(tensors, folder / "model.safetensors")
         return folder

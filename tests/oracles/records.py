@@ -6,6 +6,8 @@ import pathlib
 
 import numpy as np
 
+from oracles import draws
+
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data" / "oracles"
 
 
@@ -22,9 +24,14 @@ class Record:
     def config(self) -> dict:
         return self.case["config"]
 
+    @property
+    def prompt(self) -> np.ndarray:
+        """The tokens that the reference read."""
+        return draws.tokens("prompt", self.case["prompt"], self.config["vocab_size"])
+
 
 def names(model: str) -> list[str]:
-    """Recorded cases of a model, `qwen3` or `dflash`."""
+    """Recorded cases of a model, such as `qwen3` or `dflash`."""
     return sorted(path.stem for path in (DATA / model).glob("*.json"))
 
 

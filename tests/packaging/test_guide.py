@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.cache.keys_values import KeysValues
+from jaxspec.cache.states import States
 from jaxspec.models import presets, shapes
 from jaxspec.models.dflash import DFlash
-from jaxspec.models.parameters import parameter_shapes
+from jaxspec.models.parameters import num_bytes, parameter_shapes
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.qwen35 import Qwen35
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "guide.md").read_text()
@@ -57,9 +60,9 @@ def test_whole_sequences_and_steps_give_the_same_logits(guide):
     assert jax.tree.structure(guide["gradients"]) == jax.tree.structure(guide["params"])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def the_log_as_it_was():
-    """The guide switches the log on."""
+    """The guide switches the log on, as it is read for the first of these tests."""
     log, root = logging.getLogger("jaxspec"), logging.getLogger()
     level, handlers = log.level, list(root.handlers)
     yield
@@ -77,7 +80,7 @@ def bytes_per_token(model) -> int:
     return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * 2
 
 
-@pytest.mark.parametrize("name", [name for name in shapes.NAMES if name != "tiny"])
+@pytest.mark.parametrize("name", [name for name in (*shapes.QWEN3, *shapes.FP8) if name != "tiny"])
 def test_the_memory_table_is_computed(name):
     config = presets.qwen3(name)
     target = Qwen3(config, dtype=jnp.bfloat16)
@@ -89,3 +92,16 @@ def test_the_memory_table_is_computed(name):
     written.insert(2, f"{per_token / 1024:.0f}")
     size = name.removeprefix("qwen3-").upper()
     assert f"| {size} | {' | '.join(written)} |" in TEXT
+
+
+@pytest.mark.parametrize("name", [name for name in shapes.QWEN35 if name != "tiny-hybrid"])
+def test_the_memory_table_of_hybrid_targets_is_computed(name):
+    config = presets.qwen35(name)
+    target = Qwen35(config, dtype=jnp.bfloat16)
+    cache = jax.eval_shape(lambda: target.new_cache(num_slots=1, num_pages=1, page_size=1))
+    in_pages = [layer for layer in cache.layers if isinstance(layer, KeysValues)]
+    per_slot = num_bytes([layer for layer in cache.layers if isinstance(layer, States)])
+    size = name.removeprefix("qwen3.5-").upper()
+    per_token = f"{num_bytes(in_pages) / 1024:.0f}"
+    row = f"| {size} | {gigabytes(target):.1f} | {per_token} | {per_slot / 1e6:.1f} |"
+    assert row in TEXT, row

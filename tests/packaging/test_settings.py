@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import warnings
@@ -58,6 +59,46 @@ def test_a_skip_fails_where_it_is_forbidden(forbidden, code, tmp_path):
     )  # fmt: skip
     assert run.returncode == code, run.stdout
     assert ("no compiler" in run.stdout and "test_one.py::test_one" in run.stdout) == bool(code)
+
+
+@pytest.fixture
+def some_files(tmp_path):
+    """The first by name, one of many tests, one with a slow test, and one of the long files."""
+    config = (ROOT / "tests" / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(config.replace('"test_sweep.py"', '"test_x_long.py"'))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: long\n")
+    (tmp_path / "test_a.py").write_text("def test_one(): ...\n")
+    (tmp_path / "test_b.py").write_text(
+        "import pytest\n\n\n@pytest.mark.parametrize('n', range(3))\ndef test_many(n): ...\n"
+    )
+    (tmp_path / "test_c.py").write_text(
+        "import pytest\n\n\n@pytest.mark.slow\ndef test_slow(): ...\n"
+    )
+    (tmp_path / "test_x_long.py").write_text("def test_long(): ...\n")
+    return tmp_path
+
+
+def test_processes_begin_with_the_longest_files(some_files):
+    environment = os.environ | {"JAXSPEC_NO_SKIPS": ""}
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
+        environment.pop(name, None)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "1", "-v", "-p", "no:cacheprovider"],
+        env=environment, cwd=some_files, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    ran = re.findall(r"PASSED (test_\w+)\.py", run.stdout)
+    assert ran == ["test_x_long", "test_c", "test_b", "test_b", "test_b", "test_a"]
+
+
+def test_every_file_that_is_said_to_be_long_exists(request):
+    [config] = [
+        plugin
+        for plugin in request.config.pluginmanager.get_plugins()
+        if hasattr(plugin, "LONG_FILES")
+    ]
+    names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(config.LONG_FILES) <= names
 
 
 def test_no_two_test_files_have_one_name():

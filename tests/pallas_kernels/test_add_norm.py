@@ -76,6 +76,13 @@ def test_the_sum_of_the_parts_is_rounded_before_it_is_added(run_it, parts):
     np.testing.assert_array_equal(np.asarray(total, np.float32), 1.0)
 
 
+@pytest.mark.parametrize("run_it", [run_reference, run_interpreted])
+def test_a_scale_may_be_float32(run_it):
+    x, addend, scale = inputs((3, 384), "bfloat16")
+    wide = scale.astype(jnp.float32) * (1 + 2.0**-12)
+    agrees((x, addend, wide), run_it((x, addend, wide)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "dtype", "parts"), CASES + LARGE)
 def test_on_device(shape, dtype, parts):
@@ -100,8 +107,10 @@ def test_the_kernel_says_no():
 
 
 @needs_compiler
-def test_it_compiles_without_spills(monkeypatch, capfd):
+@pytest.mark.parametrize("scale_dtype", [jnp.bfloat16, jnp.float32])
+def test_it_compiles_without_spills(scale_dtype, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    given = jax.eval_shape(lambda: inputs((16, 4096), "bfloat16", 4))
+    x, addend, scale = jax.eval_shape(lambda: inputs((16, 4096), "bfloat16", 4))
+    given = x, addend, jax.ShapeDtypeStruct(scale.shape, scale_dtype)
     compiled(jax.jit(functools.partial(mosaic.add_norm, eps=EPS)).lower(*placed(given)))
     assert_no_spills("".join(capfd.readouterr()))

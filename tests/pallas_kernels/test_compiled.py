@@ -17,6 +17,7 @@ from pallas_kernels.paged_attention.blocks import BlockSizes, Shape
 from pallas_kernels.paged_attention.plan import make_plan
 from pallas_kernels.paged_attention.seen import Mask
 from pallas_kernels.qkv_write import mosaic as write
+from pallas_kernels.tiles import SHARED_BYTES
 
 PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM = 512, 16, 8, 128
 BF16 = jnp.bfloat16
@@ -26,17 +27,32 @@ def array(shape, dtype=BF16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def attention_arguments(slots: int, width: int, group: int = 4, head_dim: int = HEAD_DIM):
-    pool = (PAGES, PAGE_SIZE, KV_HEADS, head_dim)
+def attention_arguments(
+    slots: int,
+    width: int,
+    group: int = 4,
+    head_dim: int = HEAD_DIM,
+    kv_heads: int = KV_HEADS,
+    page_size: int = PAGE_SIZE,
+):
+    pool = (PAGES, page_size, kv_heads, head_dim)
     rows = array((slots,), jnp.int32)
-    query = array((slots, KV_HEADS, width, group, head_dim))
+    query = array((slots, kv_heads, width, group, head_dim))
     return query, array(pool), array(pool), array((slots, 64), jnp.int32), rows, rows
 
 
-def write_arguments(slots: int, width: int, group: int = 4):
-    fused = (group + 2) * KV_HEADS * HEAD_DIM
-    angle = array((slots, width, HEAD_DIM // 2), jnp.float32)
-    scale, pool = array((HEAD_DIM,)), array((PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM))
+def write_arguments(
+    slots: int,
+    width: int,
+    group: int = 4,
+    head_dim: int = HEAD_DIM,
+    kv_heads: int = KV_HEADS,
+    scale_dtype=BF16,
+):
+    fused = (group + 2) * kv_heads * head_dim
+    angle = array((slots, width, head_dim // 2), jnp.float32)
+    scale = array((head_dim,), scale_dtype)
+    pool = array((PAGES, PAGE_SIZE, kv_heads, head_dim))
     rows = array((slots, width), jnp.int32)
     return array((1, slots, width, fused)), scale, scale, angle, angle, rows, pool, pool
 
@@ -76,6 +92,12 @@ def test_attention_lowers(slots: int, width: int, causal: bool, sizes: dict):
     assert text.count("mosaic_gpu") >= 1
 
 
+@pytest.mark.parametrize(("slots", "width", "group"), [(8, 16, 4), (1, 9, 6), (1, 512, 6)])
+def test_attention_with_wide_heads_lowers(slots: int, width: int, group: int):
+    text = lower(attend(True), attention_arguments(slots, width, group, 256, 4))
+    assert text.count("mosaic_gpu") >= 1
+
+
 @pytest.mark.parametrize("group", [0, 4, 5])
 def test_writing_lowers(group: int):
     assert "mosaic_gpu" in lower(norm_rotate_write, write_arguments(8, 16, group))
@@ -104,6 +126,36 @@ def test_attention_compiles_without_spills(
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     compile_for_h100(attend(causal, **sizes), attention_arguments(slots, width))
     assert_no_spills("".join(capfd.readouterr()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize(
+    ("slots", "width", "group", "causal", "window"),
+    [
+        (1, 1, 4, True, None),
+        (1, 16, 4, False, None),
+        (32, 9, 6, True, None),
+        (8, 16, 6, True, 2048),
+        (1, 512, 6, True, None),
+    ],
+)
+def test_attention_with_wide_heads_compiles_without_spills(
+    slots: int, width: int, group: int, causal: bool, window, page_size: int, monkeypatch, capfd
+):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    arguments = attention_arguments(slots, width, group, 256, 4, page_size)
+    compile_for_h100(attend(causal, window), arguments)
+    assert_no_spills("".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("group", [4, 6])
+@pytest.mark.parametrize(("slots", "width"), [(1, 1), (1, 9), (1, 16), (8, 16), (32, 16), (1, 512)])
+def test_wide_heads_fit_in_shared_memory_with_the_mailbox(slots: int, width: int, group: int):
+    arguments = attention_arguments(slots, width, group, 256, 4)
+    plan = attention.plan_of(*arguments, causal=True, window=None)
+    assert plan.shared_bytes <= SHARED_BYTES
+    assert plan.exchange.mailed == (plan.sizes.splits > 1)
 
 
 @needs_compiler
@@ -136,6 +188,14 @@ def test_writing_compiles_in_place_without_spills(monkeypatch, capfd):
     program = compile_for_h100(norm_rotate_write, write_arguments(1, 16), donate=(6, 7))
     assert_no_spills("".join(capfd.readouterr()))
     assert_in_place(program, pools=2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("group", [4, 6])
+def test_writing_wide_heads_compiles_without_spills(group: int, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    compile_for_h100(norm_rotate_write, write_arguments(1, 16, group, 256, 4, jnp.float32))
+    assert_no_spills("".join(capfd.readouterr()))
 
 
 @needs_compiler

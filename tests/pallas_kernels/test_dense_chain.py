@@ -19,9 +19,11 @@ from pallas_kernels.dense_chain import (
     mosaic,
 )
 from pallas_kernels.dense_chain.api import refusal
-from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, PAIRS, Sizes
+from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, PAIRS, UNIT, Sizes
 from pallas_kernels.dense_chain.shape import BARRIERS
+from pallas_kernels.dense_chain.shape_of import shape_of
 from pallas_kernels.dispatch import Choice
+from pallas_kernels.fp8_product import BLOCK, Fp8Matrix, quantised_blocks
 
 EPS = 1e-6
 SMALL = ChainShape(24, 512, 512, 512, 384)
@@ -30,26 +32,65 @@ QWEN3 = {
     "8b": ChainShape(16, 4096, 4096, 12288, 6144),
     "4b": ChainShape(16, 4096, 2560, 9728, 6144),
 }
+HYBRID = {
+    "3.5-4b": ChainShape(16, 4096, 2560, 9216, 0, norm_dtype="float32"),
+    "3.5-9b": ChainShape(16, 4096, 4096, 12288, 0, norm_dtype="float32"),
+}
+"""Qwen3.5, without the next layer's inputs."""
+NEXT_INPUTS = {"none": 0, "attention": 10240, "recurrent": 12352}
+"""Columns of the matrices that read the residual stream after a layer of Qwen3.5 4B and 9B."""
+WIDE_NORMS = ChainShape(8, 512, 512, 512, 128, norm_dtype="float32")
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def inputs(shape: ChainShape):
     keys = iter(jax.random.split(jax.random.key(0), 8))
 
-    def normal(*size: int, scale: float = 1.0):
-        return (jax.random.normal(next(keys), size) * scale).astype(jnp.bfloat16)
+    def normal(*size: int, scale: float = 1.0, dtype: str = "bfloat16"):
+        return (jax.random.normal(next(keys), size) * scale).astype(dtype)
 
     matrix = lambda rows, columns: normal(rows, columns, scale=rows**-0.5)
+    norm_scale = lambda: normal(shape.hidden, dtype=shape.norm_dtype or "bfloat16")
     return (
         normal(shape.tokens, shape.attended),
         normal(shape.tokens, shape.hidden),
         matrix(shape.attended, shape.hidden),
-        normal(shape.hidden),
+        norm_scale(),
         matrix(shape.hidden, 2 * shape.inner),
         matrix(shape.inner, shape.hidden),
-        normal(shape.hidden),
+        norm_scale(),
         matrix(shape.hidden, shape.qkv) if shape.qkv else None,
     )
+
+
+def in_8_bits(given, kind: str):
+    """The same with matrices in 8 bits, whose scales belong to "blocks" or to "outputs" and differ
+    by powers of two."""
+
+    def quantised(matrix):
+        numbers, scales = quantised_blocks(matrix.T)
+        if kind == "outputs":
+            scales = scales[:, :1].repeat(BLOCK, axis=0)
+        spread = 2.0 ** jax.random.randint(jax.random.key(1), scales.shape, -2, 3)
+        return Fp8Matrix(numbers, scales * spread)
+
+    attended, x, out, norm, gate_up, down, next_norm, qkv = given
+    out, gate_up, down = map(quantised, (out, gate_up, down))
+    qkv = None if qkv is None else quantised(qkv)
+    return attended, x, out, norm, gate_up, down, next_norm, qkv
+
+
+def dequantised(given):
+    """The same with the matrices' exact values, in float32."""
+
+    def wide(argument):
+        if not isinstance(argument, Fp8Matrix):
+            return argument
+        numbers, scales = argument
+        down, along = (size // of for size, of in zip(numbers.shape, scales.shape))
+        return (numbers.astype(jnp.float32) * scales.repeat(down, 0).repeat(along, 1)).T
+
+    return tuple(map(wide, given))
 
 
 def expected(given):
@@ -88,13 +129,31 @@ def run(given, implementation: str):
     return compiled_once(implementation)(*given)
 
 
+def interpreted(given, pairs: int = 9):
+    with no_races() as interpret:
+        return mosaic.dense_chain(
+            *given,
+            first_arrivals(),
+            eps=EPS,
+            sizes=Sizes(3, 2),
+            pairs=pairs,
+            interpret=interpret,
+        )
+
+
 @functools.cache
 def compiled_once(implementation: str):
     return jax.jit(functools.partial(dense_chain, eps=EPS, implementation=implementation))
 
 
 @pytest.mark.parametrize(
-    "shape", [SMALL, ChainShape(8, 512, 512, 1024, 0), ChainShape(48, 512, 512, 512, 0)]
+    "shape",
+    [
+        SMALL,
+        ChainShape(8, 512, 512, 1024, 0),
+        ChainShape(48, 512, 512, 512, 0, norm_dtype="float32"),
+        ChainShape(24, 512, 512, 512, 9 * PAIR * UNIT + 3 * UNIT),
+    ],
 )
 class TestOnCpu:
     def test_reference(self, shape):
@@ -103,14 +162,78 @@ class TestOnCpu:
 
     def test_interpreted(self, shape):
         given = inputs(shape)
-        with no_races() as interpret:
-            sizes = Sizes(3, 2)
-            agrees(
-                given,
-                mosaic.dense_chain(
-                    *given, first_arrivals(), eps=EPS, sizes=sizes, pairs=9, interpret=interpret
-                ),
+        agrees(given, interpreted(given))
+
+
+class TestWideNorms:
+    """Scales in float32, which would all become smaller if they were rounded to 16 bits."""
+
+    @pytest.fixture
+    def given(self):
+        attended, x, out, norm, gate_up, down, _, qkv = inputs(WIDE_NORMS)
+        in_16_bits = 1 + jnp.arange(norm.size, dtype=norm.dtype) % 128 / 128
+        scale = in_16_bits + 0.49 / 128
+        return attended, x, out, scale, gate_up, down, scale, qkv
+
+    def shift(self, given, found) -> float:
+        wanted = expected(given)[1]
+        assert wanted is not None
+        return float((np.asarray(found[1], np.float64) * wanted).sum() / (wanted**2).sum() - 1)
+
+    def test_reference(self, given):
+        assert abs(self.shift(given, run(given, "xla"))) < 2**-10
+
+    def test_scales_of_16_bits_would_be_seen(self, given):
+        *first, next_norm, qkv = given
+        found = run((*first, next_norm.astype(jnp.bfloat16), qkv), "xla")
+        assert abs(self.shift(given, found)) > 2**-9
+
+    def test_interpreted(self, given):
+        found = interpreted(given)
+        agrees(given, found)
+        assert abs(self.shift(given, found)) < 2**-10
+
+    @pytest.mark.parametrize("norm_dtype", ["bfloat16", "float32", "float16"])
+    def test_calls_are_refused_as_the_choice_says(self, norm_dtype):
+        shape = dataclasses.replace(WIDE_NORMS, norm_dtype=norm_dtype)
+        given = jax.eval_shape(lambda: inputs(shape))
+        reason = refusal(shape, "bfloat16", "mosaic")
+        assert (reason is None) == (norm_dtype != "float16")
+        if reason is None:
+            assert shape_of(*given, first_arrivals(), eps=EPS) == dataclasses.replace(
+                shape, norm_dtype=None if norm_dtype == "bfloat16" else norm_dtype
             )
+            return
+        with pytest.raises(NotForThisKernel, match=reason):
+            shape_of(*given, first_arrivals(), eps=EPS)
+
+    def test_scales_of_two_dtypes_are_refused(self, given):
+        *first, next_norm, qkv = given
+        with pytest.raises(NotForThisKernel, match="norm scales in bfloat16 and float32; expected"):
+            run((*first, next_norm.astype(jnp.bfloat16), qkv), "mosaic")
+
+
+@pytest.mark.parametrize("kind", ["blocks", "outputs"])
+@pytest.mark.parametrize("shape", [SMALL, ChainShape(8, 512, 512, 1024, 0)])
+class TestIn8BitsOnCpu:
+    def test_reference(self, shape, kind):
+        given = in_8_bits(inputs(shape), kind)
+        agrees(given, run(given, "xla"), lambda given: expected(dequantised(given)))
+
+    def test_interpreted(self, shape, kind):
+        given = in_8_bits(inputs(shape), kind)
+        agrees(given, interpreted(given), lambda given: expected(dequantised(given)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 40, 48, 56, 64])
+@pytest.mark.parametrize("kind", ["blocks", "outputs"])
+def test_8_bits_on_device(kind, tokens):
+    given = in_8_bits(inputs(dataclasses.replace(QWEN3["4b"], tokens=tokens)), kind)
+    first = run(given, "mosaic")
+    agrees(given, first, lambda given: expected_on_device(dequantised(given)))
+    for one, again in zip(jax.tree.leaves(first), jax.tree.leaves(run(given, "mosaic"))):
+        np.testing.assert_array_equal(one, again)
 
 
 @pytest.mark.gpu
@@ -126,6 +249,14 @@ def test_models_on_device(model, tokens):
     check_on_device(dataclasses.replace(QWEN3[model], tokens=tokens))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [8, 24, 64])
+@pytest.mark.parametrize("reader", NEXT_INPUTS)
+@pytest.mark.parametrize("model", HYBRID)
+def test_hybrids_on_device(model, reader, tokens):
+    check_on_device(dataclasses.replace(HYBRID[model], tokens=tokens, qkv=NEXT_INPUTS[reader]))
+
+
 def check_on_device(shape: ChainShape) -> None:
     given = inputs(shape)
     first = run(given, "mosaic")
@@ -135,8 +266,10 @@ def check_on_device(shape: ChainShape) -> None:
 
 
 @pytest.mark.gpu
-def test_a_row_does_not_depend_on_its_neighbours():
-    attended, x, *weights = inputs(ChainShape(64, 4096, 4096, 12288, 6144))
+@pytest.mark.parametrize("kind", ["16 bits", "blocks", "outputs"])
+def test_a_row_does_not_depend_on_its_neighbours(kind):
+    given = inputs(ChainShape(64, 4096, 4096, 12288, 6144))
+    attended, x, *weights = given if kind == "16 bits" else in_8_bits(given, kind)
     total, qkv, _ = run((attended, x, *weights), "mosaic")
     for eight in (slice(8, 16), slice(40, 48)):  # of both warpgroups
         of_eight, qkv_of_eight, _ = run((attended[eight], x[eight], *weights), "mosaic")
@@ -170,18 +303,60 @@ def test_calls_that_hand_on_their_arrivals():
         ({"inner": 17408}, "bfloat16", "inner size 17408; expected at most 16896"),
         ({"inner": 12160}, "bfloat16", "inner size 12160; expected a multiple of 512"),
         ({"attended": 4224}, "bfloat16", "attended size 4224; expected a multiple of 512"),
-        ({"qkv": 8512}, "bfloat16", "qkv size 8512; expected at most 8448"),
+        ({"qkv": 16960}, "bfloat16", "qkv size 16960; expected at most 16896"),
         ({"qkv": 96}, "bfloat16", "qkv size 96; expected a multiple of 64"),
+        (
+            {"norm_dtype": "float16"},
+            "bfloat16",
+            "norm scales in float16; expected bfloat16 or float32",
+        ),
     ],
 )
 def test_what_it_cannot_do(change, dtype, reason):
     assert refusal(dataclasses.replace(QWEN3["8b"], **change), dtype, "mosaic") == reason
 
 
+@pytest.mark.parametrize(
+    ("change", "dtype", "reason"),
+    [
+        (
+            {"quantised_inputs": True},
+            "bfloat16",
+            "activations that are rounded to 8 bits",
+        ),
+        ({}, "float32", "activations in float32; expected bfloat16"),
+        ({"qkv": 6208}, "bfloat16", "qkv size 6208; expected a multiple of 128"),
+        ({"qkv": 8576}, "bfloat16", "qkv size 8576; expected at most 8448"),
+        ({"tokens": 72}, "bfloat16", "more than 64 tokens per step"),
+    ],
+)
+def test_what_it_cannot_do_with_8_bits(change, dtype, reason):
+    shape = dataclasses.replace(QWEN3["8b"], scaled="blocks", **change)
+    assert (refusal(shape, dtype, "mosaic") or "").startswith(reason)
+
+
+def test_matrices_of_different_kinds_are_refused():
+    given = inputs(SMALL)
+    mixed = [*given[:5], *in_8_bits(given, "blocks")[5:]]
+    with pytest.raises(NotForThisKernel, match="some matrices in 8 bits; expected all or none"):
+        run(tuple(mixed), "mosaic")
+    mixed = [*in_8_bits(given, "outputs")[:5], *in_8_bits(given, "blocks")[5:]]
+    with pytest.raises(NotForThisKernel, match="scales of blocks and of outputs"):
+        run(tuple(mixed), "mosaic")
+
+
 @pytest.mark.parametrize("model", QWEN3)
 @pytest.mark.parametrize("tokens", [8, 64])
 def test_what_it_can_do(model, tokens):
     shape = dataclasses.replace(QWEN3[model], tokens=tokens)
+    assert chain_choice(shape, jnp.bfloat16, "mosaic") == Choice("mosaic")
+
+
+@pytest.mark.parametrize("reader", NEXT_INPUTS)
+@pytest.mark.parametrize("model", HYBRID)
+@pytest.mark.parametrize("tokens", [8, 64])
+def test_what_it_can_do_in_hybrids(model, reader, tokens):
+    shape = dataclasses.replace(HYBRID[model], tokens=tokens, qkv=NEXT_INPUTS[reader])
     assert chain_choice(shape, jnp.bfloat16, "mosaic") == Choice("mosaic")
 
 
@@ -211,6 +386,38 @@ def test_it_compiles_without_spills(model, tokens, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     # Sizes that no other test compiles: ptxas reports nothing of a kernel that was compiled before.
     given = jax.eval_shape(lambda: inputs(dataclasses.replace(QWEN3[model], tokens=tokens)))
+    chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
+    compiled(chain.lower(*placed(given)))
+    assert_no_spills("".join(capfd.readouterr()))
+
+
+MANY_TOKENS = [pytest.param(tokens, marks=pytest.mark.slow) for tokens in (16, 24, 32, 40, 48, 56)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("tokens", [8, *MANY_TOKENS, 64])
+@pytest.mark.parametrize(
+    "reader", ["none", pytest.param("attention", marks=pytest.mark.slow), "recurrent"]
+)
+@pytest.mark.parametrize("model", HYBRID)
+def test_hybrids_compile_without_spills(model, reader, tokens, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    shape = dataclasses.replace(HYBRID[model], tokens=tokens, qkv=NEXT_INPUTS[reader])
+    given = jax.eval_shape(lambda: inputs(shape))
+    chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
+    compiled(chain.lower(*placed(given)))
+    assert_no_spills("".join(capfd.readouterr()))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("model", "tokens", "kind"),
+    [("8b", 16, "blocks"), ("8b", 64, "blocks"), ("4b", 56, "blocks"), ("4b", 64, "outputs")],
+)
+def test_it_compiles_in_8_bits_without_spills(model, tokens, kind, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    shape = dataclasses.replace(QWEN3[model], tokens=tokens)
+    given = jax.eval_shape(lambda: in_8_bits(inputs(shape), kind))
     chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
     compiled(chain.lower(*placed(given)))
     assert_no_spills("".join(capfd.readouterr()))

@@ -1,12 +1,17 @@
 """Products with 8-bit matrices: exact in their numbers, with every scale where it belongs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from h100 import assert_no_spills, compiled, needs_compiler, placed
+from interpreter import no_races
 
 from pallas_kernels import NotForThisKernel, fp8_product
-from pallas_kernels.fp8_product import BLOCK, E4M3, quantised_blocks, reference
+from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, quantised_blocks, reference
+from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.fp8_product.quantise import quantised_pieces, rounded
 
 
@@ -86,7 +91,147 @@ def test_blocks_are_scaled_to_the_largest_e4m3(on_device):
     assert (off <= allowed * (1 + 1e-6)).all()
 
 
-def test_there_is_no_kernel_and_that_is_said():
-    numbers, scales = matrix(128, 128, channels=False)
-    with pytest.raises(NotForThisKernel, match="fp8_product on 'mosaic': it does not exist"):
-        fp8_product(jnp.zeros((1, 128)), numbers, scales, implementation="mosaic")
+def relative_error(found, x, numbers, scales) -> float:
+    wanted = np.asarray(x, np.float64) @ dequantised(numbers, scales).T
+    return np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted)
+
+
+def inputs_of(tokens: tuple[int, ...], inputs: int, seed: int = 0):
+    return jax.random.normal(jax.random.key(seed), (*tokens, inputs), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs", "channels"),
+    [
+        ((5,), 128, 512, False),  # four parts
+        ((2, 8), 256, 384, True),
+        ((16,), 128, 4096, False),  # more steps than pipeline stages
+        ((130,), 128, 256, False),  # two tiles of rows, the second with padding
+        ((9,), 384, 640, True),
+    ],
+)
+def test_interpreted(tokens, outputs, inputs, channels):
+    numbers, scales = matrix(outputs, inputs, channels)
+    x = inputs_of(tokens, inputs)
+    with no_races() as interpret:
+        parts = mosaic.fp8_product(x, numbers, scales, interpret=interpret)
+    assert parts.shape[1:] == (*tokens, outputs)
+    rounding = 1e-6 if len(parts) > 1 else 3e-3
+    assert parts.dtype == (jnp.float32 if len(parts) > 1 else jnp.bfloat16)
+    assert relative_error(parts.sum(axis=0, dtype=jnp.float32), x, numbers, scales) < rounding
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs", "parts"),
+    [
+        # Up to 64 rows every multiprocessor reads: Qwen3-8B's out, down, qkv, gate and up.
+        (16, 4096, 4096, 4),
+        (16, 4096, 12288, 4),
+        (64, 6144, 4096, 4),
+        (64, 24576, 4096, 1),
+        # More rows, 132 blocks at once: three rounds of halves are shorter than two of wholes.
+        (128, 24576, 4096, 2),
+        (128, 4096, 4096, 4),
+        (512, 4096, 4096, 1),
+        # A hundredth of the time is not worth it.
+        (2048, 24576, 4096, 1),
+        # Every part has a multiple of 128 inputs.
+        (16, 4096, 768, 2),
+        (16, 4096, 640, 1),
+    ],
+)
+def test_the_number_of_parts(tokens, outputs, inputs, parts):
+    assert plan.plan_of(*shapes(tokens, outputs, inputs)).parts == parts
+
+
+def shapes(tokens: int, outputs: int, inputs: int, channels: bool = False):
+    of_scales = (outputs, 1) if channels else (outputs // BLOCK, inputs // BLOCK)
+    return (
+        jax.ShapeDtypeStruct((tokens, inputs), jnp.bfloat16),
+        jax.ShapeDtypeStruct((outputs, inputs), E4M3),
+        jax.ShapeDtypeStruct(of_scales, jnp.float32),
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64, 65, 128, 129, 500, 2048])
+def test_thread_blocks_have_all_rows(tokens):
+    made = plan.plan_of(*shapes(tokens, 256, 256))
+    assert tokens <= made.padded < tokens + 8 * made.row_tiles
+    assert made.rows % 8 == 0 and 8 <= made.rows <= plan.MOST_ROWS
+    assert made.stages >= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"x": ((8, 256), "float32")}, "inputs in float32; expected bfloat16"),
+        ({"x": ((0, 256), "bfloat16")}, "no tokens; expected at least one"),
+        ({"weight": ((256, 256), "float8_e5m2")}, "a matrix in float8_e5m2; expected float8_e4m3"),
+        ({"scales": ((2, 2), "bfloat16")}, "scales in bfloat16; expected float32"),
+        ({"scales": ((2, 1), "float32")}, r"scales of shape \(2, 1\); expected \(2, 2\) or"),
+        (
+            {"weight": ((192, 256), E4M3), "scales": ((192, 1), "float32")},
+            "192 outputs; expected a multiple of 128",
+        ),
+        (
+            {"x": ((8, 64), "bfloat16"), "weight": ((256, 64), E4M3)},
+            "64 inputs; expected a multiple of 128",
+        ),
+    ],
+)
+def test_what_the_kernel_cannot_do(change, reason):
+    names = ("x", "weight", "scales")
+    given = dict(zip(names, shapes(8, 256, 256)))
+    given |= {name: jax.ShapeDtypeStruct(*what) for name, what in change.items()}
+    with pytest.raises(NotForThisKernel, match=reason):
+        FP8_PRODUCT.choice("mosaic", *given.values())
+
+
+def test_the_kernel_refuses_to_round_inputs():
+    with pytest.raises(NotForThisKernel, match="inputs that are rounded to e4m3; expected inputs"):
+        FP8_PRODUCT.choice("mosaic", *shapes(8, 256, 256), quantise_inputs=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs", "channels"),
+    [
+        (8, 4096, 4096, False),
+        (32, 6144, 4096, True),
+        (64, 24576, 4096, False),
+        (112, 4096, 12288, False),  # no product that a whole step has: those are compiled once
+        (512, 4096, 4096, True),
+    ],
+)
+def test_it_compiles_without_spills(tokens, outputs, inputs, channels, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    given = placed(shapes(tokens, outputs, inputs, channels))
+    program = compiled(jax.jit(mosaic.fp8_product).lower(*given))
+    output = "".join(capfd.readouterr())
+    assert_no_spills(output)
+    # Hopper has no instruction from e4m3 to bfloat16.
+    assert "cvt.rn.f16x2.e4m3x2" in output and "bf16x2.e4m3x2" not in output
+    assert program.memory_analysis().temp_size_in_bytes < 1e6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("tokens", [1, 8, 16, 33, 64, 65, 128, 300, 512])
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (2560, 9728)])
+def test_on_device(tokens, outputs, inputs, channels):
+    numbers, scales = matrix(outputs, inputs, channels)
+    x = inputs_of((tokens,), inputs)
+    product = jax.jit(functools.partial(fp8_product, implementation="mosaic"))
+    found = product(x, numbers, scales)
+    assert relative_error(found, x, numbers, scales) < 3e-3
+    np.testing.assert_array_equal(found, product(x, numbers, scales))
+
+
+@pytest.mark.gpu
+def test_a_row_does_not_depend_on_its_neighbours():
+    numbers, scales = matrix(4096, 4096, channels=False)
+    x = inputs_of((64,), 4096)
+    product = jax.jit(functools.partial(fp8_product, implementation="mosaic"))
+    rolled = product(jnp.roll(x, 9, axis=0).at[:9].set(0), numbers, scales)
+    np.testing.assert_array_equal(product(x, numbers, scales)[:-9], rolled[9:])

@@ -150,6 +150,23 @@ def write_floats(**arrays):
     internals.store(arrays["out"], there_and_back(value))
 
 
+def write_pairs(**arrays):
+    """Reads pairs of bfloat16 from shared memory and makes an array of them."""
+
+    @inline_mgpu(
+        arg_types=(REF,),
+        return_type=plgpu.ShapeDtypeStruct((64, 8), jnp.dtype(jnp.bfloat16), layout=LAYOUT),
+    )
+    def pairs_of(_, box):
+        address = internals.sum_over_thread(internals.shared_address(box), ((1, 128, 4),))
+        load = lambda: internals.ptx(
+            "ld.shared.b32 $0, [$1];", address, result_types=internals.int32_type()
+        )
+        return internals.array_of_pairs([load(), load()], (64, 8), LAYOUT)
+
+    internals.store(arrays["out"], pairs_of(arrays["box"]).astype(jnp.float32))
+
+
 def barrier_of(bars):
     return internals.barrier_at(internals.address_of(bars, 1))
 
@@ -192,6 +209,10 @@ BODIES = {
     "floats_of": write_floats,
     "array_of": write_floats,
     "store": write_floats,
+    "int32_type": write_pairs,
+    "shared_address": write_pairs,
+    "sum_over_thread": write_pairs,
+    "array_of_pairs": write_pairs,
 }
 SHARED = {"tiling", "swizzle"}
 """Descriptions of shared memory."""

@@ -11,7 +11,7 @@ from interpreter import no_races
 
 from pallas_kernels import NotForThisKernel, pack_queries, paged_attention
 from pallas_kernels.paged_attention import mosaic, plan
-from pallas_kernels.paged_attention.blocks import BlockSizes
+from pallas_kernels.paged_attention.blocks import SHORT_TILES, BlockSizes
 
 ROUNDING = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
 """Relative error that the output type and weights of that type leave."""
@@ -24,6 +24,16 @@ SMALL = [
     Case((60,), width=5, counts=(2,)),
     Case((5, 63), width=5, causal=False, counts=(5, 1), page_size=128, spare_pages=0),
     Case((50,), width=3, head_dim=128, group=2, page_size=32),
+]
+WIDE_HEADS = [
+    Case((62, 30), width=4, head_dim=256),
+    Case((40,), width=9, head_dim=256, group=6, page_size=64, causal=False, counts=(7,)),
+    Case((100,), width=2, head_dim=256, window=9),
+]
+"""Of Qwen3.5: four or six query heads per key-value head."""
+WIDE_HEADS_IN_ROW_TILES = [
+    Case((30,), width=17, head_dim=256, group=6),
+    Case((70,), width=32, head_dim=256, page_size=64),
 ]
 WIDE = [Case((61,), width=17), Case((10,), width=32, causal=False), Case((70,), width=40)]
 WINDOWED = [
@@ -46,6 +56,9 @@ LARGE = [
     Case((0, 300), width=512, kv_heads=8, head_dim=128),
     Case((0, 300), width=256, kv_heads=8, head_dim=128, counts=(256, 100)),
     Case((100,), width=16, dtype="float16", kv_heads=8, head_dim=128),
+    Case((0, 1, 511, 4095), width=16, kv_heads=4, head_dim=256),
+    Case((4095,), width=16, kv_heads=4, group=6, head_dim=256, page_size=64),
+    Case((0, 300), width=512, kv_heads=4, group=6, head_dim=256),
 ]
 ALONE = Case((4095,), width=16, kv_heads=8, head_dim=128)
 """One slot, so that four and eight splits hand their sums over in shared memory."""
@@ -81,7 +94,9 @@ def interpreted(given: Inputs, case: Case, sizes: BlockSizes) -> jax.Array:
 class TestReference:
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
     @pytest.mark.parametrize(
-        "case", SMALL + WIDE + WINDOWED + WINDOWED_ROW_TILES, ids=lambda case: case.name
+        "case",
+        SMALL + WIDE + WIDE_HEADS + WINDOWED + WINDOWED_ROW_TILES,
+        ids=lambda case: case.name,
     )
     def test_agrees(self, case: Case, dtype: str):
         case = Case(**{**vars(case), "dtype": dtype})
@@ -108,6 +123,17 @@ class TestInterpreted:
     def test_agrees(self, case: Case, splits: int):
         agrees(case, lambda given: interpreted(given, case, BlockSizes(splits=splits)))
 
+    @pytest.mark.parametrize("splits", [1, 2])
+    @pytest.mark.parametrize("case", WIDE_HEADS, ids=lambda case: case.name)
+    def test_agrees_with_wide_heads(self, case: Case, splits: int):
+        sizes = BlockSizes(**SHORT_TILES, splits=splits)
+        agrees(case, lambda given: interpreted(given, case, sizes))
+
+    @pytest.mark.parametrize("case", WIDE_HEADS_IN_ROW_TILES, ids=lambda case: case.name)
+    def test_agrees_with_wide_heads_where_row_tiles_share_their_keys(self, case: Case):
+        sizes = BlockSizes(**SHORT_TILES, warpgroups=2)
+        agrees(case, lambda given: interpreted(given, case, sizes))
+
     def test_agrees_with_long_tiles(self):
         case = Case((200,), width=2)
         agrees(case, lambda given: interpreted(given, case, BlockSizes(kv_tile=128)))
@@ -120,7 +146,9 @@ class TestInterpreted:
 @pytest.mark.gpu
 class TestOnDevice:
     @pytest.mark.parametrize(
-        "case", SMALL + WIDE + WINDOWED + WINDOWED_ROW_TILES + LARGE, ids=lambda case: case.name
+        "case",
+        SMALL + WIDE + WIDE_HEADS + WIDE_HEADS_IN_ROW_TILES + WINDOWED + WINDOWED_ROW_TILES + LARGE,
+        ids=lambda case: case.name,
     )
     def test_agrees(self, case: Case):
         agrees(case, lambda given: attend(given, case, "mosaic"))

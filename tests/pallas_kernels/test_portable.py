@@ -76,11 +76,15 @@ def test_it_compiles_for(gpu: str):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled\n") == 5
+    assert done.stdout.count("compiled\n") == 8
     assert_no_spills(done.stdout + done.stderr)
 
 
-def test_what_it_cannot_do_it_says():
-    case = Case((4,), dtype="float32")
-    with pytest.raises(NotForThisKernel, match="16-bit"):
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [(Case((4,), dtype="float32"), "16-bit"), (Case((4,), head_dim=256), "expected 64 or 128")],
+    ids=["float32", "head_dim 256"],
+)
+def test_what_it_cannot_do_it_says(case: Case, said: str):
+    with pytest.raises(NotForThisKernel, match=said):
         attend(inputs(case), case, "portable")

@@ -20,12 +20,13 @@ from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention import splits
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 
+PRODUCTS = ("attention_out", "gate_and_up", "down", "next_qkv", "more_qkv")
 TOKENS = [8, 16, 24, 32, 40, 48, 56, 64]
 
 
 def plan_of(tokens: int, pairs: int = 3, qkv: int = 384) -> Plan:
     shape = ChainShape(tokens, 512, 512, 512, qkv)
-    return Plan(shape, 1e-6, jnp.bfloat16, pairs, choose_sizes(tokens), None)
+    return Plan(shape, 1e-6, jnp.bfloat16, pairs, choose_sizes(shape), None)
 
 
 def now(condition):
@@ -53,23 +54,27 @@ class TestAllBlocksMeet:
         chain: Any = object.__new__(kernel.Chain)
         chain.plan, chain.scratch = plan, {}
         chain.refs = {"counters": None, "calls": None}
-        chain.shares = types.SimpleNamespace(products=range(plan.products), active=active)
-        for p, name in enumerate(("attention_out", "gate_and_up", "down", "next_qkv")):
+        chain.shares = types.SimpleNamespace(products=plan.products, active=active)
+        for p, name in enumerate(PRODUCTS):
             setattr(chain, name, lambda p=p: events.append(("product", p)))
         return chain
 
-    @pytest.mark.parametrize("qkv", [384, 0])
+    @pytest.mark.parametrize("qkv", [384, 768, 0])
     @pytest.mark.parametrize("pairs", [1, 3, 66])
     def test_they_wait_for_as_many_arrivals_as_there_are(self, events, monkeypatch, pairs, qkv):
         plan = plan_of(16, pairs, qkv)
         monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
         for _ in range(plan.blocks * CONSUMERS):
-            self.chain(plan, events, [True] * 4).multiply_all()
+            self.chain(plan, events, [True] * 5).multiply_all()
+        assert [p for _, p in (event for event in events if event[0] == "product")] == [
+            *plan.products
+        ] * (plan.blocks * CONSUMERS)
         arrivals = collections.Counter(event[1] for event in events if event[0] == "arrive")
-        for p in range(plan.products):
+        for p in plan.products:
             events.clear()
-            self.chain(plan, events, [True] * 4).wait_for_product_before(p)
-            assert events == ([("wait", p - 1, arrivals[p - 1]), ("fence",)] if p else [])
+            self.chain(plan, events, [True] * 5).wait_for_product_before(p)
+            waited = [("wait", p - 1, arrivals[p - 1]), ("fence",)]
+            assert events == (waited if 0 < p <= BARRIERS else [])
         assert sorted(arrivals) == list(range(BARRIERS))
 
     @pytest.mark.parametrize("active", [[True, False, True, False], [False, True, False, True]])

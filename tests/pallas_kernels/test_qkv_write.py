@@ -23,6 +23,8 @@ SMALL = [
     Case(kv_heads=8, head_dim=128, slots=1, width=2),
     Case(kv_heads=2, group=2, head_dim=128, slots=3, width=1, dtype="float32"),
     Case(kv_heads=2, group=2, head_dim=128, slots=1, width=2, dtype="float32", parts=4),
+    Case(kv_heads=4, slots=1, width=2, head_dim=256, scale_dtype="float32"),
+    Case(kv_heads=4, group=6, slots=1, width=2, head_dim=256, page_size=64),
 ]
 LARGE = [
     Case(slots=slots, width=width, kv_heads=8, group=group, head_dim=128)

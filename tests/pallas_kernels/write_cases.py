@@ -17,13 +17,16 @@ class Case:
     head_dim: int = 64
     page_size: int = 16
     dtype: str = "bfloat16"
+    scale_dtype: str | None = None
+    """Of the norms' scales; that of the pages if None."""
     parts: int = 1
     seed: int = 0
 
     @property
     def name(self) -> str:
         shape = f"{self.slots}x{self.width}-{self.kv_heads}x{self.group}-d{self.head_dim}"
-        return f"{shape}-p{self.page_size}-{self.dtype}-{self.parts} parts"
+        scales = f"-{self.scale_dtype} scales" if self.scale_dtype else ""
+        return f"{shape}-p{self.page_size}-{self.dtype}-{self.parts} parts{scales}"
 
 
 def inputs(case: Case) -> dict:
@@ -36,10 +39,11 @@ def inputs(case: Case) -> dict:
     angle = rng.normal(size=(case.slots, case.width, case.head_dim // 2)) * 10
     fused = (case.group + 2) * case.kv_heads * case.head_dim
     numbers = lambda *shape: jnp.asarray(rng.normal(size=shape), case.dtype)
+    scale = lambda: numbers(case.head_dim).astype(case.scale_dtype or case.dtype)
     return {
         "qkv": numbers(case.parts, case.slots, case.width, fused),
-        "query_norm": numbers(case.head_dim) if case.group else None,
-        "key_norm": numbers(case.head_dim),
+        "query_norm": scale() if case.group else None,
+        "key_norm": scale(),
         "cos": jnp.asarray(np.cos(angle), jnp.float32),
         "sin": jnp.asarray(np.sin(angle), jnp.float32),
         "cells": jnp.asarray(places.reshape(case.slots, case.width), jnp.int32),

@@ -15,7 +15,7 @@ def sized(rows: int) -> dict:
     return dict(max_batch=rows, batch_sizes=(rows,), prefill_shapes=((min(rows, 4), 32),))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("rows", [1, 16])
 def test_ngram_says_what_plain_decoding_says(rows):
     cases = trajectories()[: rows + 2] if rows < 16 else trajectories()
     engine = golden_engine(method="ngram", **sized(rows))
@@ -36,7 +36,7 @@ def test_ngram_says_what_plain_decoding_says(rows):
         dict(num_drafts=3, min_ngram=2, max_ngram=3, ngram_threshold=0.0),
         dict(method="dflash+ngram"),
         dict(method="dflash+ngram", driver="lockstep", max_ngram=2),
-        dict(method="dflash+ngram", exact=True, **ALL_SIZES, max_ngram=1),
+        dict(method="dflash+ngram", exact=True, max_ngram=1),
     ],
     ids=str,
 )

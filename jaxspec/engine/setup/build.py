@@ -58,9 +58,13 @@ def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction:
         sized = dataclasses.replace(plan, num_pages=pages + 1)
         return num_bytes(jax.eval_shape(partial(new_state, models, sized)))
 
-    per_page = bytes_of_state(2) - bytes_of_state(1)
+    per_page = bytes_of_state(1) - bytes_of_state(0)
     return memory.pages_that_fit(
-        free, per_page, useful, _temporary_bytes(models, params, plan), least=plan.max_pages
+        free - bytes_of_state(0),
+        per_page,
+        useful,
+        _temporary_bytes(models, params, plan),
+        least=plan.max_pages,
     )
 
 

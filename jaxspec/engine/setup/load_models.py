@@ -24,9 +24,9 @@ from jaxspec.engine.setup.placement import places_of
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.shards import Shards
-from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, TargetConfig
 from jaxspec.models.parameters import num_bytes
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import target_of
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import proposer_of
 from jaxspec.text.chat import ChatTemplate, open_chat_template
@@ -129,12 +129,12 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def models_of(
-    target: Checkpoint[Qwen3Config], draft: Checkpoint[DrafterConfig] | None, dtype: DTypeLike
+    target: Checkpoint[TargetConfig], draft: Checkpoint[DrafterConfig] | None, dtype: DTypeLike
 ) -> Models:
     """The modules for these configs; the target captures the features that the drafter reads."""
     if draft is None:
-        return Models(Qwen3(target.config, (), dtype))
-    target_module = Qwen3(target.config, draft.config.target_layer_ids, dtype)
+        return Models(target_of(target.config, (), dtype))
+    target_module = target_of(target.config, draft.config.target_layer_ids, dtype)
     return Models(target_module, (proposer_of(draft.config, dtype),))
 
 

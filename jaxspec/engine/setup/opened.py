@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.engine.setup.describe import models_in_words
 from jaxspec.engine.step.io import Models
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import CheckpointTarget
 from jaxspec.models.whole_sequences import target_features, target_logits
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import Drafter, drafter_in
@@ -37,9 +37,9 @@ class Opened:
     """None if the target's folder has none."""
 
     @property
-    def target(self) -> Qwen3:
+    def target(self) -> CheckpointTarget:
         """The target's module."""
-        assert isinstance(self.models.target, Qwen3), "a checkpoint holds a Qwen3 target"
+        assert isinstance(self.models.target, CheckpointTarget), "not of a checkpoint"
         return self.models.target
 
     @property

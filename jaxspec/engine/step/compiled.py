@@ -4,6 +4,7 @@ import functools
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Hashable
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -40,6 +41,8 @@ JITTED = {
 }
 
 
+UNUSED = "Some donated buffers were not usable"
+"""How jax's warning begins if a program has no result for the memory of an argument."""
 _LOWERING = threading.Lock()
 """Lowering is Python, so programs gain nothing from being lowered at the same time."""
 
@@ -82,8 +85,16 @@ class Program:
 
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
-        with _LOWERING:
+        with _LOWERING, warnings.catch_warnings():
+            if self._takes_away:
+                warnings.filterwarnings("ignore", UNUSED)
             return self.traced.lower()
+
+    @property
+    def _takes_away(self) -> bool:
+        """Whether the step uses up a part of the state: the block that a commit folds in."""
+        before, after = (jax.tree.structure(s) for s in (self.state, self._traced_results[0]))
+        return after.num_leaves < before.num_leaves
 
     @property
     def is_ready(self) -> bool:

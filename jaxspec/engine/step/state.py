@@ -81,7 +81,7 @@ def occupied(state: EngineState, batch: int, context: int, limit: int) -> Engine
     `context` committed tokens and budget up to `limit`, and the others are empty. Slots share pages
     if there are not enough for all. The contents of the caches are left as they are."""
     slots, max_pages = state.page_table.shape
-    num_pages = jax.tree.leaves(state.cache)[0].shape[0] - 1
+    num_pages = (state.cache.num_pages or 2) - 1
     in_use = np.arange(slots) < batch
     pages = 1 + np.arange(slots * max_pages).reshape(slots, max_pages) % num_pages
     table, lengths, limits = jax.device_put(

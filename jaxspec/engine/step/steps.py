@@ -82,7 +82,8 @@ def prefill_step(
     is the first output token."""
     with jax.named_scope("prefill"):
         table, width = state.page_table[chunk.slots], chunk.tokens.shape[1]
-        block = block_after(chunk.slots, chunk.starts, chunk.counts, table, width, models.page_size)
+        rows = chunk.starts, chunk.counts, table, width, models.page_size
+        block = block_after(chunk.slots, *rows, final=True)
         hidden, features, cache = _read(models, params, state, chunk.tokens, block)
         ends = chunk.starts + chunk.counts
         final = jnp.maximum(chunk.counts - 1, 0)[:, None, None]

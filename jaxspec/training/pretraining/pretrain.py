@@ -1,4 +1,4 @@
-"""Trains a small Qwen3 target from plain text."""
+"""Trains a small Qwen3 or Qwen3.5 target from plain text."""
 
 import dataclasses
 from pathlib import Path
@@ -8,10 +8,11 @@ import tokenizers
 
 from jaxspec.errors import UsageError
 from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.rope import Rope
-from jaxspec.models.config import Qwen3Config
+from jaxspec.models.config import LayerKind, Qwen3Config, Qwen35Config, TargetConfig
 from jaxspec.models.parameters import Params, random_params
-from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.targets import target_of
 from jaxspec.training.data import Sequences, check_ids
 from jaxspec.training.export import export_target
 from jaxspec.training.loop import train
@@ -22,7 +23,7 @@ from jaxspec.training.recipe import Cadence, Optimization
 
 @dataclasses.dataclass(frozen=True)
 class TargetShape:
-    """The sizes of a small Qwen3 whose embedding and head are one matrix."""
+    """The sizes of a small target whose embedding and head are one matrix."""
 
     vocab_size: int = 1024
     hidden_size: int = 256
@@ -33,9 +34,13 @@ class TargetShape:
     head_dim: int = 64
     rope_theta: float = 10_000.0
     max_positions: int = 1024
+    delta: DeltaSizes | None = None
+    """Sizes of the recurrent layers of a Qwen3.5; None makes a Qwen3."""
+    attention_interval: int = 4
+    """In a Qwen3.5: each so many layers, one attends."""
 
 
-def target_config(shape: TargetShape, end_token: int) -> Qwen3Config:
+def target_config(shape: TargetShape, end_token: int) -> TargetConfig:
     decoder = Decoder(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -47,7 +52,20 @@ def target_config(shape: TargetShape, end_token: int) -> Qwen3Config:
         rope=Rope(shape.rope_theta),
         max_position_embeddings=shape.max_positions,
     )
-    return Qwen3Config(decoder, shape.vocab_size, True, (end_token,))
+    if shape.delta is None:
+        return Qwen3Config(decoder, shape.vocab_size, True, (end_token,))
+    rope = Rope(shape.rope_theta, rotated=shape.head_dim // 4)
+    kinds: list[LayerKind] = [
+        "delta" if (i + 1) % shape.attention_interval else "attention" for i in range(shape.layers)
+    ]
+    return Qwen35Config(
+        decoder=dataclasses.replace(decoder, rope=rope, wide_norms=True),
+        delta=shape.delta,
+        layer_kinds=tuple(kinds),
+        vocab_size=shape.vocab_size,
+        tie_word_embeddings=True,
+        eos_token_ids=(end_token,),
+    )
 
 
 def pretrain(
@@ -58,12 +76,12 @@ def pretrain(
     cadence: Cadence,
     work: Path,
     folder: Path,
-) -> tuple[Qwen3Config, Params]:
+) -> tuple[TargetConfig, Params]:
     """Trains in `work`, and writes the finished target to `folder`."""
     check_vocabulary(shape, tokenizer)
     check_ids(sequences.tokens, shape.vocab_size, "the text")
     config = target_config(shape, special_id(tokenizer, END))
-    model = Qwen3(config)
+    model = target_of(config)
     params = random_params(model, jax.random.key(options.seed))
     objective = TargetObjective(model, options.compute)
     params = train(objective, params, {}, sequences, options, cadence, work)

@@ -1,0 +1,115 @@
+"""What a recurrent layer remembers: one state per slot, and the block that was written last.
+
+Reading a block leaves the states as they were and keeps the block's rows; commit runs the rows that
+are kept through the states.
+
+    step n      read     states ----> outputs of every row;  written := the block's rows
+                commit   states + the first `counts` rows ----> states;  written := None
+
+A chunk of a prompt is known to be kept, so reading it makes the states after it, and commit puts
+these in place.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxspec.cache.block import Block
+from pallas_kernels import delta_fold
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.gated_delta.reference import before_block, put
+
+Matrices = Float[Array, "slots value_heads key_dim value_dim"]
+Tails = Float[Array, "slots recent channels"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The tokens of a block, as the states are told of them. Any number of them can be kept."""
+
+    key: Float[Array, "batch width key_heads key_dim"]
+    value: Float[Array, "batch width value_heads value_dim"]
+    log_decay: Float[Array, "batch width value_heads"]
+    beta: Float[Array, "batch width value_heads"]
+    mixed: Float[Array, "batch width channels"]
+    """The convolution's inputs."""
+    implementation: Implementation = dataclasses.field(metadata={"static": True})
+
+    def added_to(self, states: "States", block: Block) -> "States":
+        counts = block.counts
+        matrices = delta_fold(
+            self.key,
+            self.value,
+            self.log_decay,
+            self.beta,
+            states.matrices,
+            block.slots,
+            block.lengths,
+            counts,
+            implementation=self.implementation,
+        )
+        after = last_inputs(states.tails_before(block), self.mixed, counts)
+        return States(matrices, put(states.tails, block.slots, after, counts))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """The states after a block whose counts were known when it was read."""
+
+    matrices: Float[Array, "batch value_heads key_dim value_dim"]
+    tails: Float[Array, "batch recent channels"]
+
+    def added_to(self, states: "States", block: Block) -> "States":
+        kept = lambda before, after: put(before, block.slots, after, block.counts)
+        return States(kept(states.matrices, self.matrices), kept(states.tails, self.tails))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class States:
+    """The states of one layer, for every slot."""
+
+    matrices: Matrices
+    """Float32, as the sums of a long text need it."""
+    tails: Tails
+    """The last inputs of the convolution: of as many tokens as it looks back."""
+    written: Rows | Ends | None = None
+    """The block that was written last; None between steps."""
+
+    def commit(self, block: Block) -> "States":
+        assert self.written is not None, "nothing was written since the last commit"
+        with jax.named_scope("delta_fold"):
+            return self.written.added_to(self, block)
+
+    def tails_before(self, block: Block) -> Float[Array, "batch recent channels"]:
+        """Those of the block's requests: zeros at the start of a text."""
+        return before_block(self.tails, block.slots, block.lengths)
+
+
+def last_inputs(
+    before: Float[Array, "batch recent channels"],
+    mixed: Float[Array, "batch width channels"],
+    counts: Int[Array, " batch"],
+) -> Float[Array, "batch recent channels"]:
+    """The last inputs of the convolution once the first `counts` of a block are among them."""
+    inputs = jnp.concatenate([before, mixed], axis=1)
+    last = counts[:, None] + jnp.arange(before.shape[1], dtype=counts.dtype)
+    return jnp.take_along_axis(inputs, last[..., None], axis=1)
+
+
+def empty_states(
+    num_slots: int,
+    matrix: tuple[int, int, int],
+    tail: tuple[int, int],
+    dtype: DTypeLike,
+) -> States:
+    """States of no text: per slot a matrix of [value_heads, key_dim, value_dim], and a tail of
+    [recent, channels]."""
+    return States(
+        jnp.zeros((num_slots, *matrix), jnp.float32), jnp.zeros((num_slots, *tail), dtype)
+    )

@@ -1,0 +1,68 @@
+"""Qwen3.5, dense: layers with a recurrent state, and now and then one that attends over pages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxspec.cache.block import Block
+from jaxspec.cache.cache import Cache
+from jaxspec.cache.keys_values import empty_pages
+from jaxspec.cache.states import empty_states
+from jaxspec.layers.hybrid import HybridLayer
+from jaxspec.layers.in_slots import InSlots
+from jaxspec.layers.kernels import OpChoice, StackShape, choices_of_hybrid
+from jaxspec.layers.paged import paged
+from jaxspec.layers.stack import run_hybrid_layers
+from jaxspec.models.config import LayerKind, Qwen35Config
+from jaxspec.models.language_model import LanguageModel
+
+
+class Qwen35(LanguageModel):
+    """The target. `module.apply({"params": params}, tokens, block, cache)` is a pure function."""
+
+    config: Qwen35Config
+
+    def setup(self) -> None:
+        super().setup()
+        config = self.config
+        self.layers = [
+            HybridLayer(config.decoder, config.delta if kind == "delta" else None, self.dtype)
+            for kind in config.layer_kinds
+        ]
+
+    @nn.nowrap
+    def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[Any]:
+        """An empty cache: pages for the layers that attend, states per slot for the others."""
+        decoder, delta = self.config.decoder, self.config.delta
+        matrix = delta.value_heads, delta.key_dim, delta.value_dim
+        tail = delta.taps - 1, delta.channels.size
+        heads = decoder.num_kv_heads, decoder.head_dim
+
+        def of_layer(kind: LayerKind) -> Any:
+            if kind == "delta":
+                return empty_states(num_slots, matrix, tail, self.dtype)
+            return empty_pages(num_pages, page_size, *heads, self.dtype)
+
+        return Cache(tuple(map(of_layer, self.config.layer_kinds)))
+
+    @nn.nowrap
+    def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
+        decoder, implementation = self.config.decoder, self.implementation
+        shape = StackShape(decoder, self.dtype, implementation, batch, width, page_size)
+        return choices_of_hybrid(shape, self.config.delta)
+
+    def __call__(
+        self, tokens: Int[Array, "batch width"], block: Block, cache: Cache[Any]
+    ) -> tuple[
+        Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache[Any]
+    ]:
+        """Final hidden states, the captured features concatenated, and the cache with the block."""
+        x = self.embedding(tokens)
+        attend = paged(self.config.decoder, block, self.implementation)
+        recur = InSlots(block, self.implementation)
+        ways = [recur if kind == "delta" else attend for kind in self.config.layer_kinds]
+        stack = self.layers, self.norm, x, ways, cache
+        hidden, after, cache = run_hybrid_layers(*stack, self.config.delta, self.implementation)
+        return hidden, self.captured(x, after), cache

@@ -1,0 +1,104 @@
+"""The chain with matrices in 8 bits, which are widened in registers.
+
+So that no weight is widened twice, the two warpgroups do not share chunks and split the rows, as
+with 16 bits. Each multiplies chunks of its own with all rows: of gate and up its own columns, of
+the other products every second block of inputs. There they swap sums afterwards, so that each has
+those of its own rows.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.dense_chain.kernel import Chain
+from pallas_kernels.dense_chain.loading import GATE_UP, MATRICES, SCALES, WEIGHT_STEPS_OF_GATE_UP
+from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GROUP, UNIT
+from pallas_kernels.dense_chain.rows import ACC, TRANSPOSED
+from pallas_kernels.fp8_product import BLOCK
+from pallas_kernels.fp8_product.chunk import Sums, add_product, no_sums, times_outputs
+from pallas_kernels.jax_internals import pl, plgpu
+from pallas_kernels.tiles import load
+
+
+class Fp8Chain(Chain):
+    def tile(self, p: int, finish) -> None:
+        """Multiplies a tile and passes the sums of this warpgroup's rows to `finish`."""
+        columns = self.shares.columns(p)
+
+        def one_step(step, sums):
+            block = lax.div(self.shares.inputs(p) + step * DEPTH, BLOCK) + self.warpgroup
+            scale = self.scale_of(p, columns, block)
+            rows, weights = self.wait_for_rows(p, step), self.wait_for_weights(p, step)
+            sums = self.added(sums, weights, rows * self.plan.row_tiles + self.warpgroup, scale)
+            plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
+            plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
+            return sums
+
+        sums = lax.fori_loop(0, self.shares.steps[p], one_step, self.nothing())
+        finish(self.of_own_rows(self.totals(p, columns, sums)))
+
+    def gate_and_up(self) -> None:
+        plan, matrices = self.plan, (self.gate_column, self.up_column)
+
+        def one_step(step, sums):
+            rows = self.wait_for_rows(GATE_UP, step)
+
+            def one_block(block, sums):
+                sums = list(sums)
+                for i, column in enumerate(matrices):
+                    scale = self.scale_of(GATE_UP, column, step * plan.row_tiles + block)
+                    weight_step = step * WEIGHT_STEPS_OF_GATE_UP + block * len(matrices) + i
+                    weights = self.wait_for_weights(GATE_UP, weight_step)
+                    sums[i] = self.added(sums[i], weights, rows * plan.row_tiles + block, scale)
+                    plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
+                return tuple(sums)
+
+            sums = lax.fori_loop(0, plan.row_tiles, one_block, sums)
+            plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
+            return sums
+
+        steps = self.shares.row_steps[GATE_UP]
+        sums = lax.fori_loop(0, steps, one_step, (self.nothing(), self.nothing()))
+        self.write_gated(*map(self.totals, (GATE_UP, GATE_UP), matrices, sums))
+
+    @property
+    def gate_column(self):
+        return self.shares.inner_unit(self.warpgroup) * UNIT
+
+    @property
+    def up_column(self):
+        return self.gate_column + self.plan.shape.inner
+
+    def nothing(self) -> Sums:
+        return no_sums(self.plan.shape.tokens)
+
+    def added(self, sums: Sums, weights, tile, scale) -> Sums:
+        """The sums plus this warpgroup's chunk of a stage of weights times a tile of rows."""
+        chunk = self.scratch["weights"].at[weights * CONSUMERS + self.warpgroup]
+        return add_product(
+            sums, chunk, self.scratch["tiles"].at[tile], scale, self.plan.one_product
+        )
+
+    def scale_of(self, p: int, column, block):
+        """The scale of a chunk; None if scales belong to outputs."""
+        if self.plan.shape.scaled == "outputs":
+            return None
+        return self.refs[MATRICES[p] + SCALES][lax.div(column, BLOCK), block]
+
+    def totals(self, p: int, column, sums: Sums):
+        if self.plan.shape.scaled == "blocks":
+            return sums.totals
+        scales = self.refs[MATRICES[p] + SCALES].at[pl.ds(column, UNIT)]
+        return times_outputs(sums.multiples, scales)
+
+    def of_own_rows(self, totals):
+        """Both warpgroups' sums of the rows that this one finishes."""
+        size, tokens = self.plan.groups_each * GROUP, self.plan.shape.tokens
+        halves = totals[:, :size], totals[:, tokens - size :]
+        is_first, other = lax.broadcast(self.warpgroup == 0, halves[0].shape), 1 - self.warpgroup
+        mine, others = jnp.where(is_first, *halves), jnp.where(is_first, *halves[::-1])
+        swapped, ready = self.scratch["swapped"], self.scratch["swapped_ready"]
+        swapped.at[other].T[...] = plgpu.layout_cast(others, TRANSPOSED)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(ready.at[other])
+        plgpu.barrier_wait(ready.at[self.warpgroup])
+        return mine + load(swapped.at[self.warpgroup].T, ACC)

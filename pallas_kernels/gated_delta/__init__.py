@@ -1,0 +1,3 @@
+from pallas_kernels.gated_delta.api import delta_fold, delta_prefill, delta_read
+
+__all__ = ["delta_fold", "delta_prefill", "delta_read"]

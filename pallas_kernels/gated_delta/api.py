@@ -1,0 +1,124 @@
+"""The gated delta rule: a recurrent state per request, in place of keys and values per position.
+
+Each value head has a matrix S, [key_dim, value_dim], which every token changes and then reads:
+
+    S <- exp(log_decay) S           forget
+    d  = beta (value - S^T key)     what the state would answer wrongly for this key
+    S <- S + key d^T                correct it
+    output = S^T query
+
+Keys and queries are normed to length 1 first, and queries scaled by key_dim ** -0.5. Key head j
+serves `value_heads / key_heads` neighbouring value heads. States are float32, and so is everything
+that is computed.
+
+A state cannot be rolled back, so reading a block leaves it unchanged, and what is kept of the block
+is folded into it afterwards:
+
+    delta_read      outputs of a block, row by row; the states stay as they are
+    delta_fold      runs the first rows of a block through the states
+    delta_prefill   outputs of a long block, and the states after it
+
+`delta_read` and `delta_fold` do the same arithmetic for every row, so the bits of an output do not
+depend on how its request was cut into blocks. In XLA `delta_prefill` works in matrix products and
+rounds differently; its kernel goes row by row, as the others do.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.dispatch import Implementation, Op
+from pallas_kernels.gated_delta import reference
+
+
+def delta_read(
+    query: Float[Array, "batch width key_heads key_dim"],
+    key: Float[Array, "batch width key_heads key_dim"],
+    value: Float[Array, "batch width value_heads value_dim"],
+    log_decay: Float[Array, "batch width value_heads"],
+    beta: Float[Array, "batch width value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> Float[Array, "batch width value_heads value_dim"]:
+    """The outputs of a block that follows each request's state, in the dtype of `value`.
+
+    Request r has the state of `slots[r]`, or zeros if its `lengths[r]`, the number of tokens before
+    the block, is 0; what the slot then holds is not read. A row does not affect the rows before it,
+    so rows that only pad a block may hold anything, NaN included.
+    """
+    return DELTA_READ(implementation, query, key, value, log_decay, beta, state, slots, lengths)
+
+
+def delta_fold(
+    key: Float[Array, "batch width key_heads key_dim"],
+    value: Float[Array, "batch width value_heads value_dim"],
+    log_decay: Float[Array, "batch width value_heads"],
+    beta: Float[Array, "batch width value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> Float[Array, "slots value_heads key_dim value_dim"]:
+    """The states after the first `counts[r]` rows of each request's block. The other rows may hold
+    anything, NaN included.
+
+    A slot may occur more than once if its counts are 0, which leave it as it is. The states of
+    other slots are kept; if the states are donated, they are written in place.
+    """
+    return DELTA_FOLD(implementation, key, value, log_decay, beta, state, slots, lengths, counts)
+
+
+def delta_prefill(
+    query: Float[Array, "batch width key_heads key_dim"],
+    key: Float[Array, "batch width key_heads key_dim"],
+    value: Float[Array, "batch width value_heads value_dim"],
+    log_decay: Float[Array, "batch width value_heads"],
+    beta: Float[Array, "batch width value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> tuple[
+    Float[Array, "batch width value_heads value_dim"],
+    Float[Array, "batch value_heads key_dim value_dim"],
+]:
+    """The outputs of a long block, as `delta_read` gives them except for rounding, and the state of
+    each request after its first `counts[r]` rows. The other rows may hold anything, and nobody may
+    read what is returned for them."""
+    return DELTA_PREFILL(
+        implementation, query, key, value, log_decay, beta, state, slots, lengths, counts
+    )
+
+
+def _later(module: str, function: str) -> Callable[..., Any]:
+    """A function of a module that is imported when it is called: importing Mosaic GPU takes a
+    second."""
+
+    def call(*arguments: Any) -> Any:
+        imported = importlib.import_module(f"pallas_kernels.gated_delta.{module}")
+        return getattr(imported, function)(*arguments)
+
+    return call
+
+
+def _op(name: str, check: str, xla: Callable[..., Any]) -> Op:
+    kernel, check_call = _later("mosaic", name), _later("checks", check)
+    return Op(
+        name,
+        {"mosaic": kernel, "portable": kernel, "xla": xla},
+        {"mosaic": check_call, "portable": check_call},
+    )
+
+
+DELTA_READ = _op("delta_read", "check_read", reference.delta_read)
+DELTA_FOLD = _op("delta_fold", "check_fold", reference.delta_fold)
+DELTA_PREFILL = _op("delta_prefill", "check_prefill", reference.delta_prefill)

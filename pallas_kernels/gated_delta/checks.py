@@ -1,0 +1,49 @@
+"""Which calls of the gated delta rule the kernels can do."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import Shapes
+
+DIM = 128
+"""The only key_dim and value_dim so far."""
+MOST_ROWS = 64
+"""Rows of a block that is in shared memory as a whole."""
+
+
+def check_read(query: Shapes, *others: Any) -> None:
+    """Raises `NotForThisKernel` if the kernel cannot do this call, as all of these do."""
+    check_fold(*others)
+
+
+def check_fold(key: Shapes, value: Shapes, *others: Any) -> None:
+    width = value.shape[1]
+    require(width <= MOST_ROWS, f"{width} rows in a block", f"at most {MOST_ROWS}")
+    check(key, value, *others[:3])
+
+
+def check_prefill(query: Shapes, *others: Any) -> None:
+    check(*others[:5])
+
+
+def check(
+    key: Float[Shapes, "batch width key_heads key_dim"],
+    value: Float[Shapes, "batch width value_heads value_dim"],
+    log_decay: Float[Shapes, "batch width value_heads"],
+    beta: Float[Shapes, "batch width value_heads"],
+    state: Float[Shapes, "slots value_heads key_dim value_dim"],
+) -> None:
+    value_heads, value_dim = value.shape[2:]
+    key_heads, key_dim = key.shape[2:]
+    require(key_dim == DIM, f"key_dim {key_dim}", str(DIM))
+    require(value_dim == DIM, f"value_dim {value_dim}", str(DIM))
+    require(
+        value_heads % key_heads == 0,
+        f"{value_heads} value heads and {key_heads} key heads",
+        "as many value heads for each key head",
+    )
+    for name, array in (("states", state), ("log decays", log_decay), ("beta", beta)):
+        require(array.dtype == jnp.float32, f"{name} in {array.dtype}", "float32")

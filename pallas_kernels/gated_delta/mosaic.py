@@ -1,0 +1,166 @@
+"""The gated delta rule on Mosaic GPU, row after row, with the states in registers (`rows.py`).
+
+One thread block per request, value head and tile of columns; the columns of a state do not depend
+on each other. Only loads and stores of single threads are used, so the kernels run on every GPU
+since Ampere.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import jax_internals as internals
+from pallas_kernels.gated_delta.checks import (
+    DIM,
+    MOST_ROWS,
+    check_fold,
+    check_prefill,
+    check_read,
+)
+from pallas_kernels.gated_delta.rows import COLUMN_LAYOUT, COLUMNS, ROWS_AT_ONCE, Rows
+from pallas_kernels.jax_internals import pl, plgpu
+from pallas_kernels.kept import kept
+from pallas_kernels.tiles import named
+
+PREFILLED_ROWS = 32
+"""Rows of a long block that are in shared memory at the same time. With fewer, more thread blocks
+fit on a multiprocessor."""
+
+
+@kept(static_argnames=("interpret",))
+def delta_read(
+    query: Float[Array, "batch width key_heads key_dim"],
+    key: Float[Array, "batch width key_heads key_dim"],
+    value: Float[Array, "batch width value_heads value_dim"],
+    log_decay: Float[Array, "batch width value_heads"],
+    beta: Float[Array, "batch width value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    *,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> Float[Array, "batch width value_heads value_dim"]:
+    given = query, key, value, log_decay, beta, state, slots, lengths
+    check_read(*given)
+    outputs = (jax.ShapeDtypeStruct(value.shape, value.dtype),)
+    return launch("delta_read", read, value, outputs, interpret)(*given)[0]
+
+
+@kept(static_argnames=("interpret",))
+def delta_fold(
+    key: Float[Array, "batch width key_heads key_dim"],
+    value: Float[Array, "batch width value_heads value_dim"],
+    log_decay: Float[Array, "batch width value_heads"],
+    beta: Float[Array, "batch width value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> Float[Array, "slots value_heads key_dim value_dim"]:
+    check_fold(key, value, log_decay, beta, state, slots, lengths, counts)
+    states = jax.new_ref(state)
+    given = key, value, log_decay, beta, slots, lengths, counts, states
+    launch("delta_fold", fold, value, (), interpret)(*given)
+    return jax.freeze(states)
+
+
+@kept(static_argnames=("interpret",))
+def delta_prefill(
+    query: Float[Array, "batch width key_heads key_dim"],
+    key: Float[Array, "batch width key_heads key_dim"],
+    value: Float[Array, "batch width value_heads value_dim"],
+    log_decay: Float[Array, "batch width value_heads"],
+    beta: Float[Array, "batch width value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> tuple[
+    Float[Array, "batch width value_heads value_dim"],
+    Float[Array, "batch value_heads key_dim value_dim"],
+]:
+    given = query, key, value, log_decay, beta, state, slots, lengths, counts
+    check_prefill(*given)
+    outputs = (
+        jax.ShapeDtypeStruct(value.shape, value.dtype),
+        jax.ShapeDtypeStruct((value.shape[0], *state.shape[1:]), state.dtype),
+    )
+    return tuple(launch("delta_prefill", prefill, value, outputs, interpret)(*given))
+
+
+def launch(name: str, body, value: Any, outputs: tuple, interpret) -> Any:
+    """The kernel, with shared memory for the rows of a block."""
+    batch, width, value_heads, value_dim = value.shape
+    most = PREFILLED_ROWS if body is prefill else MOST_ROWS
+    in_groups = -(-min(width, most) // ROWS_AT_ONCE) * ROWS_AT_ONCE
+    kinds = ("normed_keys", "values", *(() if body is fold else ("normed_queries",)))
+    return plgpu.kernel(
+        named(name, body),
+        out_type=outputs,
+        grid=(batch, value_heads, value_dim // COLUMNS),
+        grid_names=("request", "head", "tile"),
+        num_threads=1,
+        thread_name="warpgroup",
+        scratch_types={kind: plgpu.SMEM((in_groups, DIM), jnp.float32) for kind in kinds},
+        interpret=interpret,
+    )
+
+
+def read(query, key, value, log_decay, beta, state, slots, lengths, out, **scratch: Any) -> None:
+    rows = Rows(key, value, log_decay, beta, scratch, query)
+    before = rows.state_before(state, slots[rows.request], lengths[rows.request])
+    rows.stage(0)
+    rows.run(before, 0, 0, rows.width, out)
+
+
+def fold(key, value, log_decay, beta, slots, lengths, counts, states, **scratch: Any) -> None:
+    rows = Rows(key, value, log_decay, beta, scratch)
+    count, slot = counts[rows.request], slots[rows.request]
+
+    @pl.when(count > 0)
+    def _():
+        before = rows.state_before(states, slot, lengths[rows.request])
+        rows.stage(0)
+        internals.store(rows.tile_of(states, slot), rows.run(before, 0, 0, count))
+
+
+def prefill(
+    query,
+    key,
+    value,
+    log_decay,
+    beta,
+    state,
+    slots,
+    lengths,
+    counts,
+    out,
+    after,
+    **scratch: Any,
+) -> None:
+    rows = Rows(key, value, log_decay, beta, scratch, query)
+    count = counts[rows.request]
+
+    def some_rows(piece, before):
+        # If the last rows would reach beyond the width, they start earlier; rows that the ones
+        # before them have as well are not run twice.
+        start = piece * rows.staged
+        first = jnp.minimum(start, rows.width - rows.staged)
+        rows.stage(first)
+        return rows.run(before, first, start - first, jnp.minimum(count - first, rows.staged), out)
+
+    before = rows.state_before(state, slots[rows.request], lengths[rows.request])
+    pieces = lax.div(count + (rows.staged - 1), rows.staged)
+    internals.store(rows.tile_of(after, rows.request), lax.fori_loop(0, pieces, some_rows, before))
+
+    @pl.loop(count, rows.width)
+    def _(row):
+        nothing = plgpu.layout_cast(jnp.zeros((COLUMNS,), out.dtype), COLUMN_LAYOUT)
+        internals.store(rows.place_in(out, row), nothing)

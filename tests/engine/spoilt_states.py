@@ -1,0 +1,42 @@
+"""Writes NaN where no step may read a state."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache.states import States
+from jaxspec.engine.step.observer import StepObserver
+
+
+class Poisoner(StepObserver):
+    """Writes NaN into the states of all slots without a request, and of those about to begin."""
+
+    def __init__(self, engine):
+        self.engine, self.count = engine, 0
+
+    def step_begins(self, running):
+        loop = self.engine.loop
+        state = loop.device.state
+        idle = np.asarray(state.lengths) == 0
+        idle[[slot for slot in range(len(idle)) if slot not in self._taken()]] = True
+        self.count += int(idle.sum())
+        loop.device.state = dataclasses.replace(
+            state,
+            cache=jax.tree.map(
+                lambda layer: self._poisoned(layer, idle),
+                state.cache,
+                is_leaf=lambda part: isinstance(part, States),
+            ),
+        )
+
+    def _taken(self) -> set[int]:
+        return {request.slot for request in self.engine.loop.ledger.running.values()}
+
+    @staticmethod
+    def _poisoned(layer, idle):
+        if not isinstance(layer, States):
+            return layer
+        spoil = lambda x: jnp.where(idle.reshape(-1, *[1] * (x.ndim - 1)), jnp.nan, x)
+        return States(spoil(layer.matrices), spoil(layer.tails))
