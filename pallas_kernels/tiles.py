@@ -3,7 +3,17 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.jax_internals import Accumulator, inline_mgpu, pl, plgpu, ptx, swizzle, tiling
+from pallas_kernels import jax_internals as internals
+from pallas_kernels.jax_internals import (
+    Accumulator,
+    float32_type,
+    inline_mgpu,
+    pl,
+    plgpu,
+    ptx,
+    swizzle,
+    tiling,
+)
 
 Shapes = jax.Array | jax.ShapeDtypeStruct
 """An array of which only shape and dtype are read."""
@@ -61,6 +71,25 @@ def times(acc, left, right_ref, interpreted: bool):
         return acc
     multiply = pl.run_state(lambda acc_ref: plgpu.wgmma(acc_ref, left, right_ref))
     return multiply(Accumulator.init(acc))
+
+
+def rounded_sum(a, b, layout, interpreted: bool):
+    """`a + b` in float32 of two products that were rounded before. A plain `+` may be compiled into
+    one instruction with the product before it, which then is not rounded: whether it is may depend
+    on the number of rows."""
+    if interpreted:
+        return a + b
+
+    @inline_mgpu(
+        arg_types=(layout, layout),
+        return_type=plgpu.ShapeDtypeStruct(a.shape, jnp.dtype(jnp.float32), layout=layout),
+    )
+    def add(_, a, b):
+        pairs = zip(internals.floats_of(a), internals.floats_of(b))
+        sums = [ptx("add.rn.f32 $0, $1, $2;", *pair, result_types=float32_type()) for pair in pairs]
+        return internals.array_of(sums, a.shape, layout)[0]
+
+    return add(a, b)
 
 
 def fence_cluster(interpreted: bool) -> None:

@@ -16,7 +16,7 @@ from pallas_kernels.dense_chain.rows import ACC, TRANSPOSED
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.fp8_product.chunk import Sums, add_product, no_sums, times_outputs
 from pallas_kernels.jax_internals import pl, plgpu
-from pallas_kernels.tiles import load
+from pallas_kernels.tiles import load, rounded_sum
 
 
 class Fp8Chain(Chain):
@@ -101,4 +101,5 @@ class Fp8Chain(Chain):
         plgpu.commit_smem()
         plgpu.barrier_arrive(ready.at[other])
         plgpu.barrier_wait(ready.at[self.warpgroup])
-        return mine + load(swapped.at[self.warpgroup].T, ACC)
+        theirs = load(swapped.at[self.warpgroup].T, ACC)
+        return rounded_sum(mine, theirs, ACC, self.plan.one_product)

@@ -222,11 +222,17 @@ def clear_unseen(plan: Plan, v_tile, base, bounds: Bounds, loader: Loader) -> No
             # Rows of the layout are columns of a tile that is too short for it.
             short = plan.sizes.kv_tile % TILE_ROWS != 0
             tile, layout = (v_tile.T, SHORT_TILE_LAYOUT) if short else (v_tile, TILE_LAYOUT)
+            of_position = layout.reduce(0 if short else 1)
             v = plgpu.load(tile, layout=layout)
-            position = base + plgpu.broadcasted_iota(jnp.int32, v.shape, int(short), layout=layout)
+            # Numbered along one axis: an iota of two axes counts on within a thread's pair, which
+            # in the transposed layout are two columns of one position.
+            position = base + plgpu.broadcasted_iota(
+                jnp.int32, (plan.sizes.kv_tile,), 0, layout=of_position
+            )
             seen = position < end
             if start is not None:
                 seen &= position >= start
+            seen = lax.broadcast_in_dim(seen, v.shape, [int(short)])
             tile[...] = jnp.where(seen, v, jnp.zeros_like(v))
             plgpu.commit_smem()
 

@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.blocks import BlockSizes, Shape
 from pallas_kernels.paged_attention.plan import make_plan
 from pallas_kernels.paged_attention.seen import Mask
 from pallas_kernels.qkv_write import mosaic as write
-from pallas_kernels.tiles import SHARED_BYTES
+from pallas_kernels.tiles import SHARED_BYTES, THREADS
 
 PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM = 512, 16, 8, 128
 BF16 = jnp.bfloat16
@@ -147,6 +147,19 @@ def test_attention_with_wide_heads_compiles_without_spills(
     arguments = attention_arguments(slots, width, group, 256, 4, page_size)
     compile_for_h100(attend(causal, window), arguments)
     assert_no_spills("".join(capfd.readouterr()))
+
+
+@needs_compiler
+def test_both_columns_of_a_pair_are_cleared_by_their_position(monkeypatch, capfd):
+    """Numbered by an iota of two axes, the second column lost the last position that is seen. The
+    interpreter's iota has no pairs."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    compile_for_h100(attend(True), attention_arguments(1, 32, 4, 256, 4))
+    ptx = "".join(capfd.readouterr())
+    pairs = re.findall(r"ld\.shared\.v2\.b16\s+\{(%rs\d+), (%rs\d+)\}", ptx)
+    kept_if = dict(re.findall(r"selp\.b16\s+%rs\d+, (%rs\d+), 0x0000, (%p\d+)", ptx))
+    assert len(pairs) == 32 * 256 // (2 * THREADS)
+    assert all(kept_if[first] == kept_if[second] for first, second in pairs)
 
 
 @pytest.mark.parametrize("group", [4, 6])

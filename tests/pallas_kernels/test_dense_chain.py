@@ -24,6 +24,7 @@ from pallas_kernels.dense_chain.shape import BARRIERS
 from pallas_kernels.dense_chain.shape_of import shape_of
 from pallas_kernels.dispatch import Choice
 from pallas_kernels.fp8_product import BLOCK, Fp8Matrix, quantised_blocks
+from pallas_kernels.tiles import THREADS
 
 EPS = 1e-6
 SMALL = ChainShape(24, 512, 512, 512, 384)
@@ -421,3 +422,17 @@ def test_it_compiles_in_8_bits_without_spills(model, tokens, kind, monkeypatch, 
     chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
     compiled(chain.lower(*placed(given)))
     assert_no_spills("".join(capfd.readouterr()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["blocks", "outputs"])
+def test_scaled_sums_are_rounded_before_they_are_added(kind, monkeypatch, capfd):
+    """Else both warpgroups would round the rows that they finish differently."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    given = jax.eval_shape(
+        lambda: in_8_bits(inputs(dataclasses.replace(QWEN3["4b"], tokens=8)), kind)
+    )
+    chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
+    compiled(chain.lower(*placed(given)))
+    tiles, sums_of_thread = 3, UNIT * 8 // THREADS
+    assert "".join(capfd.readouterr()).count("add.rn.f32") == tiles * sums_of_thread
