@@ -44,6 +44,8 @@ class InSlots:
             written = Ends(after, last_inputs(before, mixed, block.counts))
         else:
             outputs = delta_read(rows.query, *told, *of_slots, implementation=self.implementation)
-            # Without the barrier XLA keeps all of the projection, in parts, until the commit.
-            written = Rows(*told, jax.lax.optimization_barrier(mixed), self.implementation)
+            # Without the barrier XLA keeps all of the projection, in parts, until the commit; and
+            # commits before it reads if it knows the counts, for which it copies the states.
+            written = Rows(*told, mixed, self.implementation)
+            outputs, written = jax.lax.optimization_barrier((outputs, written))
         return outputs, dataclasses.replace(states, written=written)
