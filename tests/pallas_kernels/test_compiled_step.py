@@ -24,9 +24,9 @@ PAGES_PER_SLOT, PAGE_SIZE = 17, 64
 
 
 def lowered_step(
-    name: str, slots: int, num_tokens: int | None = None
+    name: str, slots: int, num_tokens: int | None = None, plain: bool = False
 ) -> tuple[jax.stages.Lowered, Any, Any]:
-    """The step, and the shapes of parameters and state."""
+    """The step, and the shapes of parameters and state. A plain one has no drafts."""
     pages = slots * PAGES_PER_SLOT + 1
     target = published(name)
     draft = dflash_for(target)
@@ -50,7 +50,7 @@ def lowered_step(
         placed(state),
         integers,
         integers,
-        drafting=Drafting(0, draft.block_size, num_tokens=num_tokens),
+        drafting=None if plain else Drafting(0, draft.block_size, num_tokens=num_tokens),
         draws=False,
     )
     return lowered, params, state
@@ -97,3 +97,14 @@ def test_the_step_is_one_command_buffer_in_place(
     [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
     assert top_level == ["kCommandBuffer"]
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_plain_step_reads_its_states_before_it_writes_them():
+    """It keeps all that it reads, so nothing but a barrier makes the compiler wait with that. The
+    other order would cost two copies of every state."""
+    lowered, _, state = lowered_step("qwen3.5-4b", 8, plain=True)
+    program = compiled(lowered)
+    for shape in {cache.shape for cache in jax.tree.leaves(state.cache)}:
+        assert_no_pool_copies(program, shape)
