@@ -1,8 +1,8 @@
 """Raises KeyboardInterrupt and MemoryError at every line of the engine that runs, and checks that
 every request gets its tokens, that nothing is leaked and that the engine goes on.
 
-    python scripts/sweep_faults.py --json docs/results/fault-sweep.json    all of it, over an hour
-    python scripts/sweep_faults.py --jobs 16 ...                           by so many processes
+    python scripts/sweep_faults.py --json docs/results/fault-sweep.json    all of it, half an hour
+    python scripts/sweep_faults.py --jobs 9 ...                            by so many processes
     python scripts/sweep_faults.py --stride 37                             every 37th, some minutes
     python scripts/sweep_faults.py --device --samples 40                   on this machine's device
 

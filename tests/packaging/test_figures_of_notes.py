@@ -266,7 +266,39 @@ def host() -> Table:
     ]
 
 
+def h200() -> list[Table]:
+    row = lambda name, file, key: [
+        name,
+        *(f"{one[key]:.2f}" for one in results(f"steps-{file}-h200")["rows"]),
+    ]
+    iteration, plain = "dflash_engine_ms", "plain_engine_ms"
+    steps_of_8b = [
+        row("iteration, block of 16", "8b-dflash-b16", iteration),
+        row("iteration, block of 8", "8b-dflash-b8", iteration),
+        row("plain decoding", "8b-dflash-b16", plain),
+        row("FP8: iteration, block of 16", "qwen3-8b-fp8", iteration),
+        row("FP8: plain decoding", "qwen3-8b-fp8", plain),
+    ]
+    of_hybrids = [
+        row(f"Qwen3.5-{size}, {what}", f"qwen3.5-{size.lower()}", key)
+        for size in ("4B", "9B")
+        for what, key in (("iteration", iteration), ("plain decoding", plain))
+    ]
+    recurrence = [
+        [
+            f"{one['op']}, {one['case']}",
+            f"{one['mosaic_us']:.1f}",
+            f"{one['xla_us']:.0f}",
+            f"{one['floor_us']:.1f}",
+        ]
+        for op in ("delta-read", "delta-fold")
+        for one in results(f"{op}-h200")["rows"]
+    ]
+    return [steps_of_8b, of_hybrids, recurrence]
+
+
 PAGES = {
+    "h200": h200,
     "load": load,
     "dspark": candidates,
     "drafter-kinds": drafter_kinds,
