@@ -150,7 +150,7 @@ class GatedDelta(nn.Module):
     ) -> DeltaRows:
         """The block behind the convolution; `before` are its inputs just before the block."""
         sizes = self.sizes
-        convolved = convolve(jnp.concatenate([before, mixed], axis=1), self.taps)
+        convolved = convolve(joined(before, mixed), self.taps)
         keys = sizes.key_heads * sizes.key_dim
         query, key, value = jnp.split(convolved, [keys, 2 * keys], axis=-1)
         by_head = lambda x, heads: x.reshape(*x.shape[:2], heads, -1)
@@ -169,6 +169,17 @@ class GatedDelta(nn.Module):
         gate = jax.nn.silu(gate.astype(jnp.float32))
         normed = self.output_norm(outputs.astype(jnp.float32))
         return (normed.reshape(gate.shape) * gate).astype(self.dtype)
+
+
+def joined(
+    before: Float[Array, "batch recent channels"], mixed: Float[Array, "batch width channels"]
+) -> Float[Array, "batch positions channels"]:
+    """One behind the other, as a choice that becomes part of the kernel that reads it. A
+    concatenation would be a kernel of its own, which writes all of it."""
+    recent, width = before.shape[1], mixed.shape[1]
+    is_before = jnp.arange(recent + width)[:, None] < recent
+    padded = lambda x, first, last: jnp.pad(x, ((0, 0), (first, last), (0, 0)))
+    return jnp.where(is_before, padded(before, 0, width), padded(mixed, recent, 0))
 
 
 def convolve(
