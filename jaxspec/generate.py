@@ -11,6 +11,7 @@ from jaxspec.console.files import check_writable, write_text
 from jaxspec.console.flags import add_flags, filled
 from jaxspec.console.models import NamedModels, check_models
 from jaxspec.console.parser import Parser
+from jaxspec.console.processes import Together, completed, join
 from jaxspec.console.texts import is_terminal
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -122,6 +123,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         group, EngineOptions, "prefix_caching", "exact", "driver", "kernels", "fp8_activations"
     )
     add_flags(group, EngineOptions, "tensor_parallel_size")
+    add_flags(group, Together, "coordinator", "num_processes", "process_id")
     cli.add_kept_programs(group)
 
 
@@ -158,10 +160,14 @@ def _generate(arguments: argparse.Namespace) -> None:
     _refuse_flags_without_effect(arguments, prompts)
     named = filled(NamedModels, vars(arguments))
     check_models(named, (options.method,))
+    together = completed(filled(Together, vars(arguments)))
+    _refuse_what_processes_cannot_share(together, arguments, options)
     if arguments.max_batch is None:
         options = dataclasses.replace(options, max_batch=min(len(prompts), options.max_batch))
 
     # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    arguments.prints = join(together)
+    arguments.quiet |= not arguments.prints
     from jaxspec.console.progress import Stopwatch
     from jaxspec.console.prompts import encoded
 
@@ -170,7 +176,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     encode = engine.tokenizer.encode if engine.tokenizer else _refuse_text
     ids = encoded(prompts, _chat(arguments, engine), encode)
     outputs = _outputs(arguments, engine, ids, params, profiling, since_start)
-    if arguments.json:
+    if arguments.json and arguments.prints:
         _write_json(arguments, engine, prompts, outputs)
     _fail_if_any_failed(outputs)
     if arguments.check:
@@ -210,6 +216,21 @@ def _refuse_flags_without_effect(
             raise UsageError(f"{flag} is for a chat template; leave out --no-chat-template")
         if not any(isinstance(prompt, str) for prompt in prompts):
             raise UsageError(f"{flag} is for prompts of text, and all are token ids; leave it out")
+
+
+def _refuse_what_processes_cannot_share(
+    together: Together, arguments: argparse.Namespace, options: EngineOptions
+) -> None:
+    if together.coordinator is None:
+        return
+    if options.tensor_parallel_size == 1:
+        raise UsageError(
+            "several processes share one model; add --tensor-parallel-size with the number of all "
+            "their devices"
+        )
+    if arguments.compare:
+        raise UsageError("--compare is for one process; leave it out")
+    arguments.compare = False  # how long it measures would depend on each process's clock
 
 
 def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
@@ -320,7 +341,8 @@ def _stream_text(
     clock: "DecodeClock",
 ) -> "list[RequestOutput]":
     """Prints the texts of the prompts in their order, the first one while it is generated."""
-    texts = None if arguments.json == "-" else _texts(arguments, engine, prompts)
+    is_shown = arguments.prints and arguments.json != "-"
+    texts = _texts(arguments, engine, prompts) if is_shown else None
     outputs: dict[int, RequestOutput] = {}
     if texts is not None:
         texts.begin()

@@ -120,14 +120,14 @@ def _in_shards(
     of_devices: list[list[Any]] = [[] for _ in place.devices]
     start = 0
     for piece in (piece for name in source.tensors for piece in _pieces(stored[name])):
-        for i, device in enumerate(place.devices):
+        for pieces, (i, device) in zip(of_devices, place.devices, strict=True):
             parts = parts_of_piece(place, i, source.transposed, start, piece)
-            of_devices[i] += [_put(part, device) for part in parts]
+            pieces += [_put(part, device) for part in parts]
         start += len(piece)
     dtype = jnp.dtype(dtype)
     assembled = [
         _assemble(pieces, source.transposed, dtype, device=device).block_until_ready()
-        for pieces, device in zip(of_devices, place.devices, strict=True)
+        for pieces, (_, device) in zip(of_devices, place.devices, strict=True)
     ]
     if not all(map(is_finite, assembled)):
         raise _not_finite(source, stored, dtype)

@@ -35,8 +35,8 @@ class Shardable(Protocol):
 
 @functools.cache
 def mesh_of(count: int) -> Mesh:
-    """The first devices of this process."""
-    return Mesh(np.array(jax.local_devices()[:count]), (AXIS,))
+    """The first devices, of all processes that run together."""
+    return Mesh(np.array(jax.devices()[:count]), (AXIS,))
 
 
 def everywhere(count: int) -> NamedSharding:
@@ -68,8 +68,11 @@ class Placement:
         return NamedSharding(mesh_of(self.count), spec)
 
     @property
-    def devices(self) -> list[Any]:
-        return [*mesh_of(self.count).devices.flat]
+    def devices(self) -> list[tuple[int, Any]]:
+        """This process's devices, each with the index of its shard."""
+        here = jax.process_index()
+        all_devices = enumerate(mesh_of(self.count).devices.flat)
+        return [(i, device) for i, device in all_devices if device.process_index == here]
 
     @property
     def whole_axes(self) -> Axes:
@@ -89,15 +92,12 @@ class Placement:
         """A whole parameter spread over the devices; unchanged if it is spread already."""
         if getattr(array, "sharding", None) == self.sharding:
             return array
-        if self.dimension is None:
-            return jax.device_put(array, self.sharding)
-        shards = [
-            jax.device_put(self._shard(array, i), device) for i, device in enumerate(self.devices)
-        ]
-        return self.joined(shards)
+        # Not `device_put` for all devices at once, in which processes wait for each other.
+        part = lambda i: array if self.dimension is None else self._shard(array, i)
+        return self.joined([jax.device_put(part(i), device) for i, device in self.devices])
 
     def joined(self, shards: Sequence[Shaped[Array, "..."]]) -> Shaped[Array, "..."]:
-        """One array of the shards, each of which is on its device."""
+        """One array of this process's shards, each of which is on its device."""
         shape = tuple(size_of(sections_of(axis)) for axis in self.whole_axes)
         return jax.make_array_from_single_device_arrays(shape, self.sharding, [*shards])
 

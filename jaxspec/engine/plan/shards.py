@@ -39,9 +39,14 @@ def with_shards(models: Models, shards: Shards) -> Models:
 
 def _refuse(models: Models, count: int) -> None:
     """Refuses more devices than there are, and sizes that so many do not divide."""
-    if count > (found := jax.local_device_count()):
+    if count > (found := jax.device_count()):
         raise UsageError(
             f"{OPTION} is {count}, but jax sees {found} {_devices(found)}; expected at most {found}"
+        )
+    if jax.process_count() > 1 and count != found:
+        raise UsageError(
+            f"{OPTION} is {count}, but {jax.process_count()} processes run together; expected all "
+            f"of their devices, {found}"
         )
     for name, size_name, size in _sizes(models):
         if size % count:

@@ -94,7 +94,7 @@ def open_store(chosen: CacheDir) -> ProgramStore | None:
     """The store in the user's cache folder. From then on, lowered kernels are kept there too."""
     folder = cache_folder(chosen)
     programs = kernels = None
-    if folder is not None:
+    if folder is not None and jax.process_count() == 1:  # else a program is not one process's
         programs = open_files(folder / "programs", PROGRAMS_LIMIT)
         kernels = open_files(folder / "kernels", KERNELS_LIMIT)
     keep_lowered_kernels(kernels)

@@ -13,6 +13,7 @@ from jaxspec.engine.programs.store import open_store
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup import memory
 from jaxspec.engine.setup.placement import spread_params
+from jaxspec.engine.setup.processes import as_first_process
 from jaxspec.engine.setup.room import check_room, new_state
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.step.device import Device
@@ -43,7 +44,7 @@ def build_loop(
     proposer = None if host is None else host(options)
     adaptive = None
     if plan.widths:
-        adaptive = AdaptiveWidth(measure_costs(device, plan), plan.shares_tokens)
+        adaptive = AdaptiveWidth(as_first_process(measure_costs(device, plan)), plan.shares_tokens)
     return Loop(device, empty, plan, tokenizer, proposer, adaptive)
 
 

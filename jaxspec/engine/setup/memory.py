@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jaxspec.engine.setup.processes import least_of_processes
 from jaxspec.errors import LoadError
 from jaxspec.layers.fp8 import is_fp8_matrix
 from pallas_kernels.fp8_product import bytes_of_products
@@ -18,8 +19,11 @@ def free_bytes(memory_fraction: float, num_devices: int = 1) -> int | None:
     of_devices = [device.memory_stats() for device in jax.local_devices()[:num_devices]]
     if not all(stats and "bytes_limit" in stats for stats in of_devices):
         return None
-    return min(
-        int(memory_fraction * stats["bytes_limit"]) - stats["bytes_in_use"] for stats in of_devices
+    return least_of_processes(
+        min(
+            int(memory_fraction * stats["bytes_limit"]) - stats["bytes_in_use"]
+            for stats in of_devices
+        )
     )
 
 

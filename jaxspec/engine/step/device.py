@@ -82,7 +82,8 @@ class Device:
         """Sizes of first steps whose programs were made ready."""
         self._has_told = False
         count = models.shards.count
-        place = None if count == 1 else everywhere(count)
+        # Processes do not wait for each other to agree on what each of them uploads.
+        place = None if count == 1 or jax.process_count() > 1 else everywhere(count)
         self.integers = lru_cache(maxsize=256)(partial(_upload, place=place))
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
 

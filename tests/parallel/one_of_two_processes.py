@@ -1,0 +1,50 @@
+"""One of two processes that run an engine together, for `test_two_processes.py`.
+
+    python one_of_two_processes.py PORT PROCESS_ID OPTIONS
+
+Checks what its engine says to the first goldens and prints their tokens as JSON. The options are
+JSON too; with "die" among them, process 1 ends itself after so many events.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).parents[1] / "engine")]
+
+
+BUDGETS = 30, 5, 17, 24
+
+
+def main() -> None:
+    port, process = int(sys.argv[1]), int(sys.argv[2])
+    options = json.loads(sys.argv[3])
+    dies_after = options.pop("die", None)
+    from jaxspec.engine.setup.processes import join_processes
+
+    join_processes(f"localhost:{port}", 2, process, dead_after=10)
+    import jax
+    from golden_pair import GOLDENS, HOUSE, budget, check_golden, trajectories
+
+    from jaxspec import Engine
+
+    assert jax.local_device_count() == 1 and jax.device_count() == 2
+    target, draft = (GOLDENS / "a" / name for name in ("target", "draft"))
+    given = {"dtype": "float32", "tensor_parallel_size": 2, **HOUSE, **options}
+    engine = Engine.from_pretrained(target, draft, **given)
+    cases = trajectories("a")[: len(BUDGETS)]
+    params = [budget(most) for most in BUDGETS]
+    ended = {}
+    for number, event in enumerate(engine.stream([case["prompt"] for case in cases], params)):
+        if process == 1 and number == dies_after:
+            os._exit(9)
+        if event.output is not None:
+            ended[event.index] = event.output
+    for index, output in ended.items():
+        if given.get("method", "dflash") == "dflash" and not given.get("adaptive"):
+            check_golden(output, cases[index], BUDGETS[index])
+    print(json.dumps({index: list(output.token_ids) for index, output in sorted(ended.items())}))
+
+
+main()
