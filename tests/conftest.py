@@ -23,8 +23,8 @@ MOST_MAPPINGS = 25_000
 more are to be had XLA ends the process."""
 
 BETWEEN_COUNTS_S = 1.0
-"""Counting mappings takes up to 30 ms, and most tests end sooner. So many seconds of compiling take a
-thousand mappings or two."""
+"""Counting mappings takes up to 30 ms, and most tests end sooner. What compiles for a second adds
+few."""
 
 FOLDER_OF_THE_RUN = "JAXSPEC_TESTS_PROGRAMS"
 """Environment variable with the folder of the programs that the processes of one run share."""
