@@ -13,6 +13,7 @@ with the demo pair, in bfloat16 on a GPU and float32 on a CPU.
 import argparse
 import collections
 import dataclasses
+import functools
 import importlib
 import json
 import multiprocessing
@@ -103,12 +104,19 @@ def swept(share: Share) -> Row:
         true, lines = config.truth(), config.lines()
         row = Row(lines=len(lines))
         if share.each_line_once:
-            injections = configs.each_line_once(fakes)[share.engine]
+            injections = each_line_once()[share.engine]
         else:
             injections = list(sweeping.injections(lines))[:: share.stride]
         for injection in injections[share.part :: share.parts]:
             row.add(str(injection), partial(config.outcomes, true, injection))
     return row
+
+
+@functools.cache
+def each_line_once() -> dict[str, list[Any]]:
+    """Found once for all engines of a process: every engine runs for it."""
+    configs = importlib.import_module("sweep_configs")
+    return configs.each_line_once(configs.fakes())
 
 
 def send_signals(count: int) -> Row:

@@ -6,6 +6,9 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
+import shutil
+import tempfile
+import time
 
 import pytest
 
@@ -18,6 +21,13 @@ where everything that tests need was installed."""
 MOST_MAPPINGS = 25_000
 """Linux allows a process 65,530 mappings by default. A program for CPUs takes several, and where no
 more are to be had XLA ends the process."""
+
+BETWEEN_COUNTS_S = 1.0
+"""Counting mappings takes up to 30 ms, and most tests end sooner. What compiles for a second adds
+few."""
+
+FOLDER_OF_THE_RUN = "JAXSPEC_TESTS_PROGRAMS"
+"""Environment variable with the folder of the programs that the processes of one run share."""
 
 LONG_FILES = (
     "test_measuring_scripts.py",
@@ -46,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("NPROC", "8")
         # Tiny models compile for longer than they run; this takes a third off the whole suite.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        share_programs(config)
     if has_beartype():
         import jaxtyping
 
@@ -85,11 +96,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
     return LoadFileScheduling(config, log)
 
 
+_counted_at = 0.0
+"""When mappings were counted last."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """Frees compiled programs before there are too many for the process."""
+    global _counted_at
+    if time.monotonic() - _counted_at < BETWEEN_COUNTS_S:
+        return
     if num_mappings() > MOST_MAPPINGS:
         free_programs()
+    _counted_at = time.monotonic()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -153,6 +172,39 @@ def rebuild_records_unchecked() -> None:
         return record
 
     jax.tree_util.register_dataclass = register
+
+
+def share_programs(config: pytest.Config) -> None:
+    """Equal programs are compiled once in a run: in whichever process needs them first, or after
+    `free_programs`. The folder begins empty and is removed, so no run decides the next."""
+    if os.environ.get(FOLDER_OF_THE_RUN):
+        return  # the folder of the process that started this one
+    folder = tempfile.mkdtemp(prefix="jaxspec-tests-")
+    os.environ[FOLDER_OF_THE_RUN] = os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    config.add_cleanup(lambda: forget_shared(folder))
+
+
+def forget_shared(folder: str) -> None:
+    for name in (FOLDER_OF_THE_RUN, "JAX_COMPILATION_CACHE_DIR"):
+        os.environ.pop(name, None)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def compiles_anew():
+    """For files whose tests are about compiling: nothing comes out of the folder of the run."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    def switch(on: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", on)
+        compilation_cache.reset_cache()  # else jax goes on as it began
+
+    before = jax.config.jax_enable_compilation_cache
+    switch(False)
+    yield
+    switch(before)
 
 
 def num_mappings() -> int:

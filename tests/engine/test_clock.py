@@ -9,6 +9,8 @@ from jaxspec.engine.step import compiled
 from jaxspec.engine.step.compiled import Programs
 from jaxspec.engine.step.device import Clock
 
+pytestmark = pytest.mark.usefixtures("compiles_anew")
+
 
 def test_the_clock_stands_still_while_it_is_stopped(monkeypatch):
     seconds = iter([1.0, 2.0, 10.0, 11.0])

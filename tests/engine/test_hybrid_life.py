@@ -6,7 +6,7 @@ import functools
 from first_right import NAME, FirstRight
 from golden_pair import budget
 from hybrid_pair import VOCAB, hybrid_engine
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,6 +26,9 @@ PROMPTS = [
     default_rng(seed).integers(0, VOCAB - 1, size).tolist() for seed, size in enumerate(SIZES)
 ]
 LONGEST = 40
+SHORT_LIVES, LONG_LIVES = (4, 4), (30, 12)
+"""Rules in a life, and lives. A failure is told as it was found: to look for a smaller one takes
+minutes, and most faults show in the short ones, which come first."""
 
 
 @functools.cache
@@ -107,5 +110,12 @@ class Life(RuleBasedStateMachine):
 def test_any_life_gives_the_tokens_of_plain_decoding(monkeypatch):
     method = Method(host=lambda options: Varied(expected(), 0, VOCAB))
     monkeypatch.setitem(METHODS, NAME, method)
-    few = settings(max_examples=12, stateful_step_count=30, derandomize=True, deadline=None)
-    run_state_machine_as_test(Life, settings=few)
+    for steps, times in SHORT_LIVES, LONG_LIVES:
+        lives = settings(
+            max_examples=times,
+            stateful_step_count=steps,
+            derandomize=True,
+            deadline=None,
+            phases=[Phase.generate],
+        )
+        run_state_machine_as_test(Life, settings=lives)

@@ -29,6 +29,8 @@ from pallas_kernels.kept import keep_lowered_kernels
 PROMPT = trajectories()[0]["prompt"]
 ROOT = pathlib.Path(__file__).parents[2]
 
+pytestmark = pytest.mark.usefixtures("compiles_anew")
+
 
 def forget_programs() -> None:
     """What a new process does not know."""

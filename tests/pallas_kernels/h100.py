@@ -21,7 +21,8 @@ has_compiler = all(map(importlib.util.find_spec, ("jax_cuda13_plugin", "nvidia")
 def needs_compiler(test: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a test that compiles a GPU program, which is skipped without the compiler."""
     why = "the CUDA compiler is not installed: pip install -e '.[deviceless]'"
-    return pytest.mark.compiled(pytest.mark.skipif(not has_compiler, reason=why)(test))
+    anew = pytest.mark.usefixtures("compiles_anew")
+    return pytest.mark.compiled(anew(pytest.mark.skipif(not has_compiler, reason=why)(test)))
 
 
 @functools.cache

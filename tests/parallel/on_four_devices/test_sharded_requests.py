@@ -100,6 +100,7 @@ def test_after_a_lost_state_requests_go_on():
     assert tokens[0] == list(expected[0][0]) and len(tokens[1]) == MIXED[1].max_tokens
 
 
+@pytest.mark.usefixtures("compiles_anew")
 def test_kept_programs_are_those_of_the_number_of_devices(tmp_path, monkeypatch):
     """A second process compiles nothing, unless it has another number of devices."""
     made, lower = [], jax.stages.Traced.lower
