@@ -20,6 +20,7 @@ from jaxspec.engine.schedule.prefill import Allowance, Chunk, allowance_of, choo
 from jaxspec.engine.schedule.record import Launched, Ledger
 from jaxspec.engine.schedule.results import progress_in
 from jaxspec.engine.schedule.scoring import with_scores
+from jaxspec.engine.step.copies import begin_copies
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.state import EngineState
 from jaxspec.engine.step.steps import admit_step, prefill_step
@@ -207,8 +208,7 @@ class Stepping:
         return alone or [*running.values()]
 
     def _note_launched(self, step: Launched, prompts: Sequence[Request] = ()) -> None:
-        for leaf in jax.tree.leaves(step.result):
-            leaf.copy_to_host_async()
+        begin_copies(jax.tree.leaves(step.result))
         self.ledger = ledger.launched(self.ledger, step, prompts)
 
     # Reading results
