@@ -73,23 +73,42 @@ def times(acc, left, right_ref, interpreted: bool):
     return multiply(Accumulator.init(acc))
 
 
+def product_of(left_ref, right_ref):
+    """`left @ right` of two matrices in shared memory."""
+    shape = left_ref.shape[0], right_ref.shape[1]
+    multiply = lambda acc_ref: plgpu.wgmma(acc_ref, left_ref, right_ref)
+    return pl.run_state(multiply)(Accumulator.init(jnp.zeros(shape, jnp.float32)))
+
+
 def rounded_sum(a, b, layout, interpreted: bool):
     """`a + b` in float32 of two products that were rounded before. A plain `+` may be compiled into
     one instruction with the product before it, which then is not rounded: whether it is may depend
     on the number of rows."""
     if interpreted:
         return a + b
+    return _each("add.rn.f32 $0, $1, $2;", layout, a, b)
+
+
+def scaled_sum(sums, products, scales, layout, interpreted: bool):
+    """`sums + products * scales` in float32, rounded once wherever it is compiled."""
+    if interpreted:
+        return sums + products * scales
+    return _each("fma.rn.f32 $0, $1, $2, $3;", layout, products, scales, sums)
+
+
+def _each(instruction: str, layout, *arrays):
+    """What an instruction makes of the numbers of arrays in float32."""
 
     @inline_mgpu(
-        arg_types=(layout, layout),
-        return_type=plgpu.ShapeDtypeStruct(a.shape, jnp.dtype(jnp.float32), layout=layout),
+        arg_types=(layout,) * len(arrays),
+        return_type=plgpu.ShapeDtypeStruct(arrays[0].shape, jnp.dtype(jnp.float32), layout=layout),
     )
-    def add(_, a, b):
-        pairs = zip(internals.floats_of(a), internals.floats_of(b))
-        sums = [ptx("add.rn.f32 $0, $1, $2;", *pair, result_types=float32_type()) for pair in pairs]
-        return internals.array_of(sums, a.shape, layout)[0]
+    def compute(_, *arrays):
+        numbers = zip(*map(internals.floats_of, arrays))
+        found = [ptx(instruction, *each, result_types=float32_type()) for each in numbers]
+        return internals.array_of(found, arrays[0].shape, layout)[0]
 
-    return add(a, b)
+    return compute(*arrays)
 
 
 def fence_cluster(interpreted: bool) -> None:
