@@ -21,6 +21,7 @@ from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import arith, memref, vector
+from jaxlib.mlir.dialects import llvm
 
 __all__ = ["pl", "plgpu"]
 
@@ -63,6 +64,13 @@ def ptx(text: str, *operands, predicate=None, result_types=None) -> Any:
     """One instruction of the GPU's assembly language that is neither moved nor left out."""
     return utils.inline_ptx(
         text, *operands, predicate=predicate, result_types=result_types, has_side_effects=True
+    )
+
+
+def zero_in_place_of(number):
+    """0.0 in the register of a float that is not needed any more."""
+    return llvm.inline_asm(
+        float32_type(), [number], "mov.b32 $0, 0;", "=f,0", has_side_effects=True
     )
 
 

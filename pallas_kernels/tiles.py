@@ -1,5 +1,8 @@
 """Helpers of all kernels: shared memory, register layouts, loads, stores, products and fences."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -73,11 +76,18 @@ def times(acc, left, right_ref, interpreted: bool):
     return multiply(Accumulator.init(acc))
 
 
-def product_of(left_ref, right_ref):
-    """`left @ right` of two matrices in shared memory."""
-    shape = left_ref.shape[0], right_ref.shape[1]
+def product_of(left_ref, right_ref, zeros):
+    """`left @ right` of two matrices in shared memory, in the registers of zeros."""
     multiply = lambda acc_ref: plgpu.wgmma(acc_ref, left_ref, right_ref)
-    return pl.run_state(multiply)(Accumulator.init(jnp.zeros(shape, jnp.float32)))
+    return pl.run_state(multiply)(Accumulator.init(zeros))
+
+
+def zeros_in_place_of(array, layout, interpreted: bool):
+    """Zeros in the registers of an array in float32 that is not needed any more. The compiler gives
+    every product registers of its own if they do not begin in the same ones."""
+    if interpreted:
+        return jnp.zeros_like(array)
+    return _each(internals.zero_in_place_of, layout, array)
 
 
 def rounded_sum(a, b, layout, interpreted: bool):
@@ -86,29 +96,32 @@ def rounded_sum(a, b, layout, interpreted: bool):
     on the number of rows."""
     if interpreted:
         return a + b
-    return _each("add.rn.f32 $0, $1, $2;", layout, a, b)
+    return _each(_instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
 
 
 def scaled_sum(sums, products, scales, layout, interpreted: bool):
     """`sums + products * scales` in float32, rounded once wherever it is compiled."""
     if interpreted:
         return sums + products * scales
-    return _each("fma.rn.f32 $0, $1, $2, $3;", layout, products, scales, sums)
+    return _each(_instruction("fma.rn.f32 $0, $1, $2, $3;"), layout, products, scales, sums)
 
 
-def _each(instruction: str, layout, *arrays):
-    """What an instruction makes of the numbers of arrays in float32."""
+def _instruction(text: str) -> Callable[..., Any]:
+    return lambda *numbers: ptx(text, *numbers, result_types=float32_type())
+
+
+def _each(compute: Callable[..., Any], layout, *arrays):
+    """What a function computes from the numbers of arrays in float32."""
 
     @inline_mgpu(
         arg_types=(layout,) * len(arrays),
         return_type=plgpu.ShapeDtypeStruct(arrays[0].shape, jnp.dtype(jnp.float32), layout=layout),
     )
-    def compute(_, *arrays):
-        numbers = zip(*map(internals.floats_of, arrays))
-        found = [ptx(instruction, *each, result_types=float32_type()) for each in numbers]
+    def of_all(_, *arrays):
+        found = [compute(*numbers) for numbers in zip(*map(internals.floats_of, arrays))]
         return internals.array_of(found, arrays[0].shape, layout)[0]
 
-    return compute(*arrays)
+    return of_all(*arrays)
 
 
 def fence_cluster(interpreted: bool) -> None:

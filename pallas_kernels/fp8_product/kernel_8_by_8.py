@@ -21,7 +21,7 @@ from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import ACC
 from pallas_kernels.jax_internals import pl, plgpu
-from pallas_kernels.tiles import load, product_of, rounded_sum, scaled_sum
+from pallas_kernels.tiles import load, product_of, rounded_sum, scaled_sum, zeros_in_place_of
 
 PER_ROW = ACC.reduce(0)
 
@@ -60,11 +60,12 @@ class ThreadBlockOf8By8(ThreadBlock):
         if scale is not None:
             scales = self.scratch["row_scales"].at[stage, pl.ds(0, self.plan.rows)]
             scale = load(scales, PER_ROW) * scale
-        added = []
+        added, zeros = [], no_totals(self.plan.rows)
         for unit, totals in enumerate(sums):
             own = pl.ds(self.first_of(warpgroup, unit), UNIT)
-            products = product_of(self.scratch["weights"].at[stage, own], rows.T)
+            products = product_of(self.scratch["weights"].at[stage, own], rows.T, zeros)
             added.append(self.total(totals, products, scale))
+            zeros = zeros_in_place_of(products, ACC, self.plan.interpreted)
         return tuple(added)
 
     def scale_of(self, step, warpgroup):
