@@ -76,8 +76,12 @@ def times(acc, left, right_ref, interpreted: bool):
     return multiply(Accumulator.init(acc))
 
 
-def product_of(left_ref, right_ref, zeros):
+def product_of(left_ref, right_ref, zeros, interpreted: bool):
     """`left @ right` of two matrices in shared memory, in the registers of zeros."""
+    if interpreted:
+        left, right = (ref[...].astype(jnp.float32) for ref in (left_ref, right_ref))
+        plgpu.commit_smem()
+        return zeros + jnp.dot(left, right)
     multiply = lambda acc_ref: plgpu.wgmma(acc_ref, left_ref, right_ref)
     return pl.run_state(multiply)(Accumulator.init(zeros))
 

@@ -63,7 +63,8 @@ class ThreadBlockOf8By8(ThreadBlock):
         added, zeros = [], no_totals(self.plan.rows)
         for unit, totals in enumerate(sums):
             own = pl.ds(self.first_of(warpgroup, unit), UNIT)
-            products = product_of(self.scratch["weights"].at[stage, own], rows.T, zeros)
+            weights = self.scratch["weights"].at[stage, own]
+            products = product_of(weights, rows.T, zeros, self.plan.interpreted)
             added.append(self.total(totals, products, scale))
             zeros = zeros_in_place_of(products, ACC, self.plan.interpreted)
         return tuple(added)
