@@ -136,6 +136,24 @@ def test_a_hybrid_target_says_what_is_traced(name, batch, width, monkeypatch: py
         assert runs["dense_chain"] == Choice("mosaic")
 
 
+@pytest.mark.parametrize(("batch", "width"), SIZES)
+def test_a_target_that_rounds_activations_says_what_is_traced(batch, width, monkeypatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    model = Qwen3(shallow("qwen3-4b-fp8")[0], (), jnp.bfloat16).with_quantised_inputs()
+    shapes = parameter_shapes(model)
+
+    def run():
+        block, cache = block_of(batch, width, 64), model.new_cache(batch, 2, 64)
+        return model.apply(zeros(shapes), block.positions, block, cache)
+
+    said = set(model.kernel_choices(batch, width, 64))
+    assert said == traced_choices(monkeypatch, run)
+    runs = dict(said)
+    assert runs["fp8_product"] == Choice("mosaic")
+    assert runs["add_norm"] == Choice("mosaic")
+    assert runs["dense_chain"].implementation == "xla"
+
+
 @pytest.mark.parametrize("width", [1, 512])
 def test_no_8_bit_matrix_is_multiplied_by_a_kernel_if_xla_was_asked_for(width, monkeypatch):
     monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
