@@ -5,7 +5,7 @@ from typing import Any
 
 from jax import lax
 
-from pallas_kernels.fp8_product.chunk import UNIT, Sums, add_product, no_sums, times_outputs
+from pallas_kernels.fp8_product.chunk import UNIT, add_product, no_sums, times_outputs
 from pallas_kernels.fp8_product.plan import Plan
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.jax_internals import pl, plgpu, store
@@ -81,11 +81,11 @@ class ThreadBlock:
 
         self.write(warpgroup, lax.fori_loop(0, plan.steps, one_step, self.nothing()))
 
-    def nothing(self):
+    def nothing(self) -> Any:
         """The sums before the first step."""
         return no_sums(self.plan.rows)
 
-    def add_step(self, step, warpgroup, sums):
+    def add_step(self, step, warpgroup, sums) -> Any:
         stage = lax.rem(step, self.plan.stages)
         own = pl.ds(pl.multiple_of(warpgroup * UNIT, UNIT), UNIT)
         scale = None
@@ -95,7 +95,7 @@ class ThreadBlock:
         weights, rows = self.scratch["weights"].at[stage, own], self.scratch["rows"].at[stage]
         return add_product(sums, weights, rows, scale, self.plan.interpreted)
 
-    def write(self, warpgroup, sums: Sums) -> None:
+    def write(self, warpgroup, sums) -> None:
         self.write_unit(self.first_output + warpgroup * UNIT, sums.totals)
 
     def write_unit(self, first_column, totals) -> None:
