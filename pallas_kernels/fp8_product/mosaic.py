@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.fp8_product import kernel, kernel_8_by_8
-from pallas_kernels.fp8_product.plan import WARPGROUPS, Plan
+from pallas_kernels.fp8_product.plan import WARPGROUPS
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.plan_of import plan_of
-from pallas_kernels.fp8_product.quantise import quantised_pieces
+from pallas_kernels.fp8_product.rounding import padded, rounded_rows, rounded_whole_rows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.tiles import named
@@ -30,7 +30,8 @@ def fp8_product(
     rows = x.reshape(plan.tokens, plan.inputs)
     scales = scales if plan.blocks else scales[:, 0]
     if isinstance(plan, PlanOf8By8):
-        numbers, row_scales = rounded_rows(plan, rows)
+        by_piece = functools.partial(rounded_rows, interpret=interpret)
+        numbers, row_scales = (by_piece if plan.blocks else rounded_whole_rows)(plan, rows)
         body, operands = kernel_8_by_8.run, (numbers, weight, scales, row_scales)
     else:
         body, operands = kernel.run, (padded(plan, rows), weight, scales)
@@ -46,23 +47,3 @@ def fp8_product(
         interpret=interpret,
     )(*operands)
     return product[:, : plan.tokens].reshape(plan.parts, *x.shape[:-1], plan.outputs)
-
-
-def padded(plan: Plan, rows: Float[Array, "tokens numbers"]) -> Float[Array, "padded numbers"]:
-    return jnp.pad(rows, ((0, plan.padded - plan.tokens), (0, 0)))
-
-
-def rounded_rows(
-    plan: PlanOf8By8, rows: Float[Array, "tokens inputs"]
-) -> tuple[
-    Float[Array, "padded inputs"],
-    Float[Array, "row_tiles pieces at_once"] | Float[Array, " padded"],
-]:
-    """Rows in e4m3 and their scales: tile by tile, or one for each row."""
-    in_pieces = rows.reshape(plan.tokens, plan.pieces, -1)
-    numbers, scales = quantised_pieces(in_pieces, whole_rows=not plan.blocks)
-    numbers, scales = padded(plan, numbers.reshape(rows.shape)), padded(plan, scales)
-    if not plan.blocks:
-        return numbers, scales[:, 0]
-    by_piece = scales.reshape(plan.row_tiles, plan.rows, plan.pieces).swapaxes(1, 2)
-    return numbers, jnp.pad(by_piece, ((0, 0), (0, 0), (0, plan.scales_at_once - plan.rows)))

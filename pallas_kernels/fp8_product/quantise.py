@@ -46,9 +46,11 @@ def quantised_pieces(
     rows have different smallest scales."""
     wide = rows.astype(jnp.float32)
     largest = abs(wide).max(axis=-1, keepdims=True)
-    if whole_rows:
-        scales = (largest / LARGEST).clip(SMALLEST_ROW_SCALE)
-    else:
-        scales = largest.clip(SMALLEST_MAGNITUDE) / LARGEST
+    scales = (largest / LARGEST).clip(SMALLEST_ROW_SCALE) if whole_rows else scales_of(largest)
     numbers: Any = rounded(wide / scales)
     return numbers, scales[..., 0]
+
+
+def scales_of(largest: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The scales of pieces of 128 inputs with these largest magnitudes."""
+    return largest.clip(SMALLEST_MAGNITUDE) / LARGEST
