@@ -1,5 +1,6 @@
 """Helpers of all kernels: shared memory, register layouts, loads, stores, products and fences."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ THREADS = 128
 """Threads of a warpgroup."""
 SHARED_BYTES = 224 * 1024
 """Shared memory of a thread block on Hopper (227 kB), less 3 kB for barriers and alignment."""
+BYTES_PER_LOAD = 16
 LANES_PER_ROW = 16
 """Lanes of a warp that hold one row in the layout of `rows_in_lanes`."""
 
@@ -59,6 +61,12 @@ def rows_in_lanes(columns: int):
         lane_dims=(-3, -2),
         vector_dim=-1,
     )
+
+
+def strided(size: int, dtype):
+    """Layout of one row for coalesced loads: each load of a thread takes up to 16 bytes."""
+    most = BYTES_PER_LOAD // jnp.dtype(dtype).itemsize
+    return plgpu.Layout.WG_STRIDED((size,), vec_size=math.gcd(size // THREADS, most))
 
 
 def load(ref, layout):

@@ -10,7 +10,7 @@ from pallas_kernels.fp8_product import kernel, kernel_8_by_8
 from pallas_kernels.fp8_product.plan import WARPGROUPS
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.plan_of import plan_of
-from pallas_kernels.fp8_product.rounding import padded, rounded_rows, rounded_whole_rows
+from pallas_kernels.fp8_product.rounding import padded, rounded_rows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.tiles import named
@@ -30,8 +30,7 @@ def fp8_product(
     rows = x.reshape(plan.tokens, plan.inputs)
     scales = scales if plan.blocks else scales[:, 0]
     if isinstance(plan, PlanOf8By8):
-        by_piece = functools.partial(rounded_rows, interpret=interpret)
-        numbers, row_scales = (by_piece if plan.blocks else rounded_whole_rows)(plan, rows)
+        numbers, row_scales = rounded_rows(plan, rows, interpret)
         body, operands = kernel_8_by_8.run, (numbers, weight, scales, row_scales)
     else:
         body, operands = kernel.run, (padded(plan, rows), weight, scales)
