@@ -1,5 +1,9 @@
 """Helpers of all kernels: shared memory, register layouts, loads, stores, products and fences."""
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +25,7 @@ THREADS = 128
 """Threads of a warpgroup."""
 SHARED_BYTES = 224 * 1024
 """Shared memory of a thread block on Hopper (227 kB), less 3 kB for barriers and alignment."""
+BYTES_PER_LOAD = 16
 LANES_PER_ROW = 16
 """Lanes of a warp that hold one row in the layout of `rows_in_lanes`."""
 
@@ -58,6 +63,12 @@ def rows_in_lanes(columns: int):
     )
 
 
+def strided(size: int, dtype):
+    """Layout of one row for coalesced loads: each load of a thread takes up to 16 bytes."""
+    most = BYTES_PER_LOAD // jnp.dtype(dtype).itemsize
+    return plgpu.Layout.WG_STRIDED((size,), vec_size=math.gcd(size // THREADS, most))
+
+
 def load(ref, layout):
     """Loads into registers, even if that causes bank conflicts."""
     return plgpu.load(ref, layout=layout, optimized=False)
@@ -73,23 +84,56 @@ def times(acc, left, right_ref, interpreted: bool):
     return multiply(Accumulator.init(acc))
 
 
+def product_of(left_ref, right_ref, zeros, interpreted: bool):
+    """`left @ right` of two matrices in shared memory, in the registers of zeros."""
+    if interpreted:
+        left, right = (ref[...].astype(jnp.float32) for ref in (left_ref, right_ref))
+        plgpu.commit_smem()
+        return zeros + jnp.dot(left, right)
+    multiply = lambda acc_ref: plgpu.wgmma(acc_ref, left_ref, right_ref)
+    return pl.run_state(multiply)(Accumulator.init(zeros))
+
+
+def zeros_in_place_of(array, layout, interpreted: bool):
+    """Zeros in the registers of an array in float32 that is not needed any more. The compiler gives
+    every product registers of its own if they do not begin in the same ones."""
+    if interpreted:
+        return jnp.zeros_like(array)
+    return _each(internals.zero_in_place_of, layout, array)
+
+
 def rounded_sum(a, b, layout, interpreted: bool):
     """`a + b` in float32 of two products that were rounded before. A plain `+` may be compiled into
     one instruction with the product before it, which then is not rounded: whether it is may depend
     on the number of rows."""
     if interpreted:
         return a + b
+    return _each(_instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
+
+
+def scaled_sum(sums, products, scales, layout, interpreted: bool):
+    """`sums + products * scales` in float32, rounded once wherever it is compiled."""
+    if interpreted:
+        return sums + products * scales
+    return _each(_instruction("fma.rn.f32 $0, $1, $2, $3;"), layout, products, scales, sums)
+
+
+def _instruction(text: str) -> Callable[..., Any]:
+    return lambda *numbers: ptx(text, *numbers, result_types=float32_type())
+
+
+def _each(compute: Callable[..., Any], layout, *arrays):
+    """What a function computes from the numbers of arrays in float32."""
 
     @inline_mgpu(
-        arg_types=(layout, layout),
-        return_type=plgpu.ShapeDtypeStruct(a.shape, jnp.dtype(jnp.float32), layout=layout),
+        arg_types=(layout,) * len(arrays),
+        return_type=plgpu.ShapeDtypeStruct(arrays[0].shape, jnp.dtype(jnp.float32), layout=layout),
     )
-    def add(_, a, b):
-        pairs = zip(internals.floats_of(a), internals.floats_of(b))
-        sums = [ptx("add.rn.f32 $0, $1, $2;", *pair, result_types=float32_type()) for pair in pairs]
-        return internals.array_of(sums, a.shape, layout)[0]
+    def of_all(_, *arrays):
+        found = [compute(*numbers) for numbers in zip(*map(internals.floats_of, arrays))]
+        return internals.array_of(found, arrays[0].shape, layout)[0]
 
-    return add(a, b)
+    return of_all(*arrays)
 
 
 def fence_cluster(interpreted: bool) -> None:

@@ -180,7 +180,8 @@ def seconds_of(case: Case, implementation: Implementation) -> float:
     if isinstance(case, WriteCase):
         return time_write(case, implementation)
     if isinstance(case, ProductCase):
-        return time_product(case, functools.partial(fp8_product, implementation=implementation))
+        options = {"quantise_inputs": case.quantise_inputs, "implementation": implementation}
+        return time_product(case, functools.partial(fp8_product, **options))
     if isinstance(case, DeltaCase):
         return time_delta(case, implementation)
     return time_chain(case, implementation)

@@ -55,6 +55,7 @@ def main() -> None:
         "block_size": options.block_size,
         "prompt_tokens": options.prompt,
         "accepted_per_step": options.accepted,
+        "fp8_activations": options.fp8_activations,
         "rows": [],
     }
     if options.prefill:
@@ -88,6 +89,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--accepted", type=int, default=3)
+    parser.add_argument(
+        "--fp8-activations", action="store_true", help="round activations to 8 bits too"
+    )
     parser.add_argument("--anchors", help="JSON with the peers' step times to print beside ours")
     parser.add_argument(
         "--prefill",
@@ -145,6 +149,7 @@ def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engi
         prefill_shapes=((min(4, most), options.prompt),),
         driver="lockstep" if lockstep else "overlapped",
         prefix_caching=False,
+        fp8_activations=options.fp8_activations,
         synthetic_acceptance=None if plain or lockstep else keeps(options.accepted),
     )
 

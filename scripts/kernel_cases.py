@@ -179,12 +179,14 @@ class ProductCase:
     """A name of `GEOMETRIES`."""
     matrix: Literal["out", "gate_up", "down", "qkv"]
     tokens: int
+    quantise_inputs: bool = False
 
     op = "fp8_product"
 
     @property
     def name(self) -> str:
-        return f"{name_of(self.model)} {self.matrix}, {self.tokens} tokens"
+        rounded = " in 8 bits" if self.quantise_inputs else ""
+        return f"{name_of(self.model)} {self.matrix}, {self.tokens} tokens{rounded}"
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -272,6 +274,11 @@ CASES = {
             for model in ("8B", "4B")
             for tokens in (1, 16, 64, 128, 256, 512)
             for matrix in MATRICES
+        ]
+        + [
+            ProductCase("8B", matrix, tokens, quantise_inputs=True)
+            for tokens in (16, 64, 128, 256, 512, 2048)
+            for matrix in MATRICES
         ],
     ),
     # For the reference on a CPU, to see that the script works.
@@ -281,6 +288,6 @@ CASES = {
         [WriteCase(1, 4, heads=4, kv_heads=2, head_dim=16)],
         [ChainCase("tiny", 8), ChainCase("tiny", 8, fp8=True), ChainCase("tiny", 8, reads=False)],
         [DeltaCase(op, 2, 4, 3, 1, 2, 8) for op in ("delta_read", "delta_fold", "delta_prefill")],
-        [ProductCase("tiny", "gate_up", 8)],
+        [ProductCase("tiny", "gate_up", 8, quantised) for quantised in (False, True)],
     ),
 }

@@ -96,9 +96,9 @@ def steps_of(kind: str, block_size: int) -> Measurement:
     return Measurement(f"steps-8b-{kind}-b{block_size}", command, 65)
 
 
-def steps_at_loads(model: str, loads: str, seconds: int) -> Measurement:
+def steps_at_loads(model: str, loads: str, seconds: int, flag: str = "") -> Measurement:
     command = f"scripts/bench_steps.py --model {model} --concurrency {loads} --prefill 8 2048"
-    return Measurement(f"steps-{model}", command, seconds)
+    return Measurement(f"steps-{model}{flag.removeprefix('-')}", f"{command} {flag}", seconds)
 
 
 GROUPS = {
@@ -163,7 +163,8 @@ GROUPS = {
     "fp8": [
         steps_at_loads("qwen3-8b-fp8", "1 4 8 16 32", 150),
         steps_at_loads("qwen3-4b-fp8", "1 4 8 16 32", 150),
-        kernels("fp8-product", "mosaic xla --only fp8_product", 90),
+        steps_at_loads("qwen3-8b-fp8", "1 4 8 16 32", 150, "--fp8-activations"),
+        kernels("fp8-product", "mosaic xla --only fp8_product", 130),
     ],
 }
 

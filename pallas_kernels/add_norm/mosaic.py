@@ -11,9 +11,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.refusal import require
-from pallas_kernels.tiles import THREADS, Shapes, load, named
-
-BYTES_PER_LOAD = 16
+from pallas_kernels.tiles import THREADS, Shapes, load, named, strided
 
 
 @kept(static_argnames=("eps", "interpret"))
@@ -71,9 +69,3 @@ def one_row(eps: float, x, addend, scale, total, normed) -> None:
     wide = added.astype(jnp.float32)
     inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)
     normed.at[row][...] = (wide * inverse * scales).astype(x.dtype)
-
-
-def strided(hidden: int, dtype):
-    """Layout for coalesced loads: each load of a thread takes up to 16 bytes."""
-    most = BYTES_PER_LOAD // jnp.dtype(dtype).itemsize
-    return plgpu.Layout.WG_STRIDED((hidden,), vec_size=math.gcd(hidden // THREADS, most))

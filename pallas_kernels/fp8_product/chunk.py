@@ -39,8 +39,11 @@ class Sums(NamedTuple):
 
 
 def no_sums(rows: int) -> Sums:
-    zeros = plgpu.layout_cast(jnp.zeros((UNIT, rows), jnp.float32), ACC)
-    return Sums(zeros, jnp.float32(1))
+    return Sums(no_totals(rows), jnp.float32(1))
+
+
+def no_totals(rows: int):
+    return plgpu.layout_cast(jnp.zeros((UNIT, rows), jnp.float32), ACC)
 
 
 def add_product(sums: Sums, weights, rows, scale, interpreted: bool) -> Sums:

@@ -5,8 +5,8 @@ from typing import Any
 
 from jax import lax
 
-from pallas_kernels.fp8_product.chunk import UNIT, Sums, add_product, no_sums, times_outputs
-from pallas_kernels.fp8_product.plan import TILE, Plan
+from pallas_kernels.fp8_product.chunk import UNIT, add_product, no_sums, times_outputs
+from pallas_kernels.fp8_product.plan import Plan
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.jax_internals import pl, plgpu, store
 
@@ -33,17 +33,27 @@ class ThreadBlock:
         return pl.ds(lax.axis_index("row_tile") * self.plan.rows, self.plan.rows)
 
     @property
-    def first_step(self):
-        """Index of the first block of inputs."""
-        return lax.axis_index("part") * self.plan.steps
+    def first_output(self):
+        return lax.axis_index("tile") * self.plan.tile
+
+    def block(self, step):
+        """Index of a step's block of inputs."""
+        return lax.axis_index("part") * self.plan.steps + step
+
+    def operands(self, step) -> dict[str, Any]:
+        """What a step multiplies, by the shared memory into which it is copied."""
+        inputs = pl.ds(self.block(step) * BLOCK, BLOCK)
+        return {
+            "weights": self.weight.at[pl.ds(self.first_output, self.plan.tile), inputs],
+            "rows": self.x.at[self.rows, inputs],
+        }
 
     def request(self, step) -> None:
-        """Asks for the weights and rows of a step."""
-        tile, stage = pl.ds(lax.axis_index("tile") * TILE, TILE), lax.rem(step, self.plan.stages)
-        inputs = pl.ds((self.first_step + step) * BLOCK, BLOCK)
+        """Asks for the operands of a step."""
+        stage = lax.rem(step, self.plan.stages)
         loaded = self.scratch["loaded"].at[stage]
-        for source, to in ((self.weight.at[tile], "weights"), (self.x.at[self.rows], "rows")):
-            plgpu.copy_gmem_to_smem(source.at[:, inputs], self.scratch[to].at[stage], loaded)
+        for name, source in self.operands(step).items():
+            plgpu.copy_gmem_to_smem(source, self.scratch[name].at[stage], loaded)
 
     def request_after(self, step) -> None:
         """Asks for the next step of a stage, once both warpgroups have finished this step."""
@@ -69,21 +79,28 @@ class ThreadBlock:
             pl.when(self.is_followed(step))(lambda: plgpu.barrier_arrive(used))
             return sums
 
-        self.write(warpgroup, lax.fori_loop(0, plan.steps, one_step, no_sums(plan.rows)))
+        self.write(warpgroup, lax.fori_loop(0, plan.steps, one_step, self.nothing()))
 
-    def add_step(self, step, warpgroup, sums):
+    def nothing(self) -> Any:
+        """The sums before the first step."""
+        return no_sums(self.plan.rows)
+
+    def add_step(self, step, warpgroup, sums) -> Any:
         stage = lax.rem(step, self.plan.stages)
         own = pl.ds(pl.multiple_of(warpgroup * UNIT, UNIT), UNIT)
         scale = None
         if self.plan.blocks:
-            scale = self.scales[lax.axis_index("tile"), self.first_step + step]
+            scale = self.scales[lax.axis_index("tile"), self.block(step)]
         plgpu.barrier_wait(self.scratch["loaded"].at[stage])
         weights, rows = self.scratch["weights"].at[stage, own], self.scratch["rows"].at[stage]
         return add_product(sums, weights, rows, scale, self.plan.interpreted)
 
-    def write(self, warpgroup, sums: Sums) -> None:
-        totals = sums.totals
-        columns = pl.ds(lax.axis_index("tile") * TILE + warpgroup * UNIT, UNIT)
+    def write(self, warpgroup, sums) -> None:
+        self.write_unit(self.first_output + warpgroup * UNIT, sums.totals)
+
+    def write_unit(self, first_column, totals) -> None:
+        """Writes sums [UNIT, rows] of the outputs from a column on."""
+        columns = pl.ds(first_column, UNIT)
         if not self.plan.blocks:
             totals = times_outputs(totals, self.scales.at[columns])
         transposed = plgpu.layout_cast(totals.astype(self.out.dtype), plgpu.Layout.WGMMA_TRANSPOSED)

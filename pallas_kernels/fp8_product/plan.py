@@ -1,20 +1,17 @@
-"""How a product with an 8-bit matrix is split over thread blocks, and what the kernel refuses."""
+"""How a product with an 8-bit matrix is split over thread blocks."""
 
 import dataclasses
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from pallas_kernels.fp8_product.chunk import UNIT
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.jax_internals import plgpu
-from pallas_kernels.refusal import require
-from pallas_kernels.tiles import SHARED_BYTES, Shapes, swizzled
+from pallas_kernels.tiles import SHARED_BYTES, swizzled
 
 WARPGROUPS = 2
-"""Of a thread block; each multiplies UNIT outputs of a tile with all of its rows."""
+"""Of a thread block; each multiplies its half of the tile's outputs with all of its rows."""
 TILE = WARPGROUPS * UNIT
 """Outputs of a thread block: those of a scale's block."""
 EIGHT = 8
@@ -32,6 +29,15 @@ float32 and read again."""
 SMALL_BYTES = 2 * 1024
 """Shared memory for barriers and alignment."""
 MOST_STAGES = 8
+
+
+class Split(NamedTuple):
+    """How the matrix is split over thread blocks."""
+
+    tile: int
+    """Outputs of a thread block."""
+    parts: int
+    """Parts of the inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,27 +68,49 @@ class Plan:
         return self.row_tiles * self.rows
 
     @property
+    def tile(self) -> int:
+        return self.split.tile
+
+    @property
     def tiles(self) -> int:
-        return self.outputs // TILE
+        return self.outputs // self.tile
 
     @property
     def parts(self) -> int:
-        """Parts of the inputs with which the thread blocks fill the GPU best."""
-        best = 1
-        for parts in PARTS:
-            faster = self.time(parts) < WORTH_PARTS * self.time(best)
-            if faster and self.inputs % (parts * BLOCK) == 0:
-                best = parts
+        return self.split.parts
+
+    @property
+    def split(self) -> Split:
+        """The one with which the thread blocks fill the GPU best."""
+        first, *others = self.splits
+        best = first
+        for split in others:
+            if self.time(split) < WORTH_PARTS * self.time(best):
+                best = split
         return best
 
-    def time(self, parts: int) -> float:
-        """The time of a product in so many parts, in arbitrary units. Few rows take as long as the
-        weights are read, by as many multiprocessors as there are thread blocks; more rows take a
-        round of arithmetic for all thread blocks that run at once."""
-        blocks = self.tiles * self.row_tiles * parts
+    @property
+    def splits(self) -> list[Split]:
+        """Those that are tried, of which later ones have to be worth it."""
+        return self.splits_of_tile(TILE)
+
+    def splits_of_tile(self, tile: int) -> list[Split]:
+        return [Split(tile, parts) for parts in PARTS if self.inputs % (parts * BLOCK) == 0]
+
+    def time(self, split: Split) -> float:
+        """The time of a product, in arbitrary units. Few rows take as long as the weights are read,
+        by as many multiprocessors as there are thread blocks; more rows take a round of arithmetic
+        for all thread blocks that run at once."""
         if self.rows <= FEW_ROWS:
-            return 1 / min(blocks, MULTIPROCESSORS)
-        return -(-blocks // MULTIPROCESSORS) / parts
+            return 1 / min(self.blocks_of(split), MULTIPROCESSORS)
+        return self.rounds_of(split) / split.parts
+
+    def blocks_of(self, split: Split) -> int:
+        return self.outputs // split.tile * self.row_tiles * split.parts
+
+    def rounds_of(self, split: Split) -> int:
+        """How many thread blocks a multiprocessor runs, one after the other."""
+        return -(-self.blocks_of(split) // MULTIPROCESSORS)
 
     @property
     def steps(self) -> int:
@@ -94,38 +122,25 @@ class Plan:
         """As many as fit into the shared memory of this thread block."""
         blocks_at_once = 2 if self.rows <= FEW_ROWS else 1
         per_block = SHARED_BYTES // blocks_at_once - SMALL_BYTES
-        stage = BLOCK * (TILE + self.rows * jnp.dtype(self.dtype).itemsize)
-        return min(per_block // stage, MOST_STAGES)
+        return min(per_block // self.stage_bytes, MOST_STAGES)
+
+    @property
+    def stage_bytes(self) -> int:
+        return BLOCK * (self.tile + self.rows * jnp.dtype(self.dtype_of_rows).itemsize)
+
+    @property
+    def dtype_of_rows(self) -> Any:
+        """As they are multiplied."""
+        return self.dtype
+
+    def loaded(self) -> dict[str, Any]:
+        """The shared memory into which a step's operands are copied."""
+        return {
+            "weights": swizzled((self.stages, self.tile, BLOCK), E4M3),
+            "rows": swizzled((self.stages, self.rows, BLOCK), self.dtype_of_rows),
+        }
 
     def scratch(self) -> dict[str, Any]:
         barrier = lambda arrivals: plgpu.Barrier(num_arrivals=arrivals, num_barriers=self.stages)
-        return {
-            "weights": swizzled((self.stages, TILE, BLOCK), E4M3),
-            "rows": swizzled((self.stages, self.rows, BLOCK), self.dtype),
-            "loaded": barrier(2),
-            "used": barrier(WARPGROUPS),
-        }
-
-
-def plan_of(
-    x: Float[Shapes, "*tokens inputs"],
-    weight: Float[Shapes, "outputs inputs"],
-    scales: Float[Shapes, "scaled_outputs pieces"],
-    *,
-    quantise_inputs: bool = False,
-    interpreted: bool = False,
-) -> Plan:
-    """How this call runs; raises `NotForThisKernel` if the kernel cannot do it."""
-    require(not quantise_inputs, "inputs that are rounded to e4m3", "inputs as they are")
-    require(x.dtype == jnp.bfloat16, f"inputs in {x.dtype}", "bfloat16")
-    require(weight.dtype == E4M3, f"a matrix in {weight.dtype}", E4M3.name)
-    require(scales.dtype == jnp.float32, f"scales in {scales.dtype}", "float32")
-    tokens, (outputs, inputs) = math.prod(x.shape[:-1]), weight.shape
-    require(tokens > 0, "no tokens", "at least one")
-    for name, size in (("inputs", inputs), ("outputs", outputs)):
-        whole = size > 0 and size % BLOCK == 0
-        require(whole, f"{size} {name}", f"a multiple of {BLOCK}")
-    of_blocks = (outputs // BLOCK, inputs // BLOCK)
-    known = scales.shape in (of_blocks, (outputs, 1))
-    require(known, f"scales of shape {scales.shape}", f"{of_blocks} or {(outputs, 1)}")
-    return Plan(tokens, inputs, outputs, scales.shape == of_blocks, x.dtype, interpreted)
+        operands = self.loaded()
+        return operands | {"loaded": barrier(len(operands)), "used": barrier(WARPGROUPS)}

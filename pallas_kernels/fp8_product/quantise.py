@@ -46,9 +46,16 @@ def quantised_pieces(
     rows have different smallest scales."""
     wide = rows.astype(jnp.float32)
     largest = abs(wide).max(axis=-1, keepdims=True)
-    if whole_rows:
-        scales = (largest / LARGEST).clip(SMALLEST_ROW_SCALE)
-    else:
-        scales = largest.clip(SMALLEST_MAGNITUDE) / LARGEST
+    scales = scales_of_rows(largest) if whole_rows else scales_of_pieces(largest)
     numbers: Any = rounded(wide / scales)
     return numbers, scales[..., 0]
+
+
+def scales_of_pieces(largest: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The scales of pieces of 128 inputs with these largest magnitudes."""
+    return largest.clip(SMALLEST_MAGNITUDE) / LARGEST
+
+
+def scales_of_rows(largest: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The same of whole rows."""
+    return (largest / LARGEST).clip(SMALLEST_ROW_SCALE)

@@ -99,7 +99,7 @@ class TestWhatItRefuses:
             (
                 dict(name="qwen3-4b-fp8"),
                 dict(fp8_activations=True),
-                "fp8_product on 'mosaic': inputs that are rounded to e4m3; expected",
+                "dense_chain on 'mosaic': activations that are rounded to 8 bits; expected",
             ),
         ],
     )
@@ -156,7 +156,7 @@ class TestWhatIsSaid:
             (
                 dict(name="qwen3-4b-fp8"),
                 dict(fp8_activations=True),
-                "fp8_product xla (inputs that are rounded to e4m3",
+                "fp8_product xla (its kernel has not run on a GPU yet",
             ),
             (
                 dict(name="qwen3-4b-fp8"),

@@ -22,7 +22,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen35 import Qwen35
 from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.dense_chain import ChainShape, api, chain
-from pallas_kernels.dispatch import Choice, Op
+from pallas_kernels.dispatch import NOT_TRIED, Choice, Op
 
 HOPPER = types.SimpleNamespace(
     platform="gpu", device_kind="NVIDIA H100", compute_capability="9.0", core_count=132
@@ -134,6 +134,24 @@ def test_a_hybrid_target_says_what_is_traced(name, batch, width, monkeypatch: py
         }
     if name == "qwen3.5-4b" and batch * width <= 64:
         assert runs["dense_chain"] == Choice("mosaic")
+
+
+@pytest.mark.parametrize(("batch", "width"), SIZES)
+def test_a_target_that_rounds_activations_says_what_is_traced(batch, width, monkeypatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    model = Qwen3(shallow("qwen3-4b-fp8")[0], (), jnp.bfloat16).with_quantised_inputs()
+    shapes = parameter_shapes(model)
+
+    def run():
+        block, cache = block_of(batch, width, 64), model.new_cache(batch, 2, 64)
+        return model.apply(zeros(shapes), block.positions, block, cache)
+
+    said = set(model.kernel_choices(batch, width, 64))
+    assert said == traced_choices(monkeypatch, run)
+    runs = dict(said)
+    assert runs["fp8_product"] == Choice("xla", NOT_TRIED)
+    assert runs["add_norm"] == Choice("mosaic")
+    assert runs["dense_chain"].implementation == "xla"
 
 
 @pytest.mark.parametrize("width", [1, 512])

@@ -12,6 +12,7 @@ from interpreter import no_races
 from pallas_kernels import NotForThisKernel, fp8_product
 from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, quantised_blocks, reference
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
+from pallas_kernels.fp8_product.plan_of import plan_of
 from pallas_kernels.fp8_product.quantise import quantised_pieces, rounded
 
 
@@ -141,7 +142,7 @@ def test_interpreted(tokens, outputs, inputs, channels):
     ],
 )
 def test_the_number_of_parts(tokens, outputs, inputs, parts):
-    assert plan.plan_of(*shapes(tokens, outputs, inputs)).parts == parts
+    assert plan_of(*shapes(tokens, outputs, inputs)).parts == parts
 
 
 def shapes(tokens: int, outputs: int, inputs: int, channels: bool = False):
@@ -155,7 +156,7 @@ def shapes(tokens: int, outputs: int, inputs: int, channels: bool = False):
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 65, 128, 129, 500, 2048])
 def test_thread_blocks_have_all_rows(tokens):
-    made = plan.plan_of(*shapes(tokens, 256, 256))
+    made = plan_of(*shapes(tokens, 256, 256))
     assert tokens <= made.padded < tokens + 8 * made.row_tiles
     assert made.rows % 8 == 0 and 8 <= made.rows <= plan.MOST_ROWS
     assert made.stages >= 3
@@ -185,11 +186,6 @@ def test_what_the_kernel_cannot_do(change, reason):
     given |= {name: jax.ShapeDtypeStruct(*what) for name, what in change.items()}
     with pytest.raises(NotForThisKernel, match=reason):
         FP8_PRODUCT.choice("mosaic", *given.values())
-
-
-def test_the_kernel_refuses_to_round_inputs():
-    with pytest.raises(NotForThisKernel, match="inputs that are rounded to e4m3; expected inputs"):
-        FP8_PRODUCT.choice("mosaic", *shapes(8, 256, 256), quantise_inputs=True)
 
 
 @needs_compiler

@@ -1,0 +1,73 @@
+"""The same for inputs in 8 bits, which are read and multiplied twice as fast."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_kernels.fp8_product.plan import FEW_ROWS, MULTIPROCESSORS, TILE, Plan, Split
+from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
+from pallas_kernels.jax_internals import plgpu
+
+WIDE_TILE = 2 * TILE
+"""Outputs of a thread block with many rows, which are then read half as often. Its sums take half
+of the registers that a thread may have."""
+SHORTEST_COPY = 32
+"""Scales of rows that are copied at a time are at least these: bulk copies in one dimension have
+at least 128 bytes."""
+CACHE_PER_MEMORY = 3
+"""How many bytes the L2 cache delivers while memory delivers one: an estimate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOf8By8(Plan):
+    """A call whose rows are rounded to 8 bits."""
+
+    @property
+    def splits(self) -> list[Split]:
+        narrow = self.splits_of_tile(TILE)
+        fits = self.rows > FEW_ROWS and self.outputs % WIDE_TILE == 0
+        return narrow + self.splits_of_tile(WIDE_TILE) if fits else narrow
+
+    def time(self, split: Split) -> float:
+        """For many rows in bytes that the L2 cache delivers to a multiprocessor, which take longer
+        than the arithmetic with all tiles that there are: weights and rows of all steps, or the
+        whole matrix from memory, and the result, of which parts are written and read in float32."""
+        if self.rows <= FEW_ROWS:
+            return super().time(split)
+        inputs = self.inputs / split.parts
+        from_cache = self.rounds_of(split) * inputs * (split.tile + self.rows)
+        from_memory = CACHE_PER_MEMORY * self.inputs * self.outputs / MULTIPROCESSORS
+        per_number = 2 if split.parts == 1 else 2 * 4 * split.parts
+        results = per_number * self.padded * self.outputs / MULTIPROCESSORS
+        return max(from_cache, from_memory) + results
+
+    @property
+    def units(self) -> int:
+        """Groups of UNIT outputs that a warpgroup multiplies, one after the other."""
+        return self.tile // TILE
+
+    @property
+    def stage_bytes(self) -> int:
+        return super().stage_bytes + (4 * self.scales_at_once if self.blocks else 0)
+
+    @property
+    def dtype_of_rows(self) -> Any:
+        return E4M3
+
+    @property
+    def scales_at_once(self) -> int:
+        """Scales of a tile of rows for one block of inputs, with padding."""
+        return max(self.rows, SHORTEST_COPY)
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a row that have a scale each."""
+        return self.inputs // BLOCK if self.blocks else 1
+
+    def loaded(self) -> dict[str, Any]:
+        operands = super().loaded()
+        if self.blocks:
+            scales = (self.stages, self.scales_at_once)
+            operands["row_scales"] = plgpu.SMEM(scales, jnp.float32)
+        return operands

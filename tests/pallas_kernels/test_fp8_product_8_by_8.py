@@ -1,0 +1,207 @@
+"""Products of two sides in 8 bits: the rows are rounded as they should be, and nothing else is."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from h100 import assert_no_spills, compiled, needs_compiler, placed
+from interpreter import no_races
+from test_fp8_product import dequantised, inputs_of, matrix, shapes
+
+from pallas_kernels import fp8_product
+from pallas_kernels.dispatch import Choice
+from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, plan_8_by_8, reference
+from pallas_kernels.fp8_product.api import FP8_PRODUCT
+from pallas_kernels.fp8_product.plan_of import plan_of
+
+OF_8B = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
+"""Outputs and inputs of the matrices of Qwen3-8B."""
+rounding_plan = functools.partial(plan_of, quantise_inputs=True)
+rounding_product = functools.partial(mosaic.fp8_product, quantise_inputs=True)
+
+
+def rounded_rows(x, channels: bool) -> np.ndarray:
+    """Rows times scales, after they were rounded to 8 bits, in float64."""
+    wide = np.asarray(x, np.float32)
+    pieces = wide.reshape(len(wide), -1, wide.shape[1] if channels else BLOCK)
+    largest = abs(pieces).max(axis=-1, keepdims=True)
+    scales = largest / np.float32(448)
+    numbers = (pieces / scales).clip(-448, 448).astype(E4M3)
+    return (numbers.astype(np.float64) * scales).reshape(wide.shape)
+
+
+def exact_product(x, numbers, scales) -> np.ndarray:
+    return rounded_rows(x, scales.shape[1] == 1) @ dequantised(numbers, scales).T
+
+
+def relative_error(found, wanted) -> float:
+    wanted = np.asarray(wanted, np.float64)
+    return np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted)
+
+
+def unequal_inputs(tokens: int, inputs: int):
+    """Rows whose pieces differ by powers of two, so that a scale in the wrong place is seen."""
+    scales = 2.0 ** np.random.default_rng(1).integers(-6, 6, (tokens, inputs // BLOCK, 1))
+    x = inputs_of((tokens,), inputs).reshape(tokens, -1, BLOCK)
+    return (x * scales.astype(x.dtype)).reshape(tokens, inputs)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs"),
+    [
+        (1, 128, 512),  # four parts
+        (5, 256, 384),
+        (24, 128, 2048),
+        (16, 128, 4096),  # more steps than pipeline stages
+        (130, 256, 256),  # two tiles of rows, the second with padding
+    ],
+)
+def test_interpreted(tokens, outputs, inputs, channels):
+    numbers, scales = matrix(outputs, inputs, channels)
+    x = unequal_inputs(tokens, inputs)
+    with no_races() as interpret:
+        parts = rounding_product(x, numbers, scales, interpret=interpret)
+    assert parts.shape == (rounding_plan(x, numbers, scales).parts, tokens, outputs)
+    assert parts.dtype == (jnp.float32 if len(parts) > 1 else jnp.bfloat16)
+    rounding = 1e-6 if len(parts) > 1 else 3e-3
+    found = parts.sum(axis=0, dtype=jnp.float32)
+    assert relative_error(found, exact_product(x, numbers, scales)) < rounding
+    of_reference = reference.fp8_product(x, numbers, scales, quantise_inputs=True)[0]
+    assert relative_error(found, of_reference) < 3e-3
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("tokens", [72, 130])
+def test_wide_tiles_interpreted(tokens, channels, monkeypatch):
+    """They are not worth it at sizes that can be interpreted."""
+    wide = property(lambda self: self.splits_of_tile(plan_8_by_8.WIDE_TILE)[:1])
+    monkeypatch.setattr(plan_8_by_8.PlanOf8By8, "splits", wide)
+    numbers, scales = matrix(512, 768, channels)
+    x = unequal_inputs(tokens, 768)
+    assert rounding_plan(x, numbers, scales).split == (256, 1)
+    with no_races() as interpret:
+        (found,) = rounding_product(x, numbers, scales, interpret=interpret)
+    assert relative_error(found, exact_product(x, numbers, scales)) < 3e-3
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    numbers, scales = matrix(128, 512, channels=False)
+    x = unequal_inputs(16, 512)
+    other = jnp.where((jnp.arange(16) < 9)[:, None], jnp.bfloat16(300), x)
+    found = []
+    for given in (x, other):
+        with no_races() as interpret:
+            found.append(rounding_product(given, numbers, scales, interpret=interpret)[:, 9:])
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "which", "split"),
+    [
+        # Few rows: as many multiprocessors as there are read.
+        (16, "out", (128, 4)),
+        (64, "gate_up", (128, 1)),
+        # More rows: a wide tile if it does not leave multiprocessors idle.
+        (128, "out", (128, 4)),
+        (128, "gate_up", (128, 1)),
+        (300, "out", (128, 1)),
+        (512, "out", (128, 1)),
+        (512, "gate_up", (256, 1)),
+        (2048, "out", (256, 1)),
+        (2048, "gate_up", (256, 1)),
+    ],
+)
+def test_the_split(tokens, which, split):
+    assert rounding_plan(*shapes(tokens, *OF_8B[which])).split == split
+
+
+def test_outputs_that_are_no_whole_wide_tiles_are_split_into_narrow_ones():
+    assert rounding_plan(*shapes(2048, 128 * 33, 4096)).tile == 128
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64, 65, 128, 129, 500, 2048])
+@pytest.mark.parametrize("channels", [False, True])
+def test_thread_blocks_have_all_rows(tokens, channels):
+    made = rounding_plan(*shapes(tokens, 24576, 4096, channels))
+    assert tokens <= made.padded < tokens + 8 * made.row_tiles
+    assert made.rows % 8 == 0 and 8 <= made.rows <= plan.MOST_ROWS
+    assert made.stages >= 4
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_the_kernel_is_chosen(channels):
+    given = shapes(8, 256, 256, channels)
+    assert FP8_PRODUCT.choice("mosaic", *given, quantise_inputs=True) == Choice("mosaic")
+
+
+@needs_compiler
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "which"),
+    [(16, "out"), (64, "qkv"), (128, "gate_up"), (512, "down"), (512, "qkv"), (2048, "down")],
+)
+def test_it_compiles_without_spills(tokens, which, channels, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    given = shapes(tokens, *OF_8B[which], channels)
+    program = compiled(jax.jit(rounding_product).lower(*placed(given)))
+    output = "".join(capfd.readouterr())
+    assert_no_spills(output)
+    assert ".f32.e4m3.e4m3" in output
+    # The rounded rows, and scales of their pieces twice, once before they are transposed.
+    (_, inputs), rows = given[1].shape, rounding_plan(*given).padded
+    most = rows * (inputs + 2 * 4 * inputs // BLOCK) + 1e5
+    assert program.memory_analysis().temp_size_in_bytes < most
+
+
+def products_in_float32(x, numbers, scales):
+    """By XLA. Numbers in 8 bits are as exact in TF32 as in float32."""
+    wide = jax.jit(functools.partial(fp8_product, quantise_inputs=True, implementation="xla"))
+    return wide(x.astype(jnp.float32), numbers, scales)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("tokens", [1, 8, 64, 128, 300, 512, 2048])
+@pytest.mark.parametrize("which", OF_8B)
+def test_on_device(tokens, which, channels):
+    """A bfloat16 that is rounded once is off by 1.7e-3 in the mean of squares. The tensor core cuts
+    off products 2^-13 below the largest of a sum, four times in 128 inputs, which is less than 1e-3
+    of such a sum."""
+    numbers, scales = matrix(*OF_8B[which], channels)
+    x = unequal_inputs(tokens, OF_8B[which][1])
+    options = {"quantise_inputs": True, "implementation": "mosaic"}
+    product = jax.jit(functools.partial(fp8_product, **options))
+    found = product(x, numbers, scales)
+    assert relative_error(found, products_in_float32(x, numbers, scales)) < 3e-3
+    np.testing.assert_array_equal(found, product(x, numbers, scales))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_row_does_not_depend_on_the_other_rows_on_device(channels):
+    """Not on what they are, and not on how many while the inputs are in as many parts."""
+    numbers, scales = matrix(*OF_8B["out"], channels)
+    x = unequal_inputs(128, 4096)
+    product = jax.jit(rounding_product)
+    found = product(x, numbers, scales)
+    rolled = product(jnp.roll(x, 9, axis=0).at[:9].set(0), numbers, scales)
+    np.testing.assert_array_equal(found[:, :-9], rolled[:, 9:])
+    for tokens in (1, 16, 33, 64, 120):
+        few = product(x[:tokens], numbers, scales)
+        assert len(few) == len(found) == 4
+        np.testing.assert_array_equal(found[:, :tokens], few)
+
+
+@pytest.mark.gpu
+def test_wide_and_narrow_tiles_give_the_same_bits_on_device():
+    numbers, scales = matrix(*OF_8B["out"], channels=False)
+    x = unequal_inputs(2048, 4096)
+    splits = [rounding_plan(x[:tokens], numbers, scales).split for tokens in (512, 2048)]
+    assert splits == [(128, 1), (256, 1)]
+    product = jax.jit(rounding_product)
+    narrow, wide = (product(x[:tokens], numbers, scales) for tokens in (512, 2048))
+    np.testing.assert_array_equal(narrow, wide[:, :512])
