@@ -193,7 +193,8 @@ def forget_shared(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def compiles_anew():
-    """For files whose tests are about compiling: nothing comes out of the folder of the run."""
+    """For tests about compiling: nothing comes out of the folder of the run, and nothing did
+    before, since on a CPU a program that jax has read cannot be written again."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -203,6 +204,7 @@ def compiles_anew():
 
     before = jax.config.jax_enable_compilation_cache
     switch(False)
+    free_programs()
     yield
     switch(before)
 
