@@ -1,4 +1,9 @@
-"""Whether a program came out of jax's own cache of compiled programs, which users can switch on."""
+"""Whether a program may have come out of jax's own cache of compiled programs, which users can
+switch on.
+
+On a CPU a program that was read cannot be written again: it would fail when it runs. jax tells when
+it reads one, but later gives the same one for an equal program without a word.
+"""
 
 import threading
 
@@ -19,6 +24,13 @@ _found = _Found()
 def found_by_jax() -> int:
     """Programs that this thread has taken from jax's cache."""
     return _found.programs
+
+
+def can_be_written() -> bool:
+    """Whether no program of this process was read by jax, as far as its settings say, or may be
+    written again."""
+    reads = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+    return not reads or jax.default_backend() != "cpu"
 
 
 def _count(event: str, **_: object) -> None:
