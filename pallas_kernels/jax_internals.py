@@ -21,7 +21,6 @@ from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import arith, memref, vector
-from jaxlib.mlir.dialects import llvm
 
 __all__ = ["pl", "plgpu"]
 
@@ -201,6 +200,7 @@ def int32_type() -> Any:
 
 def zero_in_place_of(number):
     """0.0 in the register of a float that is not needed any more."""
+    llvm = utils.llvm  # pyright: ignore[reportPrivateImportUsage]
     return llvm.inline_asm(
         float32_type(), [number], "mov.b32 $0, 0;", "=f,0", has_side_effects=True
     )

@@ -23,7 +23,7 @@ from pallas_kernels.tiles import load, named, rows_in_lanes, strided
 PIECES = rows_in_lanes(BLOCK)
 
 
-def padded(plan: Plan, rows: Float[Array, "tokens inputs"]) -> Float[Array, "padded inputs"]:
+def padded(plan: Plan, rows: Float[Array, "tokens inputs"]) -> Float[Array, "filled inputs"]:
     return jnp.pad(rows, ((0, plan.padded - plan.tokens), (0, 0)))
 
 
@@ -31,7 +31,7 @@ def rounded_rows(
     plan: PlanOf8By8,
     rows: Float[Array, "tokens inputs"],
     interpret: plgpu.InterpretGPUParams | None,
-) -> tuple[Float[Array, "padded inputs"], Float[Array, "..."]]:
+) -> tuple[Float[Array, "filled inputs"], Float[Array, "..."]]:
     """Rows in e4m3, and their scales: those of pieces tile by tile, [row tiles, pieces, at once],
     or one of each row."""
     body, grid, scales = in_pieces(plan) if plan.blocks else as_wholes(plan)
