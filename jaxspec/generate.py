@@ -123,7 +123,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         group, EngineOptions, "prefix_caching", "exact", "driver", "kernels", "fp8_activations"
     )
     add_flags(group, EngineOptions, "tensor_parallel_size")
-    add_flags(group, Together, "coordinator", "num_processes", "process_id")
+    add_flags(group, Together, "coordinator", metavar="HOST:PORT")
+    add_flags(group, Together, "num_processes", "process_id")
     cli.add_kept_programs(group)
 
 

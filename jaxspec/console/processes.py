@@ -3,6 +3,7 @@
 import dataclasses
 import os
 
+from jaxspec.console.flags import flag_of
 from jaxspec.errors import UsageError
 
 FROM_ENVIRONMENT = {
@@ -16,10 +17,10 @@ DEAD_AFTER_S = 30
 
 @dataclasses.dataclass(frozen=True)
 class Together:
-    """Which of how many processes this one is."""
+    """Which process this is, of how many that run one engine."""
 
     coordinator: str | None = None
-    """HOST:PORT at which the first of several processes waits for the others, by default
+    """Where the first of several processes waits for the others, by default
     $JAX_COORDINATOR_ADDRESS."""
     num_processes: int | None = None
     """How many processes run this command together, by default $JAX_NUM_PROCESSES."""
@@ -28,7 +29,7 @@ class Together:
 
 
 def completed(flags: Together) -> Together:
-    """With what only the environment says. Refuses half of it, and numbers that do not fit."""
+    """The flags, completed by the environment. Refuses them if one is missing or does not fit."""
     found = {
         name: os.environ.get(variable) if getattr(flags, name) is None else getattr(flags, name)
         for name, variable in FROM_ENVIRONMENT.items()
@@ -39,8 +40,10 @@ def completed(flags: Together) -> Together:
         return Together()
     for name, value in found.items():
         if value is None:
-            flag, variable = f"--{name.replace('_', '-')}", FROM_ENVIRONMENT[name]
-            raise UsageError(f"several processes need {flag}, or {variable} in the environment")
+            variable = FROM_ENVIRONMENT[name]
+            raise UsageError(
+                f"several processes need {flag_of(name)}, or {variable} in the environment"
+            )
     count, which = (_number(name, found[name]) for name in ("num_processes", "process_id"))
     if count < 1:
         raise UsageError(f"--num-processes is {count}; expected at least 1")

@@ -26,11 +26,11 @@ def found_by_jax() -> int:
     return _found.programs
 
 
-def can_be_written() -> bool:
-    """Whether no program of this process was read by jax, as far as its settings say, or may be
-    written again."""
-    reads = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
-    return not reads or jax.default_backend() != "cpu"
+def any_may_be_read() -> bool:
+    """Whether any program of this process may be one that jax has read and that cannot be written:
+    on a CPU, if jax's cache is switched on."""
+    is_on = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+    return bool(is_on) and jax.default_backend() == "cpu"
 
 
 def _count(event: str, **_: object) -> None:

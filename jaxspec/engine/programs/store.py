@@ -11,7 +11,7 @@ from jax.experimental import serialize_executable
 
 from jaxspec.engine.programs.files import KeptFiles, open_files
 from jaxspec.engine.programs.folder import CacheDir, cache_folder
-from jaxspec.engine.programs.jax_cache import can_be_written, found_by_jax
+from jaxspec.engine.programs.jax_cache import any_may_be_read, found_by_jax
 from pallas_kernels.kept import keep_lowered_kernels
 from pallas_kernels.runtime import name_runtime
 
@@ -74,7 +74,7 @@ class ProgramStore:
             return loaded
         before = found_by_jax()
         compiled, results = make()
-        if found_by_jax() == before and can_be_written():
+        if found_by_jax() == before and not any_may_be_read():
             self.save(fingerprint, compiled, results)
         return compiled
 

@@ -35,7 +35,7 @@ def least_of_processes(num_bytes: int) -> int:
 
 
 def as_first_process(costs: Costs) -> Costs:
-    """What the first process found, so that all choose alike."""
+    """The times that the first process measured, so that all processes choose the same widths."""
     if jax.process_count() == 1:
         return costs
     own = np.array(list(costs.values()), np.float32)
