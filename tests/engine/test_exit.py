@@ -5,7 +5,7 @@ import sys
 
 LEAVES = """
 import jax, jax.numpy as jnp
-from jaxspec.engine.step.copies import begin_copies
+from jaxspec.engine.step.device import begin_copies
 
 slow = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y @ y), x))
 x = jnp.ones((700, 700))

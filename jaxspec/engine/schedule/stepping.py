@@ -20,8 +20,7 @@ from jaxspec.engine.schedule.prefill import Allowance, Chunk, allowance_of, choo
 from jaxspec.engine.schedule.record import Launched, Ledger
 from jaxspec.engine.schedule.results import progress_in
 from jaxspec.engine.schedule.scoring import with_scores
-from jaxspec.engine.step.copies import begin_copies
-from jaxspec.engine.step.device import Device
+from jaxspec.engine.step.device import Device, begin_copies
 from jaxspec.engine.step.state import EngineState
 from jaxspec.engine.step.steps import admit_step, prefill_step
 from jaxspec.engine.step.upload import admission_of, prompt_chunk

@@ -164,6 +164,15 @@ class Tracer:
         return jax.ShapeDtypeStruct(verified.num_drafts.shape, np.int32)
 
 
+# The thread of jax that would end a copy on a CPU, where there is nothing to copy, asks for the
+# interpreter, and ends the process with SIGABRT if that is gone.
+def begin_copies(results: Sequence[Any]) -> None:
+    """Begins to copy results to the host, before anyone asks for them."""
+    if jax.default_backend() != "cpu":
+        for result in results:
+            result.copy_to_host_async()
+
+
 def _upload(
     values: Sequence[int], shape: tuple[int, ...], padding: int, place: jax.sharding.Sharding | None
 ) -> Int[Array, "..."]:
