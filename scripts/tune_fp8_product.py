@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from bench_kernels import normal, time_product
 from jaxtyping import Array
@@ -161,8 +160,12 @@ def fits(plan: Plan, parts: int) -> bool:
 
 
 def error(found: Array, wanted: Array) -> float:
-    found, wanted = (np.asarray(one.astype(jnp.float32)) for one in (found, wanted))
-    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+    difference, length = (np.linalg.norm(one) for one in (wide(found) - wide(wanted), wide(wanted)))
+    return float(difference / length)
+
+
+def wide(x: Array) -> np.ndarray:
+    return np.asarray(x, np.float32)
 
 
 def told(row: dict[str, Any]) -> str:

@@ -27,9 +27,14 @@ def fp8_product(
     split: Split | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> Float[Array, "parts *tokens outputs"]:
-    options = {"quantise_inputs": quantise_inputs, "interpreted": interpret is not None}
-    options["split"] = split
-    plan = plan_of(x, weight, scales, **options)
+    plan = plan_of(
+        x,
+        weight,
+        scales,
+        quantise_inputs=quantise_inputs,
+        interpreted=interpret is not None,
+        split=split,
+    )
     rows = x.reshape(plan.tokens, plan.inputs)
     scales = scales if plan.blocks else scales[:, 0]
     if isinstance(plan, PlanOf8By8):
