@@ -84,6 +84,21 @@ def times(acc, left, right_ref, interpreted: bool):
     return multiply(Accumulator.init(acc))
 
 
+def times_each(acc, pieces, interpreted: bool):
+    """`acc` plus the products of pieces, each a function that brings the left side into registers
+    and a right side in shared memory. A left side is brought while the product before it runs."""
+    if interpreted:
+        for left, right_ref in pieces:
+            acc = times(acc, left(), right_ref, interpreted)
+        return acc
+
+    def multiply(acc_ref) -> None:
+        for left, right_ref in pieces:
+            plgpu.wgmma(acc_ref, left(), right_ref)
+
+    return pl.run_state(multiply)(Accumulator.init(acc))
+
+
 def product_of(left_ref, right_ref, zeros, interpreted: bool):
     """`left @ right` of two matrices in shared memory, in the registers of zeros."""
     if interpreted:

@@ -51,7 +51,8 @@ class Measurement:
     """Arguments of python, without the files that are written."""
     seconds: int
     """About how long it takes on an H100 with an empty cache; after the first of its group less.
-    Those of `drafters`, `hybrid` and `fp8` are of an H200; those of `serving` are guesses."""
+    Those of `drafters`, `hybrid` and `fp8` are of an H200; those of `serving` and `splits` are
+    guesses."""
     plot: bool = False
     """Whether it also draws a plot."""
 
@@ -159,6 +160,10 @@ GROUPS = {
         kernels("delta-read", "mosaic xla --only delta_read", 40),
         kernels("delta-fold", "mosaic xla --only delta_fold", 40),
         kernels("delta-prefill", "mosaic xla --only delta_prefill", 40),
+    ],
+    "splits": [
+        Measurement("fp8-splits", "scripts/tune_fp8_product.py --model 8B 4B", 200),
+        Measurement("fp8-splits-rounded", "scripts/tune_fp8_product.py --rounded", 150),
     ],
     "fp8": [
         steps_at_loads("qwen3-8b-fp8", "1 4 8 16 32", 150),

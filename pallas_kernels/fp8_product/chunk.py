@@ -5,6 +5,7 @@ of a block belongs to all of it. The weights are the left side of the matrix ins
 widened in registers, exactly, and the sums are [outputs, rows].
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax import lax
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import ACC, UNIT, widen
 from pallas_kernels.jax_internals import plgpu
-from pallas_kernels.tiles import load, times
+from pallas_kernels.tiles import load, times_each
 
 PER_OUTPUT = ACC.reduce(1)
 SMALLEST_SCALE = 2.0**-80
@@ -56,11 +57,12 @@ def add_product(sums: Sums, weights, rows, scale, interpreted: bool) -> Sums:
     if scale is not None:
         scale = jnp.where(abs(scale) < SMALLEST_SCALE, SMALLEST_SCALE, scale)
         multiples, unit = multiples * (unit / scale), scale
+    pieces = []
     for first in range(0, BLOCK, PIECE):
         inputs = slice(first, first + PIECE)
-        left = widened(weights, inputs, rows.dtype, interpreted)
-        multiples = times(multiples, left, rows.at[:, inputs].T, interpreted)
-    return Sums(multiples, unit)
+        left = functools.partial(widened, weights, inputs, rows.dtype, interpreted)
+        pieces.append((left, rows.at[:, inputs].T))
+    return Sums(times_each(multiples, pieces, interpreted), unit)
 
 
 PIECE = 64

@@ -6,9 +6,9 @@ from typing import Any
 from jax import lax
 
 from pallas_kernels.fp8_product.chunk import UNIT, add_product, no_sums, times_outputs
-from pallas_kernels.fp8_product.plan import Plan
+from pallas_kernels.fp8_product.plan import NEIGHBOUR, Plan
 from pallas_kernels.fp8_product.quantise import BLOCK
-from pallas_kernels.jax_internals import pl, plgpu, store
+from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu, store, wait_for_warpgroup
 
 
 def run(plan: Plan, x, weight, scales, out, **scratch) -> None:
@@ -33,8 +33,15 @@ class ThreadBlock:
         return pl.ds(lax.axis_index("row_tile") * self.plan.rows, self.plan.rows)
 
     @property
+    def tile(self):
+        """Index of this thread block's tile of outputs."""
+        count = self.plan.neighbours
+        first = lax.axis_index("tile") * count
+        return first if count == 1 else first + lax.axis_index(NEIGHBOUR)
+
+    @property
     def first_output(self):
-        return lax.axis_index("tile") * self.plan.tile
+        return self.tile * self.plan.tile
 
     def block(self, step):
         """Index of a step's block of inputs."""
@@ -52,13 +59,23 @@ class ThreadBlock:
         """Asks for the operands of a step."""
         stage = lax.rem(step, self.plan.stages)
         loaded = self.scratch["loaded"].at[stage]
+        together = NEIGHBOUR if self.plan.neighbours > 1 else None
         for name, source in self.operands(step).items():
-            plgpu.copy_gmem_to_smem(source, self.scratch[name].at[stage], loaded)
+            readers = together if name == "rows" else None
+            destination = self.scratch[name].at[stage]
+            plgpu.copy_gmem_to_smem(source, destination, loaded, collective_axes=readers)
 
     def request_after(self, step) -> None:
-        """Asks for the next step of a stage, once both warpgroups have finished this step."""
+        """Asks for the next step of a stage, once all warpgroups have finished this step."""
         plgpu.barrier_wait(self.scratch["used"].at[lax.rem(step, self.plan.stages)])
         self.request(step + self.plan.stages)
+
+    def tell_used(self, step) -> None:
+        """Tells that this warpgroup has finished a step. One thread tells the neighbours, so the
+        others have to have finished too."""
+        if self.plan.neighbours > 1:
+            meet()
+        plgpu.barrier_arrive(self.scratch["used"].at[lax.rem(step, self.plan.stages)])
 
     def is_followed(self, step):
         """Whether the stage of this step is used again."""
@@ -71,12 +88,11 @@ class ThreadBlock:
         )
 
         def one_step(step, sums):
-            earlier = step - 1
+            earlier = step - plan.lag
             is_requester = is_first & (earlier >= 0) & self.is_followed(earlier)
             pl.when(is_requester)(lambda: self.request_after(earlier))
             sums = self.add_step(step, warpgroup, sums)
-            used = self.scratch["used"].at[lax.rem(step, plan.stages)]
-            pl.when(self.is_followed(step))(lambda: plgpu.barrier_arrive(used))
+            pl.when(self.is_followed(step))(lambda: self.tell_used(step))
             return sums
 
         self.write(warpgroup, lax.fori_loop(0, plan.steps, one_step, self.nothing()))
@@ -90,7 +106,7 @@ class ThreadBlock:
         own = pl.ds(pl.multiple_of(warpgroup * UNIT, UNIT), UNIT)
         scale = None
         if self.plan.blocks:
-            scale = self.scales[lax.axis_index("tile"), self.block(step)]
+            scale = self.scales[self.tile, self.block(step)]
         plgpu.barrier_wait(self.scratch["loaded"].at[stage])
         weights, rows = self.scratch["weights"].at[stage, own], self.scratch["rows"].at[stage]
         return add_product(sums, weights, rows, scale, self.plan.interpreted)
@@ -105,3 +121,13 @@ class ThreadBlock:
             totals = times_outputs(totals, self.scales.at[columns])
         transposed = plgpu.layout_cast(totals.astype(self.out.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
         store(self.out.at[lax.axis_index("part"), self.rows, columns].T, transposed)
+
+
+def meet() -> None:
+    """A barrier of the threads of this warpgroup."""
+
+    @inline_mgpu()
+    def wait(_) -> None:
+        wait_for_warpgroup()
+
+    wait()

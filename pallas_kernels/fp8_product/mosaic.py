@@ -1,13 +1,14 @@
 """`fp8_product` on Mosaic GPU, for Hopper: weights in 8 bits, inputs in 16 or rounded to 8."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.fp8_product import kernel, kernel_8_by_8
-from pallas_kernels.fp8_product.plan import WARPGROUPS
+from pallas_kernels.fp8_product.plan import NEIGHBOUR, WARPGROUPS, Plan, Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.plan_of import plan_of
 from pallas_kernels.fp8_product.rounding import padded, rounded_rows
@@ -16,17 +17,24 @@ from pallas_kernels.kept import kept
 from pallas_kernels.tiles import named
 
 
-@kept(static_argnames=("quantise_inputs", "interpret"))
+@kept(static_argnames=("quantise_inputs", "split", "interpret"))
 def fp8_product(
     x: Float[Array, "*tokens inputs"],
     weight: Float[Array, "outputs inputs"],
     scales: Float[Array, "scaled_outputs pieces"],
     *,
     quantise_inputs: bool = False,
+    split: Split | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> Float[Array, "parts *tokens outputs"]:
-    options = {"quantise_inputs": quantise_inputs, "interpreted": interpret is not None}
-    plan = plan_of(x, weight, scales, **options)
+    plan = plan_of(
+        x,
+        weight,
+        scales,
+        quantise_inputs=quantise_inputs,
+        interpreted=interpret is not None,
+        split=split,
+    )
     rows = x.reshape(plan.tokens, plan.inputs)
     scales = scales if plan.blocks else scales[:, 0]
     if isinstance(plan, PlanOf8By8):
@@ -38,11 +46,20 @@ def fp8_product(
     product = plgpu.kernel(
         named("fp8_product", functools.partial(body, plan)),
         out_type=jax.ShapeDtypeStruct((plan.parts, plan.padded, plan.outputs), dtype),
-        grid=(plan.parts, plan.tiles, plan.row_tiles),  # the last runs first: it shares weights
+        # The last runs first: it shares weights.
+        grid=(plan.parts, plan.tiles // plan.neighbours, plan.row_tiles),
         grid_names=("part", "tile", "row_tile"),
+        **neighbours(plan),
         num_threads=WARPGROUPS,
         thread_name="warpgroup",
         scratch_types=plan.scratch(),
         interpret=interpret,
     )(*operands)
     return product[:, : plan.tokens].reshape(plan.parts, *x.shape[:-1], plan.outputs)
+
+
+def neighbours(plan: Plan) -> dict[str, Any]:
+    """A cluster of thread blocks, if they read rows together."""
+    if plan.neighbours == 1:
+        return {}
+    return {"cluster": (plan.neighbours,), "cluster_names": (NEIGHBOUR,)}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from pallas_kernels.fp8_product.chunk import UNIT
+from pallas_kernels.fp8_product.measured import MEASURED
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.tiles import SHARED_BYTES, swizzled
@@ -29,6 +30,8 @@ float32 and read again."""
 SMALL_BYTES = 2 * 1024
 """Shared memory for barriers and alignment."""
 MOST_STAGES = 8
+NEIGHBOUR = "neighbour"
+"""Axis of the thread blocks that read their rows together."""
 
 
 class Split(NamedTuple):
@@ -38,6 +41,9 @@ class Split(NamedTuple):
     """Outputs of a thread block."""
     parts: int
     """Parts of the inputs."""
+    neighbours: int = 1
+    """Thread blocks with the same rows that read them together: each reads its share of a step's
+    rows and hands it to all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Plan:
     dtype: Any
     """Of the rows."""
     interpreted: bool
+    given: Split | None = None
+    """Instead of the split that the plan would choose."""
 
     @property
     def row_tiles(self) -> int:
@@ -60,12 +68,33 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows of a thread block, all as even as eights can be."""
-        return -(-self.tokens // (self.row_tiles * EIGHT)) * EIGHT
+        """Rows of a thread block, of which its neighbours have equal shares."""
+        return self.even_rows(EIGHT * self.split.neighbours)
+
+    @property
+    def fewest_rows(self) -> int:
+        """Rows of a thread block without neighbours, all as even as eights can be."""
+        return self.even_rows(EIGHT)
+
+    def even_rows(self, multiple: int) -> int:
+        return -(-self.tokens // (self.row_tiles * multiple)) * multiple
 
     @property
     def padded(self) -> int:
         return self.row_tiles * self.rows
+
+    @property
+    def measured(self) -> Split | None:
+        found = None if self.interpreted else MEASURED.get(self.shape)
+        return found and Split(*found)
+
+    @property
+    def shape(self) -> tuple[int, int, int, str]:
+        return self.tokens, self.outputs, self.inputs, jnp.dtype(self.dtype_of_rows).name
+
+    @property
+    def neighbours(self) -> int:
+        return self.split.neighbours
 
     @property
     def tile(self) -> int:
@@ -81,7 +110,10 @@ class Plan:
 
     @property
     def split(self) -> Split:
-        """The one with which the thread blocks fill the GPU best."""
+        """The one that was measured to be the fastest, or else the one with which the thread blocks
+        fill the GPU best."""
+        if known := self.given or self.measured:
+            return known
         first, *others = self.splits
         best = first
         for split in others:
@@ -101,7 +133,7 @@ class Plan:
         """The time of a product, in arbitrary units. Few rows take as long as the weights are read,
         by as many multiprocessors as there are thread blocks; more rows take a round of arithmetic
         for all thread blocks that run at once."""
-        if self.rows <= FEW_ROWS:
+        if self.fewest_rows <= FEW_ROWS:
             return 1 / min(self.blocks_of(split), MULTIPROCESSORS)
         return self.rounds_of(split) / split.parts
 
@@ -125,6 +157,12 @@ class Plan:
         return min(per_block // self.stage_bytes, MOST_STAGES)
 
     @property
+    def lag(self) -> int:
+        """After so many steps a stage is filled again. The warpgroup that asks for it then need not
+        wait for the others."""
+        return min(2, self.stages - 1)
+
+    @property
     def stage_bytes(self) -> int:
         return BLOCK * (self.tile + self.rows * jnp.dtype(self.dtype_of_rows).itemsize)
 
@@ -141,6 +179,14 @@ class Plan:
         }
 
     def scratch(self) -> dict[str, Any]:
-        barrier = lambda arrivals: plgpu.Barrier(num_arrivals=arrivals, num_barriers=self.stages)
         operands = self.loaded()
-        return operands | {"loaded": barrier(len(operands)), "used": barrier(WARPGROUPS)}
+        loaded = plgpu.Barrier(num_arrivals=len(operands), num_barriers=self.stages)
+        return operands | {"loaded": loaded, "used": self.used()}
+
+    def used(self) -> Any:
+        """Tells that warpgroups have used a stage: those of all neighbours, if these fill it."""
+        if self.neighbours == 1:
+            return plgpu.Barrier(num_arrivals=WARPGROUPS, num_barriers=self.stages)
+        return plgpu.ClusterBarrier(
+            collective_axes=(NEIGHBOUR,), num_arrivals=WARPGROUPS, num_barriers=self.stages
+        )

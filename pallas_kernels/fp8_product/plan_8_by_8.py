@@ -26,20 +26,21 @@ class PlanOf8By8(Plan):
     @property
     def splits(self) -> list[Split]:
         narrow = self.splits_of_tile(TILE)
-        fits = self.rows > FEW_ROWS and self.outputs % WIDE_TILE == 0
+        fits = self.fewest_rows > FEW_ROWS and self.outputs % WIDE_TILE == 0
         return narrow + self.splits_of_tile(WIDE_TILE) if fits else narrow
 
     def time(self, split: Split) -> float:
         """For many rows in bytes that the L2 cache delivers to a multiprocessor, which take longer
         than the arithmetic with all tiles that there are: weights and rows of all steps, or the
         whole matrix from memory, and the result, of which parts are written and read in float32."""
-        if self.rows <= FEW_ROWS:
+        rows = self.fewest_rows
+        if rows <= FEW_ROWS:
             return super().time(split)
         inputs = self.inputs / split.parts
-        from_cache = self.rounds_of(split) * inputs * (split.tile + self.rows)
+        from_cache = self.rounds_of(split) * inputs * (split.tile + rows)
         from_memory = CACHE_PER_MEMORY * self.inputs * self.outputs / MULTIPROCESSORS
         per_number = 2 if split.parts == 1 else 2 * 4 * split.parts
-        results = per_number * self.padded * self.outputs / MULTIPROCESSORS
+        results = per_number * self.row_tiles * rows * self.outputs / MULTIPROCESSORS
         return max(from_cache, from_memory) + results
 
     @property

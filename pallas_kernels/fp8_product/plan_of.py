@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from pallas_kernels.fp8_product.plan import Plan
+from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.refusal import require
@@ -19,6 +19,7 @@ def plan_of(
     *,
     quantise_inputs: bool = False,
     interpreted: bool = False,
+    split: Split | None = None,
 ) -> Plan:
     """How this call runs; raises `NotForThisKernel` if the kernels cannot do it."""
     require(x.dtype == jnp.bfloat16, f"inputs in {x.dtype}", "bfloat16")
@@ -33,4 +34,4 @@ def plan_of(
     known = scales.shape in (of_blocks, (outputs, 1))
     require(known, f"scales of shape {scales.shape}", f"{of_blocks} or {(outputs, 1)}")
     kind = PlanOf8By8 if quantise_inputs else Plan
-    return kind(tokens, inputs, outputs, scales.shape == of_blocks, x.dtype, interpreted)
+    return kind(tokens, inputs, outputs, scales.shape == of_blocks, x.dtype, interpreted, split)

@@ -72,6 +72,15 @@ def kernels(report):
     assert all(row["xla_us"] > 0 and row["floor_us"] >= 0 for row in report["rows"])
 
 
+def splits(report):
+    assert [row["case"] for row in report["rows"]] == [
+        "Qwen3-tiny out, 8 tokens",
+        "Qwen3-tiny gate_up, 8 tokens",
+    ]
+    for row in report["rows"]:
+        assert row["chosen"] and row["error"] < 4e-3 and row["us"] > 0
+
+
 SCRIPTS_AND_CHECKS = {
     "bench_steps": (
         "--model tiny --draft dflash-b2 --concurrency 1 --prompt 8 --max-model-len 40 "
@@ -93,6 +102,10 @@ SCRIPTS_AND_CHECKS = {
     "bench_prefix": (
         "--model tiny --prompt 64 --page-size 16 --prompts 1 --tokens 4 --book-pages 100 --exact",
         prefix,
+    ),
+    "tune_fp8_product": (
+        "--interpreted --model tiny --tokens 8 --matrix out gate_up",
+        splits,
     ),
     "bench_kernels": ("--cases tiny --implementations xla --page-size 16 64", kernels),
 }

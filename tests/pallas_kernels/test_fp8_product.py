@@ -12,6 +12,7 @@ from interpreter import no_races
 from pallas_kernels import NotForThisKernel, fp8_product
 from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, quantised_blocks, reference
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
+from pallas_kernels.fp8_product.plan import Split
 from pallas_kernels.fp8_product.plan_of import plan_of
 from pallas_kernels.fp8_product.quantise import quantised_pieces, rounded
 
@@ -162,6 +163,20 @@ def test_thread_blocks_have_all_rows(tokens):
     assert made.stages >= 3
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(65, 80), (128, 128), (300, 112)])
+def test_neighbours_have_equal_shares_of_the_rows(tokens, rows):
+    made = plan_of(*shapes(tokens, 512, 256), split=Split(128, 1, neighbours=2))
+    assert made.rows == rows and made.padded == rows * made.row_tiles >= tokens
+
+
+def test_a_measured_split_is_taken(monkeypatch):
+    monkeypatch.setitem(plan.MEASURED, (128, 4096, 4096, "bfloat16"), (128, 2, 4))
+    given = shapes(128, 4096, 4096)
+    assert plan_of(*given).split == Split(128, 2, 4)
+    assert plan_of(*given, quantise_inputs=True).split == Split(128, 4)
+    assert plan_of(*given, interpreted=True).split == Split(128, 4), "it has no neighbours"
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -209,6 +224,41 @@ def test_it_compiles_without_spills(tokens, outputs, inputs, channels, monkeypat
     # Hopper has no instruction from e4m3 to bfloat16.
     assert "cvt.rn.f16x2.e4m3x2" in output and "bf16x2.e4m3x2" not in output
     assert program.memory_analysis().temp_size_in_bytes < 1e6
+
+
+NEIGHBOURS = [(80, 2, False), (128, 4, False), (512, 2, False), (128, 2, True), (512, 4, True)]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("tokens", "neighbours", "rounded"), NEIGHBOURS)
+def test_neighbours_compile_without_spills(tokens, neighbours, rounded, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    given = placed(shapes(tokens, 2048, 4096))
+    compiled(jax.jit(product_of_neighbours(neighbours, rounded)).lower(*given))
+    output = "".join(capfd.readouterr())
+    assert_no_spills(output)
+    assert "multicast::cluster" in output
+    before, _, _ = output.partition("mapa.shared::cluster")
+    after_products = before.rpartition("wgmma.wait_group")[-1]
+    assert "bar.sync" in after_products, "one thread tells the neighbours for a whole warpgroup"
+
+
+def product_of_neighbours(count: int, rounded: bool):
+    options = {"quantise_inputs": rounded, "split": Split(128, 1, count)}
+    return functools.partial(mosaic.fp8_product, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tokens", "neighbours", "rounded"), NEIGHBOURS)
+@pytest.mark.parametrize("channels", [False, True])
+def test_neighbours_change_no_bit_on_device(tokens, neighbours, rounded, channels):
+    numbers, scales = matrix(2048, 4096, channels)
+    x = inputs_of((tokens,), 4096)
+    alone, together = (jax.jit(product_of_neighbours(n, rounded)) for n in (1, neighbours))
+    wanted = alone(x, numbers, scales)
+    for _ in range(20):
+        np.testing.assert_array_equal(together(x, numbers, scales), wanted)
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ from pallas_kernels import fp8_product
 from pallas_kernels.dispatch import Choice
 from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, plan_8_by_8, reference
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
+from pallas_kernels.fp8_product.plan import Split
 from pallas_kernels.fp8_product.plan_of import plan_of
 
 OF_8B = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
@@ -81,7 +82,7 @@ def test_wide_tiles_interpreted(tokens, channels, monkeypatch):
     monkeypatch.setattr(plan_8_by_8.PlanOf8By8, "splits", wide)
     numbers, scales = matrix(512, 768, channels)
     x = unequal_inputs(tokens, 768)
-    assert rounding_plan(x, numbers, scales).split == (256, 1)
+    assert rounding_plan(x, numbers, scales).split == Split(256, 1)
     with no_races() as interpret:
         (found,) = rounding_product(x, numbers, scales, interpret=interpret)
     assert relative_error(found, exact_product(x, numbers, scales)) < 3e-3
@@ -115,7 +116,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
     ],
 )
 def test_the_split(tokens, which, split):
-    assert rounding_plan(*shapes(tokens, *OF_8B[which])).split == split
+    assert rounding_plan(*shapes(tokens, *OF_8B[which])).split == Split(*split)
 
 
 def test_outputs_that_are_no_whole_wide_tiles_are_split_into_narrow_ones():

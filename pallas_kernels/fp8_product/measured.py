@@ -1,0 +1,12 @@
+"""How products are split, of shapes for which it was measured on a GPU.
+
+    python scripts/tune_fp8_product.py
+
+prints this table. Other shapes are split by the plan's estimates.
+"""
+
+Shape = tuple[int, int, int, str]
+"""Tokens, outputs, inputs, and the dtype of the rows as they are multiplied."""
+
+MEASURED: dict[Shape, tuple[int, int, int]] = {}
+"""Outputs of a thread block, parts of the inputs, and neighbours that read rows together."""
