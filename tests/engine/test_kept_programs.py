@@ -81,7 +81,7 @@ print(len(made), solved.ravel().tolist())
 
 
 def test_a_loaded_program_may_solve_triangular_systems(tmp_path):
-    """As reading a chunk of a prompt does with states. Only a process that compiles knows LAPACK."""
+    """As reading a prompt does with states. Only a process that compiles knows LAPACK."""
     settings = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings
     for made in (1, 0):
