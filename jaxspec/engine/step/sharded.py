@@ -5,7 +5,6 @@ heads: pages, and the states of recurrent layers. The rest, page tables among it
 device, as are all inputs and results.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,10 +23,14 @@ from jaxspec.models.sharding import mesh_of
 EVERYWHERE = PartitionSpec()
 PAGES = PartitionSpec(None, None, AXIS, None)
 """pages, page_size, kv_heads, head_dim"""
-MATRICES = PartitionSpec(None, AXIS, None, None)
-"""slots, value_heads, key_dim, value_dim"""
-TAILS = PartitionSpec(None, None, AXIS)
-"""slots, recent, channels: each device's queries, keys and values beside each other."""
+STATES = {
+    "matrices": PartitionSpec(None, AXIS, None, None),
+    "tails": PartitionSpec(None, None, AXIS),
+    "written": PartitionSpec(None, None, AXIS),
+}
+"""By the fields of `States`: slots, value_heads, key_dim, value_dim; slots, recent, channels, which
+are each device's queries, keys and values beside each other; and in the rows of a block that is not
+committed yet, whatever follows batch and width."""
 
 
 def step_over_shards(
@@ -83,8 +86,13 @@ def specs_of_state(state: Any) -> Any:
 
 def _spec_of(part: Any) -> Any:
     if isinstance(part, States):
-        return dataclasses.replace(part, matrices=MATRICES, tails=TAILS)
+        is_field = lambda below: below is not part  # a step may give `written` or take it away
+        return jax.tree.map_with_path(_spec_of_states, part, is_leaf=is_field)
     return PAGES if isinstance(part, KeysValues) else EVERYWHERE
+
+
+def _spec_of_states(path: Any, field: Any) -> PartitionSpec:
+    return STATES[path[-1].name]
 
 
 def _is_cut(part: Any) -> bool:
