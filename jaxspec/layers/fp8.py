@@ -118,7 +118,7 @@ class Fp8Linear(nn.Module):
 
 def rounded_over(
     shards: Shards, x: Float[Array, "*tokens inputs"]
-) -> tuple[Float[Array, "*tokens inputs"], Float[Array, "*tokens one"]]:
+) -> tuple[Float[Array, "*tokens inputs"], Float[Array, "*tokens pieces"]]:
     """A device's part of rows that are rounded to e4m3, in their own dtype, which holds every e4m3;
     and the scale of each whole row."""
     wide = x.astype(jnp.float32)
