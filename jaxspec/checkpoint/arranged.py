@@ -48,6 +48,27 @@ class Reordered:
 
 
 @dataclass(frozen=True)
+class PartOfRows(Reordered):
+    """A device's part of reordered rows, made of its own stored rows in the order of the files."""
+
+    whole: Reordered
+    ranges: tuple[tuple[int, int], ...]
+    """From which of our rows to which it has."""
+
+    @functools.cached_property
+    def stored_rows(self) -> Int[np.ndarray, " outputs"]:
+        """Which of the stored rows it is made of, in the order of the files."""
+        return np.sort(self._own)
+
+    def find_order(self) -> Int[np.ndarray, " outputs"]:
+        return np.searchsorted(self.stored_rows, self._own)
+
+    @property
+    def _own(self) -> Int[np.ndarray, " outputs"]:
+        return np.concatenate([self.whole.order[begin:end] for begin, end in self.ranges])
+
+
+@dataclass(frozen=True)
 class HeadOrder(Reordered):
     """The dimensions of a head of which only the first are rotated, and of those the first half
     with the second:

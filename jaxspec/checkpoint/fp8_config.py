@@ -16,6 +16,7 @@ from jaxspec.checkpoint.entries import Entries, read_entries
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.fp8 import Fp8
+from jaxspec.models.sharding import block_sides
 from pallas_kernels.fp8_product import BLOCK
 
 KEY = "quantization_config"
@@ -61,12 +62,7 @@ class Fp8Layout:
 
 def check_whole_blocks(decoder: Decoder, where: str) -> None:
     """Refuses blocks that would end within a matrix that others are joined to."""
-    sides = {
-        "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
-        "num_attention_heads * head_dim": decoder.num_heads * decoder.head_dim,
-        "num_key_value_heads * head_dim": decoder.num_kv_heads * decoder.head_dim,
-    }
+    sides = {"hidden_size": decoder.hidden_size, **block_sides(decoder)}
     for name, size in sides.items():
         if size % BLOCK:
             raise LoadError(

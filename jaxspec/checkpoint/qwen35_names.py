@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxspec.checkpoint.arranged import GatedHeads, HeadOrder, OneMore, Taps
 from jaxspec.checkpoint.names import Source, layer_of, matrix_source, mlp_matrices
 from jaxspec.checkpoint.safetensors_folder import StoredTensor, without_prefixes
+from jaxspec.layers.axes import size_of
 from jaxspec.models.config import Qwen35Config
 
 log = logging.getLogger("jaxspec")
@@ -59,7 +60,7 @@ def _attention(config: Qwen35Config) -> dict[str, Source]:
 
 def _delta(config: Qwen35Config) -> dict[str, Source]:
     hidden, delta = config.decoder.hidden_size, config.delta
-    channels, values, heads = delta.channels.size, delta.values.size, delta.value_heads
+    channels, values, heads = size_of(delta.channels), delta.values.size, delta.value_heads
     inputs = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
     conv = "linear_attn.conv1d.weight"
     return {

@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
 from jaxspec.checkpoint.arranged import Arranged
+from jaxspec.checkpoint.device_parts import is_cut_in_files, own_rows, parts_of
 from jaxspec.checkpoint.finite import count_not_finite, is_finite
 from jaxspec.checkpoint.names import Source
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
@@ -53,7 +54,7 @@ def stream_parameters(
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint")
     try:
         place = {} if places is None else places
-        read = lambda path: _placed(sources[path], stored, dtype, place.get(path))
+        read = lambda path: _placed(path, sources[path], stored, dtype, place)
         arrays = readers.map(read, largest_first)
         flat = {}
         for path, flat[path] in zip(largest_first, arrays):
@@ -104,11 +105,15 @@ def _num_bytes(source: Source, stored: dict[str, StoredTensor]) -> int:
 
 
 def _placed(
-    source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike, place: Placement | None
+    path: str, source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike, places: Places
 ) -> Shaped[Array, "..."] | Params:
-    if place is None:
+    if not places:
         return _read_one(source, stored, dtype)
-    if place.dimension is None:
+    if source.quantised:
+        both = places[f"{path}/weight"], places[f"{path}/scales"]
+        return _quantised_in_shards(source, stored, *both)
+    place = places[path]
+    if place.dimension is None or not is_cut_in_files(source):
         return place.placed(_parameter(source, stored, dtype))
     return _in_shards(source, stored, dtype, place)
 
@@ -116,45 +121,55 @@ def _placed(
 def _in_shards(
     source: Source, stored: dict[str, StoredTensor], dtype: DTypeLike, place: Placement
 ) -> Shaped[Array, "..."]:
-    """A parameter of which every device gets its shard. Every byte of the file is read once."""
-    of_devices: list[list[Any]] = [[] for _ in place.devices]
-    start = 0
-    for piece in (piece for name in source.tensors for piece in _pieces(stored[name])):
-        for pieces, (i, device) in zip(of_devices, place.devices, strict=True):
-            parts = parts_of_piece(place, i, source.transposed, start, piece)
-            pieces += [_put(part, device) for part in parts]
-        start += len(piece)
-    dtype = jnp.dtype(dtype)
+    """A parameter of which every device gets its shard."""
+    dtype = jnp.dtype(dtype) if source.kept_as is None else source.kept_as
     assembled = [
-        _assemble(pieces, source.transposed, dtype, device=device).block_until_ready()
-        for pieces, (_, device) in zip(of_devices, place.devices, strict=True)
+        _assemble(
+            pieces, source.transposed, dtype, own_rows(source, place, i), device
+        ).block_until_ready()
+        for pieces, (i, device) in zip(
+            _pieces_of_devices(source, stored, place), place.devices, strict=True
+        )
     ]
     if not all(map(is_finite, assembled)):
         raise _not_finite(source, stored, dtype)
     return place.joined(assembled)
 
 
+def _quantised_in_shards(
+    source: Source, stored: dict[str, StoredTensor], of_weight: Placement, of_scales: Placement
+) -> Params:
+    """The same for a matrix that is quantised. No block is cut, so devices quantise their own."""
+    of_devices = _pieces_of_devices(source, stored, of_weight)
+    found = [
+        _quantise(pieces, device)
+        for pieces, (_, device) in zip(of_devices, of_weight.devices, strict=True)
+    ]
+    weights, scales = zip(*found)
+    if not all(map(is_finite, scales)):
+        raise _not_finite(source, stored, jnp.float32)
+    return {"weight": of_weight.joined(weights), "scales": of_scales.joined(scales)}
+
+
+def _pieces_of_devices(
+    source: Source, stored: dict[str, StoredTensor], place: Placement
+) -> list[list[Any]]:
+    """What each of this process's devices keeps of the stored tensors, in pieces on that device.
+    Every byte of the files is read once."""
+    of_devices: list[list[Any]] = [[] for _ in place.devices]
+    start = 0
+    for piece in (piece for name in source.tensors for piece in _pieces(stored[name])):
+        for pieces, (i, device) in zip(of_devices, place.devices, strict=True):
+            parts = parts_of(source, place, i, start, piece)
+            pieces += [_put(part, device) for part in parts]
+        start += len(piece)
+    return of_devices
+
+
 def _put(part: Shaped[np.ndarray, "..."], device: Any) -> Shaped[np.ndarray | Array, "..."]:
     if device.platform == "cpu":
         return part
     return jax.device_put(np.ascontiguousarray(part), device).block_until_ready()
-
-
-def parts_of_piece(
-    place: Placement,
-    index: int,
-    transposed: bool,
-    start: int,
-    piece: Shaped[np.ndarray, "piece ..."],
-) -> list[Shaped[np.ndarray, "..."]]:
-    """What device `index` keeps of a piece, whose first row is row `start` of all stored tensors of
-    the parameter, one below the other."""
-    assert place.dimension is not None, "every device keeps all of it"
-    ranges = place.ranges(index)
-    if (piece.ndim - 1 - place.dimension if transposed else place.dimension) > 0:
-        return [np.concatenate([piece[:, begin:end] for begin, end in ranges], axis=1)]
-    within = [(max(begin - start, 0), min(end - start, len(piece))) for begin, end in ranges]
-    return [piece[begin:end] for begin, end in within if begin < end]
 
 
 def _read_one(
@@ -189,12 +204,12 @@ def _quantised(source: Source, stored: dict[str, StoredTensor]) -> Params:
 
 
 def _quantise(
-    pieces: list[Shaped[np.ndarray | Array, "..."]],
+    pieces: list[Shaped[np.ndarray | Array, "..."]], device: Any = None
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     if not isinstance(pieces[0], np.ndarray):
         return jax.block_until_ready(_quantise_on_device(pieces))
     with np.errstate(invalid="ignore"):  # what is not finite is found by the caller
-        return jax.device_put(quantised_blocks(np.concatenate(pieces)))
+        return jax.device_put(quantised_blocks(np.concatenate(pieces)), device)
 
 
 @jax.jit

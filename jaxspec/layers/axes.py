@@ -26,9 +26,9 @@ class Axis:
     """One axis of a parameter, or one section of a fused axis."""
 
     name: str
-    """hidden, heads, kv_heads, head_dim, inner, features, rank, vocab or draft_vocab; sides, taps
-    and channel_groups of convolutions; all_inputs, of scales. Scales of blocks have the names of
-    the numbers that they scale."""
+    """hidden, heads, kv_heads, head_dim, inner, features, rank, vocab or draft_vocab; key_heads,
+    value_heads and value_dim of recurrent mixers; sides, taps and channel_groups of convolutions;
+    all_inputs, of scales. Scales of blocks have the names of the numbers that they scale."""
     size: int
     unit: int = 1
     """Number of neighbours that stay together, for example the head_dim numbers of one head."""

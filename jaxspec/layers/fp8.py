@@ -1,6 +1,7 @@
 """Linear layers whose matrix is stored as 8-bit floats (e4m3) with float32 scales beside them."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,11 @@ from jaxtyping import Array, Float, Key
 from jaxspec.layers.axes import Axis, Fused, sections_of, size_of
 from jaxspec.layers.linear import Linear
 from jaxspec.layers.parameter import parameter
+from jaxspec.layers.shards import Shards
 from pallas_kernels import fp8_product
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.fp8_product import BLOCK, E4M3, Fp8Matrix, fp8_product_in_parts
+from pallas_kernels.fp8_product.quantise import rounded, scales_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +43,16 @@ class Fp8:
         """The axis of the scales beside the inputs."""
         return _in_blocks(axis) if self.blocks else Axis("all_inputs", 1)
 
+    def rounds_before(self, inputs: Axis) -> bool:
+        """Whether rows are rounded before the product: if they have one scale each, and every
+        device has a part of them."""
+        return self.quantised_inputs and not self.blocks and inputs.shards.count > 1
+
 
 def _in_blocks(axis: Axis) -> Axis:
     assert axis.size % BLOCK == 0, f"{axis.size} outputs or inputs are no whole blocks"
-    return Axis(axis.name, axis.size // BLOCK, max(1, axis.unit // BLOCK))
+    in_blocks = {"size": axis.size // BLOCK, "unit": max(1, axis.unit // BLOCK)}
+    return dataclasses.replace(axis, **in_blocks)
 
 
 class Fp8Linear(nn.Module):
@@ -62,7 +71,12 @@ class Fp8Linear(nn.Module):
     def __call__(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        return self._product(x, self.weight, self.scales)
+        shards = self.inputs.shards
+        if not self.fp8.rounds_before(self.inputs):
+            return shards.summed(self._product(x, self.weight, self.scales))
+        numbers, scales = rounded_over(shards, x)
+        product = self._product(numbers, self.weight, self.scales, is_rounded=True)
+        return shards.summed((product * scales).astype(x.dtype))
 
     def columns(
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
@@ -91,14 +105,26 @@ class Fp8Linear(nn.Module):
         x: Float[Array, "*tokens inputs"],
         weight: Float[Array, "outputs inputs"],
         scales: Float[Array, "scaled_outputs pieces"],
+        is_rounded: bool = False,
     ) -> Float[Array, "*tokens outputs"]:
         return fp8_product(
             x,
             weight,
             scales,
-            quantise_inputs=self.fp8.quantised_inputs,
+            quantise_inputs=self.fp8.quantised_inputs and not is_rounded,
             implementation=self.fp8.implementation,
         )
+
+
+def rounded_over(
+    shards: Shards, x: Float[Array, "*tokens inputs"]
+) -> tuple[Float[Array, "*tokens inputs"], Float[Array, "*tokens pieces"]]:
+    """A device's part of rows that are rounded to e4m3, in their own dtype, which holds every e4m3;
+    and the scale of each whole row."""
+    wide = x.astype(jnp.float32)
+    scales = scales_of_rows(shards.largest(abs(wide).max(axis=-1, keepdims=True)))
+    numbers: Any = rounded(wide / scales)
+    return numbers.astype(x.dtype), scales
 
 
 def is_fp8_matrix(node: object) -> bool:

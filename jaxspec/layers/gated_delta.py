@@ -17,11 +17,12 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from jaxspec.layers.axes import Axis, Fused
+from jaxspec.layers.axes import Axis, Fused, size_of
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.fp8 import Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.parameter import parameter
+from jaxspec.layers.shards import WHOLE, Shards
 from pallas_kernels.split_product import total_of
 
 FLOAT32 = ("decay_bias", "log_rate")
@@ -30,7 +31,7 @@ FLOAT32 = ("decay_bias", "log_rate")
 
 @dataclasses.dataclass(frozen=True)
 class DeltaSizes:
-    """The sizes of a recurrent mixer."""
+    """The sizes of a recurrent mixer, or of one device's shard of it."""
 
     key_heads: int
     """Heads of queries and keys, each of which serves several value heads."""
@@ -40,23 +41,39 @@ class DeltaSizes:
     value_dim: int
     taps: int
     """Tokens that one output of the convolution is made of."""
+    shards: Shards = WHOLE
+    """On how many devices heads are cut, each key head with the value heads that it serves. Then
+    the numbers of heads are those of one device's shard."""
+
+    def of_shard(self, shards: Shards) -> "DeltaSizes":
+        """One device's shard of a whole mixer."""
+        return dataclasses.replace(
+            self,
+            key_heads=self.key_heads // shards.count,
+            value_heads=self.value_heads // shards.count,
+            shards=shards,
+        )
 
     @property
-    def channels(self) -> Axis:
+    def channels(self) -> Fused:
         """Queries, keys and values beside each other, as the convolution sees them."""
-        sizes = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        return Axis("channels", 2 * sizes[0] + sizes[1])
+        keys = Axis("key_heads", self.key_heads * self.key_dim, self.key_dim, self.shards)
+        return keys, keys, self.values
 
     @property
     def values(self) -> Axis:
-        return Axis("value_heads", self.value_heads * self.value_dim, self.value_dim)
+        size = self.value_heads * self.value_dim
+        return Axis("value_heads", size, self.value_dim, self.shards)
+
+    @property
+    def heads(self) -> Axis:
+        """One number for each value head."""
+        return Axis("value_heads", self.value_heads, shards=self.shards)
 
     @property
     def inputs(self) -> Fused:
         """What the layer makes of a token: queries, keys, values, gates, betas, decays."""
-        keys = Axis("key_heads", self.key_heads * self.key_dim, self.key_dim)
-        one_each = Axis("value_heads", self.value_heads)
-        return keys, keys, self.values, self.values, one_each, one_each
+        return *self.channels, self.values, self.heads, self.heads
 
 
 @jax.tree_util.register_dataclass
@@ -98,7 +115,7 @@ class GatedDelta(nn.Module):
 
     def setup(self) -> None:
         g, sizes = self.geometry, self.sizes
-        taps, heads = Axis("taps", sizes.taps), Axis("value_heads", sizes.value_heads)
+        taps, heads = Axis("taps", sizes.taps), sizes.heads
         norms = g.norm_dtype(self.dtype)
         self.norm = RMSNorm(g.hidden, g.rms_norm_eps, norms)
         self.inputs = matrix(g.hidden, sizes.inputs, self.dtype, g.fp8)
@@ -135,7 +152,8 @@ class GatedDelta(nn.Module):
         sizes = self.sizes
         with jax.named_scope("delta"):
             values, heads = sizes.values.size, sizes.value_heads
-            ends = [sizes.channels.size, sizes.channels.size + values, inputs.shape[-1] - heads]
+            channels = size_of(sizes.channels)
+            ends = [channels, channels + values, inputs.shape[-1] - heads]
             mixed, gate, beta, decay = jnp.split(inputs, ends, axis=-1)
             decay = jax.nn.softplus(decay.astype(jnp.float32) + self.decay_bias)
             log_decay = -jnp.exp(self.log_rate) * decay

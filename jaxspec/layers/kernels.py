@@ -105,8 +105,8 @@ def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice
     if not kernels_run(shape.implementation):
         return
     wanted = hybrid_chain_shape(shape.decoder, sizes, shape.batch, shape.width)
-    if wanted is None:
-        yield "dense_chain", Choice("xla", TWO_SIZES)
+    if wanted is None or shape.decoder.shards.count > 1:
+        yield "dense_chain", Choice("xla", TWO_SIZES if wanted is None else SHARDED)
         return
     chain = chain_choice(filled_shape(wanted, shape.width), shape.dtype, shape.implementation)
     yield "dense_chain", chain
@@ -234,7 +234,7 @@ def _fp8_products(shape: StackShape, fp8: Fp8) -> Iterator[OpChoice]:
             array(shape.of_layers.batch, shape.of_layers.width, inputs.size),
             array(size_of(outputs), inputs.size, dtype=E4M3),
             array(*scales, dtype=jnp.float32),
-            quantise_inputs=fp8.quantised_inputs,
+            quantise_inputs=fp8.quantised_inputs and not fp8.rounds_before(inputs),
         )
         yield "fp8_product", choice
 

@@ -42,6 +42,10 @@ class Shards:
         parts = jax.lax.all_gather(x, AXIS)
         return functools.reduce(operator.add, [parts[i] for i in range(self.count)])
 
+    def largest(self, x: Float[Array, "*tokens outputs"]) -> Float[Array, "*tokens outputs"]:
+        """The largest of all devices, number by number, on each of them."""
+        return x if self.count == 1 else jax.lax.pmax(x, AXIS)
+
     def gathered(self, x: Float[Array, "*tokens outputs"]) -> Float[Array, "*tokens vocab"]:
         """The parts of all devices beside each other, on each of them."""
         if self.count == 1:

@@ -50,8 +50,9 @@ def run_hybrid_layers(
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
     """The same for layers that attend or recur, each in its way of `ways`. `sizes` are those of the
     recurrent mixers."""
-    shape = hybrid_chain_shape(layers[0].geometry, sizes, *x.shape[:2])
-    if shape is not None and kernels_run(implementation):
+    geometry = layers[0].geometry
+    shape = hybrid_chain_shape(geometry, sizes, *x.shape[:2])
+    if shape is not None and geometry.shards.count == 1 and kernels_run(implementation):
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
     return run_one_by_one(layers, norm, x, ways, cache)
 

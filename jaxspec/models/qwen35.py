@@ -1,5 +1,6 @@
 """Qwen3.5, dense: layers with a recurrent state, and now and then one that attends over pages."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,12 @@ from jaxspec.cache.block import Block
 from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import empty_pages
 from jaxspec.cache.states import empty_states
+from jaxspec.layers.axes import size_of
 from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.in_slots import InSlots
 from jaxspec.layers.kernels import OpChoice, StackShape, choices_of_hybrid
 from jaxspec.layers.paged import paged
+from jaxspec.layers.shards import Shards
 from jaxspec.layers.stack import run_hybrid_layers
 from jaxspec.models.config import LayerKind, Qwen35Config
 from jaxspec.models.language_model import LanguageModel
@@ -37,7 +40,7 @@ class Qwen35(LanguageModel):
         """An empty cache: pages for the layers that attend, states per slot for the others."""
         decoder, delta = self.config.decoder, self.config.delta
         matrix = delta.value_heads, delta.key_dim, delta.value_dim
-        tail = delta.taps - 1, delta.channels.size
+        tail = delta.taps - 1, size_of(delta.channels)
         heads = decoder.num_kv_heads, decoder.head_dim
 
         def of_layer(kind: LayerKind) -> Any:
@@ -46,6 +49,12 @@ class Qwen35(LanguageModel):
             return empty_pages(num_pages, page_size, *heads, self.dtype)
 
         return Cache(tuple(map(of_layer, self.config.layer_kinds)))
+
+    @nn.nowrap
+    def with_shards(self, shards: Shards) -> "Qwen35":
+        whole = self.config
+        decoder, delta = whole.decoder.of_shard(shards), whole.delta.of_shard(shards)
+        return self.clone(config=dataclasses.replace(whole, decoder=decoder, delta=delta))
 
     @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:

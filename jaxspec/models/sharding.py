@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from jaxspec.layers.axes import Axes, sections_of, shard_of, size_of
+from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.shards import AXIS, Shards
 from jaxspec.models.parameters import Params, Touchable, parameter_axes
 
@@ -150,8 +151,20 @@ def cut_sizes(config: Any) -> dict[str, int]:
         "intermediate_size": decoder.intermediate_size,
         "vocab_size": config.vocab_size,
     }
+    if (delta := getattr(config, "delta", None)) is not None:
+        sizes["linear_num_key_heads"] = delta.key_heads
+        sizes["linear_num_value_heads"] = delta.value_heads
     reduced = getattr(config, "draft_vocab_size", None)
     return sizes if reduced is None else sizes | {"draft_vocab_size": reduced}
+
+
+def block_sides(decoder: Decoder) -> dict[str, int]:
+    """The sides of a whole decoder's matrices that are cut, by their names in config.json."""
+    return {
+        "intermediate_size": decoder.intermediate_size,
+        "num_attention_heads * head_dim": decoder.num_heads * decoder.head_dim,
+        "num_key_value_heads * head_dim": decoder.num_kv_heads * decoder.head_dim,
+    }
 
 
 def spread_over(array: Any) -> int | None:

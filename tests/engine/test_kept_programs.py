@@ -66,6 +66,30 @@ def test_a_second_process_traces_and_compiles_nothing(kept, monkeypatch):
     assert engine.generate(PROMPT, budget(12)).token_ids == tokens
 
 
+SOLVES = """
+import sys, jax, jax.numpy as jnp
+from jaxspec.engine.programs.store import open_store
+store, made = open_store(sys.argv[1]), []
+lower, right = jnp.array([[[2.0, 0], [1, 4]]]), jnp.array([[[6.0], [11]]])
+solve = lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
+def make():
+    made.append(solve)
+    return jax.jit(solve).lower(lower, right).compile(), jax.eval_shape(solve, lower, right)
+solved = store.load_or_make("solve", store.find("solve"), make)(lower, right)
+print(len(made), solved.ravel().tolist())
+"""
+
+
+def test_a_loaded_program_may_solve_triangular_systems(tmp_path):
+    """As reading a prompt does with states. Only a process that compiles knows LAPACK."""
+    settings = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings
+    for made in (1, 0):
+        command = [sys.executable, "-c", SOLVES, str(tmp_path)]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert run.stdout == f"{made} [3.0, 2.0]\n", (run.returncode, run.stderr)
+
+
 def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXSPEC_CACHE_DIR", str(tmp_path))
     assert golden_engine(cache_dir=False).loop.device.programs.store is None

@@ -13,17 +13,18 @@ from h100 import TARGETS, compiled, needs_compiler
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.cache.keys_values import KeysValues
 from jaxspec.engine.step import sharded
 from jaxspec.engine.step.io import Drafting, Models
 from jaxspec.engine.step.state import empty_state
 from jaxspec.engine.step.steps import decode_step
+from jaxspec.layers.kernels import SHARDED
 from jaxspec.layers.shards import AXIS, Shards
 from jaxspec.models import sharding
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
-from jaxspec.models.presets import dflash_for, qwen3
+from jaxspec.models.presets import dflash_for, qwen3, qwen35
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.qwen35 import Qwen35
 from jaxspec.proposers.dflash import DFlashProposer
 from pallas_kernels import dispatch
 
@@ -63,7 +64,7 @@ def spread(model, shards: Shards) -> tuple:
 
 
 def state_of(models: Models, mesh: Mesh):
-    """The shapes of the whole state: pages have the heads of all devices."""
+    """The shapes of the whole state, with the heads of all devices."""
     sizes = SLOTS, SLOTS * PAGES_PER_SLOT + 1, PAGES_PER_SLOT, PAGES_PER_SLOT * PAGE_SIZE
     of_shard = jax.eval_shape(lambda: empty_state(models, *sizes))
 
@@ -72,22 +73,14 @@ def state_of(models: Models, mesh: Mesh):
         shape = tuple(size * factor for size, factor in zip(leaf.shape, factors))
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    def wholes(part):
-        spec = sharded.PAGES if isinstance(part, KeysValues) else sharded.EVERYWHERE
-        return jax.tree.map(lambda leaf: whole(leaf, spec), part)
-
-    return jax.tree.map(wholes, of_shard, is_leaf=lambda part: isinstance(part, KeysValues))
+    wholes = lambda spec, part: jax.tree.map(lambda leaf: whole(leaf, spec), part)
+    return jax.tree.map(wholes, sharded.specs_of_state(of_shard), of_shard)
 
 
-@needs_compiler
-def test_a_step_over_two_gpus(mesh):
-    config = qwen3("qwen3-8b")
-    decoder = dataclasses.replace(config.decoder, num_layers=TARGET_LAYERS)
-    config = dataclasses.replace(config, decoder=decoder)
-    draft = dflash_for(config, num_layers=DRAFTER_LAYERS)
-    draft = dataclasses.replace(draft, target_layer_ids=(0, 1))
+def compiled_step(target, draft, mesh: Mesh) -> tuple[str, Models]:
+    """The text of a decode step of these models, and the models of one shard."""
     shards = Shards(DEVICES)
-    target, of_target = spread(Qwen3(config, (0, 1), jnp.bfloat16), shards)
+    target, of_target = spread(target, shards)
     drafter, of_drafter = spread(DFlash(draft, jnp.bfloat16), shards)
     models = Models(target, (DFlashProposer(drafter),), PAGE_SIZE)
     params = {"target": of_target, "drafter": of_drafter}
@@ -97,9 +90,59 @@ def test_a_step_over_two_gpus(mesh):
     static = {"drafting": Drafting(0, draft.block_size), "draws": False}
     step = sharded.step_over_shards(decode_step, models, params, state, 2, static)
     traced = step.trace(params, state, integers, integers)
-    text = compiled(traced.lower(lowering_platforms=("cuda",))).as_text()
+    return compiled(traced.lower(lowering_platforms=("cuda",))).as_text(), models
+
+
+def drafter_of(config, layer_ids: tuple[int, ...]):
+    draft = dflash_for(config, num_layers=DRAFTER_LAYERS)
+    return dataclasses.replace(draft, target_layer_ids=layer_ids)
+
+
+def kernels_in(text: str) -> int:
+    return len(re.findall(r'custom_call_target="mosaic_gpu', text))
+
+
+def sums_in(text: str) -> int:
+    return len(re.findall(r" all-reduce(?:-start)?\(", text))
+
+
+def said_of(target, width: int) -> dict[str, str]:
+    """What the engine says of each op of the target: what runs it, or why no kernel does."""
+    choices = dict(target.kernel_choices(SLOTS, width, PAGE_SIZE))
+    return {op: choice.reason or choice.implementation for op, choice in choices.items()}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-8b-fp8"])
+def test_a_step_over_two_gpus(mesh, name):
+    config = qwen3(name)
+    decoder = dataclasses.replace(config.decoder, num_layers=TARGET_LAYERS)
+    config = dataclasses.replace(config, decoder=decoder)
+    draft = drafter_of(config, (0, 1))
+    text, models = compiled_step(Qwen3(config, (0, 1), jnp.bfloat16), draft, mesh)
     layers = TARGET_LAYERS + DRAFTER_LAYERS
-    kernels = re.findall(r'custom_call_target="mosaic_gpu', text)
-    assert len(kernels) == 2 * layers + DRAFTER_LAYERS, "queries, attention, and context"
-    sums = re.findall(r" all-reduce(?:-start)?\(", text)
-    assert len(sums) == 2 * layers + 2, "two per layer, one per embedding"
+    products = 4 * TARGET_LAYERS if config.decoder.fp8 else 0
+    assert kernels_in(text) == 2 * layers + DRAFTER_LAYERS + products, (
+        "queries, attention, and context; each product with a matrix in 8 bits"
+    )
+    assert sums_in(text) == 2 * layers + 2, "two per layer, one per embedding"
+    said = said_of(models.target, draft.block_size)
+    assert said["dense_chain"] == SHARDED and said["paged_attention"] == "mosaic"
+    assert said.get("fp8_product", "mosaic") == "mosaic"
+
+
+@needs_compiler
+def test_a_step_of_a_hybrid_over_two_gpus(mesh):
+    config = qwen35("qwen3.5-4b")
+    decoder = dataclasses.replace(config.decoder, num_layers=4)
+    config = dataclasses.replace(config, decoder=decoder, layer_kinds=config.layer_kinds[:4])
+    draft = drafter_of(config, (0, 1))
+    text, models = compiled_step(Qwen35(config, (0, 1), jnp.bfloat16), draft, mesh)
+    attending, recurrent = 1 + DRAFTER_LAYERS, 3
+    assert kernels_in(text) == 2 * attending + DRAFTER_LAYERS + 2 * recurrent, (
+        "queries, attention, and context; reading a block, and folding in what is kept of it"
+    )
+    assert sums_in(text) == 2 * (attending + recurrent) + 2, "two per layer, one per embedding"
+    said = said_of(models.target, draft.block_size)
+    kernels = ("paged_attention", "delta_read", "delta_fold", "delta_prefill")
+    assert {said[op] for op in kernels} == {"mosaic"} and said["dense_chain"] == SHARDED

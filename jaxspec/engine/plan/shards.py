@@ -8,11 +8,13 @@ import jax
 
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.shards import Shards
 from jaxspec.models.drafter import DrafterModule
-from jaxspec.models.qwen3 import Qwen3
-from jaxspec.models.sharding import Shardable, cut_sizes
+from jaxspec.models.sharding import Shardable, block_sides, cut_sizes
+from jaxspec.models.targets import CheckpointTarget
 from jaxspec.proposers.drafters import drafter_in
+from pallas_kernels.fp8_product import BLOCK
 
 OPTION = "tensor_parallel_size"
 
@@ -23,16 +25,12 @@ def with_shards(models: Models, shards: Shards) -> Models:
         return models
     _refuse(models, shards.count)
     target = models.target
-    if not isinstance(target, Qwen3):
+    if not isinstance(target, CheckpointTarget):
         raise UsageError(
             f"{OPTION} is {shards.count}, but the target is a {type(target).__name__}; expected a "
-            "Qwen3, or 1"
+            "Qwen3 or Qwen35, or 1"
         )
-    if target.config.decoder.fp8 is not None:
-        raise UsageError(
-            f"{OPTION} is {shards.count}, but the target's weights are in FP8; expected 1, or a "
-            "target in 16 bits"
-        )
+    _refuse_parts_of_blocks(target.config.decoder, shards.count)
     proposers = tuple(_cut(one, shards) for one in models.proposers)
     return dataclasses.replace(models, target=target.with_shards(shards), proposers=proposers)
 
@@ -56,10 +54,23 @@ def _refuse(models: Models, count: int) -> None:
             )
 
 
+def _refuse_parts_of_blocks(decoder: Decoder, count: int) -> None:
+    """Refuses a cut through blocks that share a scale."""
+    if decoder.fp8 is None or not decoder.fp8.blocks:
+        return
+    for name, size in block_sides(decoder).items():
+        if size // count % BLOCK:
+            raise UsageError(
+                f"{OPTION} is {count}, but of the target's {name} {size} each of them would get "
+                f"{size // count}; expected a multiple of {BLOCK}, as FP8 weights in blocks of "
+                f"{BLOCK}x{BLOCK} need it; choose fewer, or weights with a scale per channel"
+            )
+
+
 def _sizes(models: Models) -> Iterator[tuple[str, str, int]]:
     named = {"target": models.target, "drafter": drafter_in(models.proposers)}
     for name, model in named.items():
-        if isinstance(model, Qwen3 | DrafterModule):
+        if isinstance(model, CheckpointTarget | DrafterModule):
             yield from ((name, *size) for size in cut_sizes(model.config).items())
 
 

@@ -1,5 +1,6 @@
 """Compiled programs that are kept from one process to the next."""
 
+import functools
 import logging
 import pickle
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import serialize_executable
 
 from jaxspec.engine.programs.files import KeptFiles, open_files
@@ -54,6 +56,8 @@ class ProgramStore:
         """The program, ready to run on the first devices, or None if it cannot be loaded."""
         try:
             devices = jax.local_devices()[:num_devices]
+            if devices[0].platform == "cpu":
+                find_lapack()
             return serialize_executable.deserialize_and_load(
                 kept.executable, *kept.trees, execution_devices=devices
             )
@@ -87,6 +91,15 @@ class ProgramStore:
             log.warning("a compiled program is not kept: %s", str(error).partition("\n")[0])
             return
         self.files.write(fingerprint, content)
+
+
+@functools.cache
+def find_lapack() -> None:
+    """Lets JAX find the functions of LAPACK, with which a CPU solves triangular systems. It does so
+    when it compiles a program that calls them; a loaded one would call what was never found, which
+    ends the process."""
+    one = jnp.ones((1, 1))
+    jax.block_until_ready(jax.lax.linalg.triangular_solve(one, one, left_side=True))
 
 
 def open_store(chosen: CacheDir) -> ProgramStore | None:

@@ -3,8 +3,6 @@
 import dataclasses
 from functools import partial
 
-import jax
-
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Plan
@@ -14,11 +12,10 @@ from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup import memory
 from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.setup.processes import as_first_process
-from jaxspec.engine.setup.room import check_room, new_state
+from jaxspec.engine.setup.room import bytes_of_state, check_room, new_state
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
-from jaxspec.models.parameters import num_bytes
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
 from jaxspec.sampling import PIECE
@@ -55,13 +52,11 @@ def _pages_that_fit(models: Models, params: Params, plan: Plan, memory_fraction:
     if free is None:
         return useful
 
-    def bytes_of_state(pages: int) -> int:
-        sized = dataclasses.replace(plan, num_pages=pages + 1)
-        return num_bytes(jax.eval_shape(partial(new_state, models, sized)))
-
-    per_page = bytes_of_state(1) - bytes_of_state(0)
+    with_pages = lambda pages: dataclasses.replace(plan, num_pages=pages + 1)
+    none, one = (bytes_of_state(models, with_pages(pages)) for pages in (0, 1))
+    per_page = one - none
     return memory.pages_that_fit(
-        free - bytes_of_state(0),
+        free - none,
         per_page,
         useful,
         _temporary_bytes(models, params, plan),

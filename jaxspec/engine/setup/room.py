@@ -38,12 +38,17 @@ def check_room(models: Models, plan: Plan) -> None:
             f"{_what(plan)} are more than the {LARGEST_POOL} positions that a cache can have; "
             f"{REMEDY}"
         )
-    needed, limit = num_bytes(jax.eval_shape(partial(_empty, models, plan))), _device_bytes()
+    needed, limit = bytes_of_state(models, plan), _device_bytes()
     if limit is not None and needed > limit:
         raise LoadError(
             f"{_what(plan)} need {needed / 1e9:.1f} GB, the device has {limit / 1e9:.1f} GB; "
             f"{REMEDY}"
         )
+
+
+def bytes_of_state(models: Models, plan: Plan) -> int:
+    """Bytes of an empty state on each device."""
+    return num_bytes(jax.eval_shape(partial(_empty, models, plan)))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Steps over several devices: each device runs the whole step on its shards.
 
-Parameters are spread as they were placed. Of the state only pages are cut, along the heads; the
-rest, page tables among it, is equal on every device, as are all inputs and results.
+Parameters are spread as they were placed. Of the state only what layers keep is cut, along the
+heads: pages, and the states of recurrent layers. The rest, page tables among it, is equal on every
+device, as are all inputs and results.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.cache.keys_values import KeysValues
+from jaxspec.cache.states import States
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step
 from jaxspec.layers.shards import AXIS
@@ -21,13 +23,21 @@ from jaxspec.models.sharding import mesh_of
 EVERYWHERE = PartitionSpec()
 PAGES = PartitionSpec(None, None, AXIS, None)
 """pages, page_size, kv_heads, head_dim"""
+STATES = {
+    "matrices": PartitionSpec(None, AXIS, None, None),
+    "tails": PartitionSpec(None, None, AXIS),
+    "written": PartitionSpec(None, None, AXIS),
+}
+"""By the fields of `States`: slots, value_heads, key_dim, value_dim; slots, recent, channels, which
+are each device's queries, keys and values beside each other; and in the rows of a block that is not
+committed yet, whatever follows batch and width."""
 
 
 def step_over_shards(
     step: Step, models: Models, params: Any, state: Any, num_inputs: int, static: dict[str, Any]
 ) -> Any:
     """A step as a jitted function of parameters, state and inputs. The state is donated."""
-    of_state = _specs_of_state(state)
+    of_state = specs_of_state(state)
     takes = (_specs_of_params(params), of_state, *[EVERYWHERE] * num_inputs)
     gives = (of_state, EVERYWHERE)
 
@@ -39,7 +49,7 @@ def step_over_shards(
 
 def state_over_shards(make: Callable[[], Any], count: int) -> Callable[[], Any]:
     """A function that makes the state of one shard, as one that makes that of all."""
-    return _over_shards(make, count, (), _specs_of_state(jax.eval_shape(make)))
+    return _over_shards(make, count, (), specs_of_state(jax.eval_shape(make)))
 
 
 def _over_shards(
@@ -69,8 +79,22 @@ def _specs_of_params(params: Any) -> Any:
     return jax.tree.map(spec, params)
 
 
-def _specs_of_state(state: Any) -> Any:
+def specs_of_state(state: Any) -> Any:
     """A spec in the place of every cache and of every other array."""
-    is_cache = lambda part: isinstance(part, KeysValues)
-    spec = lambda part: PAGES if is_cache(part) else EVERYWHERE
-    return jax.tree.map(spec, state, is_leaf=is_cache)
+    return jax.tree.map(_spec_of, state, is_leaf=_is_cut)
+
+
+def _spec_of(part: Any) -> Any:
+    if isinstance(part, States):
+        is_field = lambda below: below is not part  # a step may give `written` or take it away
+        return jax.tree.map_with_path(_spec_of_states, part, is_leaf=is_field)
+    return PAGES if isinstance(part, KeysValues) else EVERYWHERE
+
+
+def _spec_of_states(path: Any, field: Any) -> PartitionSpec:
+    return STATES[path[-1].name]
+
+
+def _is_cut(part: Any) -> bool:
+    """Whether this part of a state is the cache of a layer, of which each device has its heads."""
+    return isinstance(part, KeysValues | States)

@@ -21,7 +21,6 @@ from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.axes import shard_of
-from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.shards import Shards
 from jaxspec.models.parameters import parameter_axes
 from jaxspec.proposers.lookup import Lookup
@@ -133,20 +132,21 @@ def test_a_model_of_one_s_own_is_refused():
     with_own = Models.__new__(Models)
     object.__setattr__(with_own, "target", target())
     object.__setattr__(with_own, "proposers", ())
-    with pytest.raises(UsageError, match="the target is a OwnTarget; expected a Qwen3"):
+    with pytest.raises(UsageError, match="the target is a OwnTarget; expected a Qwen3 or"):
         with_shards(with_own, Shards(2))
     lookup = Lookup(3, 3, 1, 2, "recent", 100)
     kept = with_shards(dataclasses.replace(models, proposers=(lookup,)), Shards(2))
     assert kept.proposers == (lookup,)
 
 
-def test_a_target_in_8_bits_is_refused():
-    models = wide_models().models
+@pytest.mark.parametrize("name", ["key_heads", "value_heads"])
+def test_heads_of_recurrent_layers_are_named(name):
+    models = wide_models("hybrid").models
     config = models.target.config
-    decoder = dataclasses.replace(config.decoder, fp8=Fp8(blocks=True))
-    target = models.target.clone(config=dataclasses.replace(config, decoder=decoder))
-    with pytest.raises(UsageError, match="weights are in FP8; expected 1, or a target in 16 bits"):
-        with_shards(dataclasses.replace(models, target=target), Shards(2))
+    config = dataclasses.replace(config, delta=dataclasses.replace(config.delta, **{name: 6}))
+    target = models.target.clone(config=config)
+    with pytest.raises(UsageError, match=f"target has linear_num_{name} 6; expected a divisor"):
+        with_shards(dataclasses.replace(models, target=target), Shards(4))
 
 
 def test_parameters_for_another_number_are_refused():

@@ -7,11 +7,9 @@ import jax
 import pytest
 from golden_pair import GOLDENS, budget, check_golden, golden_engine, trajectories
 
-from jaxspec.engine.setup.load_models import open_models
-from jaxspec.errors import UsageError
-
 DRAFTERS = ["a", "as", "anchor_first", "dflash2", "dflash2_speculators", "dspark", "eagle3"]
 IN_8_BITS = "fp8-block"
+"""In `test_sharded_fp8.py`."""
 BUDGETS = [48, 5, 29, 1, 40]
 
 
@@ -22,12 +20,6 @@ def test_there_are_four_devices():
 def test_no_golden_pair_is_left_out():
     folders = {path.parent.name for path in GOLDENS.glob("*/draft")}
     assert folders == {*DRAFTERS, IN_8_BITS}
-
-
-def test_the_pair_in_8_bits_is_refused():
-    target, draft = (GOLDENS / IN_8_BITS / name for name in ("target", "draft"))
-    with pytest.raises(UsageError, match="weights are in FP8; expected 1"):
-        open_models(target, draft, dtype="float32", tensor_parallel_size=2)
 
 
 def golden_run(which: str, **options):

@@ -8,7 +8,10 @@ import pytest
 from wide_models import MIXED, PROMPTS, facts, wide_engine
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.setup import build
 from jaxspec.engine.step import compiled
+from jaxspec.models.parameters import num_bytes
+from jaxspec.models.sharding import on_one_device
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 KINDS = {"dflash": (2, 4), "eagle3": (4,)}
@@ -66,6 +69,21 @@ def test_memory_is_divided():
             assert {s.data.size * 4 for s in kernel.addressable_shards} == {kernel.size}
         scale = layer[name]["norm"]["scale"]
         assert {shard.data.size for shard in scale.addressable_shards} == {scale.size}
+
+
+@pytest.mark.parametrize("kind", ["dflash", "hybrid"])
+def test_pages_are_planned_for_what_each_device_keeps(kind, monkeypatch):
+    """A page takes half as much on each of two devices, so there are twice as many."""
+    free = 700_000
+    monkeypatch.setattr(build.memory, "free_bytes", lambda share, devices: free)
+    monkeypatch.setattr(build, "_temporary_bytes", lambda *_: 0)
+    for devices in (1, 2):
+        engine = wide_engine(devices, kind, max_model_len=1000, prefill_chunk=32)
+        state = on_one_device(engine.loop.device.state)
+        pages = [p for p in jax.tree.leaves(state) if p.shape[:2] == (engine.total_pages + 1, 16)]
+        per_page = sum(p.size * 4 for p in pages) / (engine.total_pages + 1)
+        left = free - num_bytes(state)
+        assert 0 <= left < per_page
 
 
 def test_a_prompt_that_began_alike_is_found():

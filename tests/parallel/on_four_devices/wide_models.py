@@ -7,9 +7,10 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.rope import Rope
 from jaxspec.measure.engines import random_models
-from jaxspec.models.config import DrafterConfig, Qwen3Config
+from jaxspec.models.config import DrafterConfig, Qwen3Config, Qwen35Config
 from jaxspec.models.presets import drafter_for
 
 VOCAB, HIDDEN = 512, 64
@@ -25,6 +26,13 @@ DECODER = Decoder(
     max_position_embeddings=400,
 )
 TARGET = Qwen3Config(DECODER, VOCAB, tie_word_embeddings=False)
+HYBRID = Qwen35Config(
+    dataclasses.replace(DECODER, rope=Rope(1e4, rotated=4), wide_norms=True),
+    DeltaSizes(key_heads=4, value_heads=8, key_dim=8, value_dim=16, taps=4),
+    layer_kinds=("delta", "attention"),
+    vocab_size=VOCAB,
+    tie_word_embeddings=False,
+)
 
 PROMPTS = [[5, 9, 33, 9, 70], [8, 1, 2] * 9, [100] * 3, [4, 5, 6, 7] * 12]
 MIXED = [
@@ -40,6 +48,9 @@ MIXED = [
 
 @functools.cache
 def wide_models(kind: str = "dflash") -> Opened:
+    """A target and a drafter of this kind; "hybrid" is a Qwen3.5 with a DFlash drafter."""
+    if kind == "hybrid":
+        return random_models(HYBRID, _drafter("dflash"), "float32")
     return random_models(TARGET, _drafter(kind), "float32")
 
 
