@@ -153,8 +153,20 @@ def _halts(ledger: Ledger, request: Request) -> tuple[int, ...]:
     if states is None or chain is None or request.reads_whole_prompt:
         return ()
     known = chain.pages + len(page_index.known_pages(index, chain, request.context))
-    ends = known * index.page_size, len(request.prompt) - 1
+    ends = [known * index.page_size, len(request.prompt) - 1]
+    if _is_being_read(ledger, request, (known + 1) * index.page_size):
+        ends = ends[1:]  # the known pages end where another one's reading is
     return tuple(sorted({at for at in map(states.last_boundary, ends) if at > request.prefilled}))
+
+
+def _is_being_read(ledger: Ledger, request: Request, length: int) -> bool:
+    """Whether another request reads a text just now that begins with so many of the same tokens."""
+    text = request.context[:length]
+    return any(
+        other.context[:length] == text and other.cache_salt == request.cache_salt
+        for other in ledger.running.values()
+        if other.id != request.id and not other.is_prefilled
+    )
 
 
 # Steps

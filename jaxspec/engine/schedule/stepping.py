@@ -138,7 +138,8 @@ class Stepping:
             self._copy_state(self._slot_of(request), self.plan.first_snapshot + row)
 
     def _copy_state(self, source: int, target: int) -> None:
-        self.device.run(copy_step, self.device.integers((source, target), (2,), 0))
+        rows = (self.device.integers((row,), (), 0) for row in (source, target))
+        self.device.run(copy_step, *rows)
 
     @staticmethod
     def _slot_of(request: Request) -> int:

@@ -45,7 +45,8 @@ def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[
     """Functions that run on a device what the loop would run, one for each program."""
     yield lambda device: device.run(admit_step, _admission(plan))
     if plan.num_snapshots:
-        yield lambda device: device.run(copy_step, jax.ShapeDtypeStruct((2,), jnp.int32))
+        row = jax.ShapeDtypeStruct((), jnp.int32)
+        yield lambda device: device.run(copy_step, row, row)
     scored = (False, True) if scores else (False,)
     for (batch, width), score in itertools.product(plan.shapes.prefill_shapes, scored):
         empty = partial(prompt_chunk, [], batch, width, padding_slot=0, scored=score)

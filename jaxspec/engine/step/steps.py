@@ -77,11 +77,14 @@ def admit_step(
 
 
 def copy_step(
-    models: Models, params: Params, state: EngineState, rows: Int[Array, "2"]
+    models: Models,
+    params: Params,
+    state: EngineState,
+    source: Int[Array, ""],
+    target: Int[Array, ""],
 ) -> tuple[EngineState, None]:
-    """Copies what layers keep per request, from the first of these rows of the cache to the second.
-    A row is a slot, or behind the slots one that holds a saved state."""
-    source, target = rows
+    """Copies what layers keep per request, from one row of the cache to another. A row is a slot,
+    or behind the slots one that holds a saved state."""
     return dataclasses.replace(state, cache=state.cache.with_row_copied(source, target)), None
 
 
