@@ -120,7 +120,14 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "max_batch", default=None, help=at_once)
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
     add_flags(
-        group, EngineOptions, "prefix_caching", "exact", "driver", "kernels", "fp8_activations"
+        group,
+        EngineOptions,
+        "prefix_caching",
+        "num_snapshots",
+        "exact",
+        "driver",
+        "kernels",
+        "fp8_activations",
     )
     add_flags(group, EngineOptions, "tensor_parallel_size")
     add_flags(group, Together, "coordinator", metavar="HOST:PORT")

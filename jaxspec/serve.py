@@ -77,6 +77,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "max_model_len", "page_size", "num_pages", "memory_fraction")
     cached = argparse.BooleanOptionalAction
     add_flags(group, EngineOptions, "prefix_caching", action=cached)
+    add_flags(group, EngineOptions, "num_snapshots")
     add_flags(group, EngineOptions, "exact", "driver", "kernels", "fp8_activations")
     add_flags(group, EngineOptions, "tensor_parallel_size")
     add_flags(group, EngineOptions, "prefill_chunk", "prefill_budget")

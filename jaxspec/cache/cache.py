@@ -21,6 +21,7 @@ import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax
+from jaxtyping import Array, Int
 
 from jaxspec.cache.block import Block
 
@@ -33,6 +34,16 @@ class LayerCache(Protocol):
         """Keeps the first `block.counts` tokens of the block that was written last, and drops the
         others. `block` is that block, with the same or smaller counts."""
         ...
+
+
+@runtime_checkable
+class CopiesRows(Protocol):
+    """The cache of a layer that keeps something in a row per slot, which can be saved in another
+    row and brought back."""
+
+    def with_row_copied[Itself](
+        self: Itself, source: Int[Array, ""], target: Int[Array, ""]
+    ) -> Itself: ...
 
 
 @jax.tree_util.register_dataclass
@@ -57,6 +68,20 @@ class Cache[Layer: LayerCache]:
     def commit(self, block: Block) -> "Cache[Layer]":
         """Commits the same tokens in every layer."""
         return Cache(tuple(layer.commit(block) for layer in self.layers))
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether everything lies in pages or in rows that can be copied."""
+        return all(_is_in_pages(one) or isinstance(one, CopiesRows) for one in self.layers)
+
+    def with_row_copied(self, source: Int[Array, ""], target: Int[Array, ""]) -> "Cache[Layer]":
+        """With what layers keep in one row in another one, too. Pages stay as they are."""
+        return Cache(
+            tuple(
+                layer.with_row_copied(source, target) if isinstance(layer, CopiesRows) else layer
+                for layer in self.layers
+            )
+        )
 
 
 def _is_in_pages(layer: LayerCache) -> bool:

@@ -72,7 +72,7 @@ class Ends:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class States:
-    """The states of one layer, for every slot."""
+    """The states of one layer: of every slot, and behind these the saved ones, if there are any."""
 
     matrices: Matrices
     """Float32, as the sums of a long text need it."""
@@ -85,6 +85,11 @@ class States:
         assert self.written is not None, "nothing was written since the last commit"
         with jax.named_scope("delta_fold"):
             return self.written.added_to(self, block)
+
+    def with_row_copied(self, source: Int[Array, ""], target: Int[Array, ""]) -> "States":
+        assert self.written is None, "states are copied between steps"
+        copied = lambda rows: rows.at[target].set(rows[source])
+        return States(copied(self.matrices), copied(self.tails))
 
     def tails_before(self, block: Block) -> Float[Array, "batch recent channels"]:
         """Those of the block's requests: zeros at the start of a text."""

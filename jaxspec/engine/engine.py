@@ -128,6 +128,7 @@ class Engine(TextGeneration):
             self.options,
             method="none",
             num_pages=self.total_pages,
+            num_snapshots=self.plan.num_snapshots,
             driver=self.plan.driver,
             # These two would have no effect, which the log would say.
             adaptive=False,

@@ -29,6 +29,7 @@ PHASE_OF_MODULE = {
     "jit_verify_step": "verify",
     "jit_commit_step": "commit",
     "jit_admit_step": "admit",
+    "jit_copy_step": "admit",
 }
 UNKNOWN = "(no scope)"
 

@@ -27,6 +27,43 @@ def check_book(book: PageBook, num_pages: int) -> None:
         "a page without an entry is handed out after one with an entry"
     )
 
+    if index.states is not None:
+        check_saved(book)
+
+
+def check_saved(book: PageBook) -> None:
+    """Every row is free or holds the state of one text that can be found, or that its reader is
+    about to make known."""
+    states = book.index.states
+    rows = [one.row for one in states.of_texts.values()]
+    assert sorted([*rows, *states.free]) == list(range(states.total))
+    for key, one in states.of_texts.items():
+        assert key in book.index.entries or one.by in book.held, "nobody can find this state"
+
+
+def whole_text(book: PageBook, key) -> tuple[int, ...] | None:
+    """All tokens up to the end of a page; None if an entry before it is gone."""
+    by_serial = {entry.serial: key for key, entry in book.index.entries.items()}
+    parent, tokens = key
+    if parent is None or isinstance(parent, str):
+        return tokens[: book.page_size]
+    before = whole_text(book, by_serial[parent]) if parent in by_serial else None
+    return None if before is None else (*before, *tokens[: book.page_size])
+
+
+def check_states(book: PageBook, rows: list[tuple[int, ...]], first: int) -> int:
+    """Rows from `first` on hold the states of the texts that the book says. How many of these were
+    compared as a whole."""
+    whole = 0
+    for key, one in book.index.states.of_texts.items():
+        state, tokens = rows[first + one.row], whole_text(book, key)
+        if tokens is not None:
+            whole += 1
+            assert state == tokens, f"row {one.row} holds another state"
+        assert len(state) % book.page_size == 0
+        assert state[-book.page_size :] == key[1][: book.page_size]
+    return whole
+
 
 def check_contents(book: PageBook, *pools: np.ndarray) -> None:
     """Pages with an entry hold its tokens, in the target's pool and the drafter's."""

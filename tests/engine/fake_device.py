@@ -5,6 +5,7 @@ page table, so a page in two hands, a row too few or a stale row changes what co
 """
 
 import dataclasses
+import math
 import zlib
 
 import jax
@@ -101,6 +102,8 @@ class FakeState(EngineState):
         put("last_tokens", np.zeros(slots, int))
         put("seeds", np.zeros(slots, int))
         put("deleted", False)
+        # What a recurrent layer would hold of each row's text; some rows are of no slot.
+        put("states", [()] * (slots + plan.num_snapshots) if plan.saves_every else None)
 
     @property
     def page_size(self) -> int:
@@ -111,6 +114,13 @@ class FakeState(EngineState):
         for name, value in vars(self).items():
             object.__setattr__(twin, name, value.copy() if hasattr(value, "copy") else value)
         return twin
+
+    def keep(self, slot: int, start: int, tokens: list[int]) -> None:
+        """A recurrent layer goes on from its state of exactly the tokens before."""
+        if self.states is not None and tokens:
+            before = self.states[slot] if start else ()
+            assert list(before) == self.read(self.cells, slot, start), "another text's state"
+            self.states[slot] = (*before, *tokens)
 
     def read(self, pool: np.ndarray, slot: int, rows: int) -> list[int]:
         return [int(pool[self.cell(slot, at)]) for at in range(rows)]
@@ -219,7 +229,7 @@ class FakeDevice(Device):
         self.discard_state()
 
     def _is_cursed(self, step: str, inputs: tuple) -> bool:
-        if step in ("admit_step", "replace_step"):
+        if step in ("admit_step", "copy_step", "replace_step"):
             return False
         slots = inputs[0].slots if step == "prefill_step" else inputs[0]
         tokens = inputs[0].tokens if step == "prefill_step" else np.zeros(0)
@@ -250,11 +260,15 @@ class FakeDevice(Device):
         hot = float(admission.sampling.temperature) > 0
         state.seeds[slot] = int(admission.sampling.seed) + 1 if hot else 0
 
+    def copy_step(self, state, source, target):
+        state.states[int(target)] = state.states[int(source)]
+
     def prefill_step(self, state, chunk):
         columns = chunk.slots, chunk.starts, chunk.counts, chunk.known
         rows = zip(*(np.asarray(x).tolist() for x in columns))
         said = []
         for tokens, (slot, start, count, known) in zip(np.asarray(chunk.tokens).tolist(), rows):
+            state.keep(slot, start, tokens[:count])
             state.write(state.cells, slot, start, tokens[:count])
             state.write(state.context, slot, start, tokens[:count])
             end, seed = start + count, int(state.seeds[slot])
@@ -323,6 +337,7 @@ class FakeDevice(Device):
                 continue
             length = int(state.lengths[slot])
             kept = state.read(state.cells, slot, length + int(emitted[row]))[length:]
+            state.keep(slot, length, kept)
             state.write(state.context, slot, length, kept)
             state.lengths[slot] += emitted[row]
             state.last_tokens[slot] = max(verified.tokens[row, emitted[row] - 1], 0)
@@ -375,11 +390,14 @@ def fake_engine(
     prefill_budget: int = 15,
     adaptive: bool = False,
     prefix_caching: bool = True,
+    num_snapshots: int = 0,
 ) -> Engine:
     uses = METHODS[method]
     on_device = uses.device is not None and driver == "overlapped"
     host_drafts = uses.host is not None and not on_device
     widths = (1, 2, WIDTH) if adaptive and uses.drafter else ()
+    shapes = shapes_for(num_slots, prefill_chunk, exact)
+    halts = math.lcm(page_size, shapes.widest_chunk) if exact else page_size
     plan = Plan(
         method=method,
         driver=driver,
@@ -390,7 +408,7 @@ def fake_engine(
         max_model_len=max_model_len,
         page_size=page_size,
         num_pages=num_pages,
-        shapes=shapes_for(num_slots, prefill_chunk, exact),
+        shapes=shapes,
         widths=widths,
         proposer=0 if uses.drafter or on_device else None,
         drafter=uses.drafter,
@@ -399,6 +417,8 @@ def fake_engine(
         reads_before_decoding=host_drafts or driver == "lockstep",
         prefill_budget=prefill_budget,
         prefix_caching=prefix_caching,
+        saves_every=halts if num_snapshots else 0,
+        num_snapshots=num_snapshots,
     )
     device = FakeDevice(fake_models(), plan)
     proposer = Guesser() if uses.host is not None else None

@@ -11,7 +11,8 @@ from jaxspec.engine.step.observer import StepObserver
 
 
 class Poisoner(StepObserver):
-    """Writes NaN into the states of all slots without a request, and of those about to begin."""
+    """Writes NaN into the states of all slots without a request, and of those about to begin, and
+    into rows for saved states that hold none."""
 
     def __init__(self, engine):
         self.engine, self.count = engine, 0
@@ -22,6 +23,7 @@ class Poisoner(StepObserver):
         idle = np.asarray(state.lengths) == 0
         idle[[slot for slot in range(len(idle)) if slot not in self._taken()]] = True
         self.count += int(idle.sum())
+        idle = np.concatenate([idle, self._unsaved()])
         loop.device.state = dataclasses.replace(
             state,
             cache=jax.tree.map(
@@ -30,6 +32,12 @@ class Poisoner(StepObserver):
                 is_leaf=lambda part: isinstance(part, States),
             ),
         )
+
+    def _unsaved(self) -> np.ndarray:
+        states = self.engine.loop.ledger.book.index.states
+        unsaved = np.zeros(self.engine.plan.num_snapshots, bool)
+        unsaved[[] if states is None else [*states.free]] = True
+        return unsaved
 
     def _taken(self) -> set[int]:
         return {request.slot for request in self.engine.loop.ledger.running.values()}

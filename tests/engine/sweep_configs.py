@@ -85,7 +85,17 @@ def fakes() -> dict[str, Config]:
         )
         for driver, name in (("lockstep", "dflash+ngram"), ("overlapped", "adaptive"))
     }
-    return configs | recovering
+    saving = {
+        "overlapped dflash, saved states": Config(
+            partial(fake_engine, num_snapshots=2), fake_asks("dflash")
+        ),
+        "lockstep dflash+ngram, saved states after a fault": Config(
+            partial(_failing, "lockstep", METHODS["dflash+ngram"] | {"num_snapshots": 2}),
+            fake_asks("dflash+ngram"),
+            recovers=True,
+        ),
+    }
+    return configs | recovering | saving
 
 
 def each_line_once(configs: dict[str, Config]) -> dict[str, list[Injection]]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 
-from book_checks import check_book, check_contents
+from book_checks import check_book, check_contents, check_states
 from fake_device import FakeState, Guesser
 
 import jaxspec.engine
@@ -283,6 +283,8 @@ def _check_nothing_is_leaked(engine: Engine) -> None:
     state = loop.device.state
     if isinstance(state, FakeState) and loop.trusted and not state.deleted:
         check_contents(left.book, state.cells, state.context)
+        if left.book.index.states is not None:
+            check_states(left.book, state.states, loop.plan.first_snapshot)
 
 
 # Raising at a line

@@ -132,14 +132,6 @@ def test_after_a_fault_texts_are_read_again(plain, method, at):
     assert tokens(outputs) == tokens(plain)
 
 
-def test_a_prefix_cache_is_not_made(caplog):
-    caplog.set_level("INFO", "jaxspec")
-    engine = hybrid_engine(prefix_caching=True)
-    assert "keep something per request" in caplog.text
-    first, second = (engine.generate(PROMPTS[3], budget(4)) for _ in range(2))
-    assert first.token_ids == second.token_ids and second.stats.cached_tokens == 0
-
-
 def test_a_drafter_reads_features_of_both_kinds_of_layers():
     target = opened().models.target
     kinds = {target.config.layer_kinds[layer] for layer in target.capture}

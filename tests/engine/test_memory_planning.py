@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from golden_pair import golden_engine, opened
 
-from jaxspec.engine.setup import build, memory
+from jaxspec.engine.setup import memory, pools
 from jaxspec.errors import LoadError
 
 GIB = 2**30
@@ -68,9 +68,9 @@ def test_an_engine_takes_what_the_target_and_the_drafter_keep_in_a_page(monkeypa
     page_size = 16
     per_page = 4 * page_size * (numbers(target) + numbers(drafter))
     monkeypatch.setattr(
-        build.memory, "free_bytes", lambda share, devices: int((1.5 + 100 * share) * per_page)
+        pools.memory, "free_bytes", lambda share, devices: int((1.5 + 100 * share) * per_page)
     )
-    monkeypatch.setattr(build, "_temporary_bytes", lambda models, params, plan: 20 * per_page)
+    monkeypatch.setattr(pools, "_temporary_bytes", lambda models, params, plan: 20 * per_page)
     engine = golden_engine(page_size=page_size, memory_fraction=1.0)
     assert engine.total_pages == 80
     assert golden_engine(page_size=page_size, memory_fraction=0.5).total_pages == 30

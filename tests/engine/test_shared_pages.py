@@ -10,6 +10,7 @@ import pytest
 from book_checks import check_book
 
 from jaxspec.engine.schedule import page_index, pages
+from jaxspec.engine.schedule.saved_states import new_states
 
 SIZE = 4
 SALTS = (None, None, "a", "b")
@@ -127,11 +128,14 @@ class Walk:
     of a request the salt and all tokens up to the end of the page, as keys and values depend on
     all of them, and if they depend on the token after it (`ahead` 1), up to that."""
 
-    def __init__(self, seed: int, num_pages: int, ahead: int = 0):
+    def __init__(self, seed: int, num_pages: int, ahead: int = 0, snapshots: int = 0):
         self.random = random.Random(seed)
         self.num_pages = num_pages
         self.ahead = ahead
-        self.book = pages.new_book(num_pages, SIZE, ahead)
+        states = new_states(snapshots, SIZE) if snapshots else None
+        self.book = pages.new_book(num_pages, SIZE, ahead, states)
+        self.rows: dict[int, tuple] = {}
+        """Salt and tokens of the state that every row really holds."""
         self.whole: dict[int, int] = {}
         """How many pages of each request are whole."""
         self.written: dict[int, tuple] = {}
@@ -184,6 +188,7 @@ class Walk:
         self.book = pages.findable(self.book, request, salt, found)
         self.texts[request] = salt, tokens, len(found) * SIZE
         self.whole[request] = len(found)
+        self.check_state(request)
 
     def read(self) -> None:
         request = self.any()
@@ -197,10 +202,38 @@ class Walk:
                 self.texts[request] = salt, tokens, read + len(found) * SIZE
                 self.whole[request] = chain.pages + len(found)
                 self.counts["found later"] += 1
+                self.check_state(request)
                 return
-        self.write(request, min(read + self.random.randrange(1, 9), len(tokens)))
+        upto = min(read + self.random.randrange(1, 9), len(tokens))
+        if self.book.index.states is not None and self.random.random() < 0.5:
+            upto = max(read, upto // SIZE * SIZE)  # a halt
+        self.write(request, upto)
+        self.save(request)
         if page_index.has_new(self.book.index, request, self.texts[request][2]):
             self.book = pages.fill(self.book, [(request, tokens[: self.texts[request][2]])])
+
+    def check_state(self, request: int) -> None:
+        """A request that begins behind pages has a row with the state of exactly their text."""
+        salt, tokens, length = self.texts[request]
+        if self.book.index.states is not None and length:
+            row = pages.saved_row(self.book, request, length)
+            assert self.rows[row] == (salt, tokens[:length]), "the state of another text"
+
+    def save(self, request: int) -> None:
+        """The state is saved at some of the ends of pages."""
+        salt, tokens, read = self.texts[request]
+        is_end = read and read % SIZE == 0 and read < len(tokens)
+        chain = self.book.index.chains.get(request)
+        findable = chain is not None and chain.pages * SIZE < read
+        states = self.book.index.states
+        if states is None or not (is_end and findable):
+            return
+        self.book, row = pages.save(self.book, request, tokens, read)
+        if row is None:
+            self.counts["saved by another"] += 1
+            return
+        self.counts["overwritten"] += row not in states.free
+        self.rows[row] = salt, tokens[:read]
 
     def go_on(self) -> None:
         """Emits tokens, which come into the index when the request ends."""
@@ -224,6 +257,7 @@ class Walk:
     def lose_everything(self) -> None:
         """A fault: the pools are new, and whoever runs reads again."""
         self.written.clear()
+        self.rows.clear()
         self.texts = {id: (salt, tokens, 0) for id, (salt, tokens, _) in self.texts.items()}
         self.whole = dict.fromkeys(self.texts, 0)
         salts = {request: salt for request, (salt, *_) in self.texts.items()}
@@ -250,6 +284,9 @@ class Walk:
         assert set(self.book.held) == set(self.texts)
         for key, entry in self.book.index.entries.items():
             assert self.written[entry.page][1][-SIZE - self.ahead :] == key[1]
+        if self.book.index.states is not None:
+            for key, one in self.book.index.states.of_texts.items():
+                assert self.rows[one.row][1][-SIZE:] == key[1][:SIZE]
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -265,6 +302,43 @@ def test_100_000_random_operations_never_mix_up_two_texts(ahead, monkeypatch):
         counts += walk.counts
     seldom = min(counts[what] for what in ("hits", "evicted", "found later", "no room"))
     assert seldom > (100, 50)[ahead], counts
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_100_000_random_operations_never_mix_up_two_states(ahead, monkeypatch):
+    """With few rows, so that most are overwritten; that none is lost is checked with the book."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    counts: collections.Counter[str] = collections.Counter()
+    for seed, (num_pages, snapshots) in enumerate([(9, 1), (17, 2), (33, 4), (33, 40), (65, 9)]):
+        walk = Walk(seed, num_pages, ahead, snapshots)
+        for number in range(20_000):
+            walk.step()
+            if number % 50 == 0:
+                walk.check()
+        counts += walk.counts
+    names = "hits", "evicted", "found later", "no room", "overwritten", "saved by another"
+    seldom = {what: counts[what] for what in names}
+    assert min(seldom.values()) > 20, seldom
+
+
+@pytest.mark.parametrize("wrong", ["row", "boundary"])
+def test_the_oracle_notices_states_of_other_texts(wrong, monkeypatch):
+    """Its own test: a book that names another row, or says a state is of a longer text."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    if wrong == "row":
+        right = pages.saved_row
+        other = lambda *a: None if (row := right(*a)) is None else (row + 1) % 9
+        monkeypatch.setattr(pages, "saved_row", other)
+    else:
+        right_save = pages.save
+        later = lambda book, request, tokens, length: right_save(
+            book, request, tokens, min(length + SIZE, len(tokens) // SIZE * SIZE)
+        )
+        monkeypatch.setattr(pages, "save", later)
+    walk = Walk(0, 33, snapshots=9)
+    with pytest.raises((AssertionError, KeyError)):
+        for _ in range(5000):
+            walk.step()
 
 
 def test_the_oracle_notices_a_key_without_what_came_before(monkeypatch):

@@ -78,6 +78,10 @@ class EngineOptions(SpeculationOptions):
     tokens; five sizes by default."""
     prefix_caching: bool = True
     """Share what was read between prompts that begin alike."""
+    num_snapshots: int | None = None
+    """For targets with recurrent layers: how many of their states are saved for prompts that begin
+    alike; by default four for each request of `max_batch`, or on a GPU as many as fit into an
+    eighth of the memory for caches, if that is less. With 0 there is no prefix cache."""
     driver: Driver = "auto"
     """lockstep: read the result of each step before the next is launched; overlapped: launch the
     next step first; auto: overlapped on an accelerator, lockstep on a CPU."""
@@ -116,6 +120,8 @@ class EngineOptions(SpeculationOptions):
             )
         if self.num_pages is not None and self.num_pages < 1:
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
+        if self.num_snapshots is not None and self.num_snapshots < 0:
+            raise UsageError(f"num_snapshots is {self.num_snapshots}; expected None or at least 0")
         if self.kernels not in get_args(Kernels):
             expected = ", ".join(get_args(Kernels))
             raise UsageError(f"kernels is {self.kernels!r}; expected one of {expected}")
@@ -153,6 +159,7 @@ class EngineKeywords(TypedDict, total=False):
     batch_sizes: tuple[int, ...] | None
     prefill_shapes: tuple[tuple[int, int], ...] | None
     prefix_caching: bool
+    num_snapshots: int | None
     driver: Driver
     cache_dir: str | Literal[False] | None
     kernels: Kernels

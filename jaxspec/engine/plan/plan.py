@@ -110,11 +110,21 @@ class Plan:
     """Most prompt tokens that are read between two decode steps, padding among them."""
     prefix_caching: bool = False
     """Whether requests whose texts begin alike share pages."""
+    saves_every: int = 0
+    """States of layers that keep one per request are saved at multiples of so many tokens; 0 if
+    none are saved."""
+    num_snapshots: int = 0
+    """How many saved states there is room for."""
     recalls: bool = False
     """Whether a proposer has to be shown the tokens of shared pages when a request begins behind
     them."""
     looks_ahead: int = 0
     """How many tokens after a page what a proposer keeps in it depends on."""
+
+    @property
+    def first_snapshot(self) -> int:
+        """The row of the first saved state, behind the slots and the padding slot."""
+        return self.num_slots + 1
 
     @property
     def max_pages(self) -> int:

@@ -18,6 +18,7 @@ SIZES = (
     "page_size",
     "num_pages",
     "num_drafts",
+    "num_snapshots",
     "prefill_chunk",
     "prefill_budget",
     "tensor_parallel_size",

@@ -94,6 +94,8 @@ class Request:
     """Tokens of `context` that were in the cache, so that reading begins behind them."""
     cached_tokens: int = 0
     """Tokens of the prompt that were in the cache when the request was given its slot."""
+    saves_at: tuple[int, ...] = ()
+    """Where reading `context` makes a halt, so that the states of these lengths can be saved."""
     resumed: int = 0
     """Number of tokens that were emitted before the state was lost. Prefill reads them again after
     the prompt, except the newest, which is in no cache between two steps."""
@@ -139,6 +141,11 @@ class Request:
     def context(self) -> tuple[int, ...]:
         """The tokens that prefill reads."""
         return self.prompt + self.token_ids[: self.resumed - 1] if self.resumed else self.prompt
+
+    @property
+    def next_halt(self) -> int:
+        """Where the next chunk of `context` ends at the latest."""
+        return next((at for at in self.saves_at if at > self.prefilled), len(self.context))
 
     @property
     def known_next(self) -> int | None:

@@ -110,11 +110,62 @@ def _begun_behind(ledger: Ledger, request: Request, found: Sequence[Entry]) -> L
     tokens = request.prefilled + len(found) * ledger.book.page_size
     cached = max(request.cached_tokens, min(tokens, len(request.prompt)))
     begun = replace(request, prefilled=tokens, begins_at=tokens, cached_tokens=cached)
+    begun = replace(begun, saves_at=_halts(ledger, begun))
     new_hits = cached - request.cached_tokens
     return replace(
         ledger,
         running=_with(ledger.running, [begun]),
         prefix_cache_hits=ledger.prefix_cache_hits + new_hits,
+    )
+
+
+# States of layers that keep one per request
+
+
+def saved_row(ledger: Ledger, request: Request) -> int | None:
+    """The row with the state from which a request goes on that was just given what was found for
+    it; None if it needs none."""
+    return pages.saved_row(ledger.book, request.id, request.prefilled)
+
+
+def with_halts(ledger: Ledger, request: Request) -> Ledger:
+    """A running request that has read nothing yet makes its halts where they are due by now."""
+    halts = _halts(ledger, request)
+    if halts == request.saves_at:
+        return ledger
+    return replace(ledger, running=_with(ledger.running, [replace(request, saves_at=halts)]))
+
+
+def saved(ledger: Ledger, request: Request) -> tuple[Ledger, int | None]:
+    """The state of a request that has come to a halt gets a row; None if it needs none."""
+    if request.prefilled not in request.saves_at or request.id not in ledger.book.index.chains:
+        return ledger, None
+    book, row = pages.save(ledger.book, request.id, request.context, request.prefilled)
+    return replace(ledger, book=book), row
+
+
+def _halts(ledger: Ledger, request: Request) -> tuple[int, ...]:
+    """Where the states of a request are worth saving: at the end of the pages that are known
+    already, because its beginning is evidently not its own, and shortly before the end of its
+    prompt, because the prompt may come again."""
+    index = ledger.book.index
+    chain, states = index.chains.get(request.id), index.states
+    if states is None or chain is None or request.reads_whole_prompt:
+        return ()
+    known = chain.pages + len(page_index.known_pages(index, chain, request.context))
+    ends = [known * index.page_size, len(request.prompt) - 1]
+    if _is_being_read(ledger, request, (known + 1) * index.page_size):
+        ends = ends[1:]  # the known pages end where another one's reading is
+    return tuple(sorted({at for at in map(states.last_boundary, ends) if at > request.prefilled}))
+
+
+def _is_being_read(ledger: Ledger, request: Request, length: int) -> bool:
+    """Whether another request reads a text just now that begins with so many of the same tokens."""
+    text = request.context[:length]
+    return any(
+        other.context[:length] == text and other.cache_salt == request.cache_salt
+        for other in ledger.running.values()
+        if other.id != request.id and not other.is_prefilled
     )
 
 
@@ -174,8 +225,9 @@ def begun_anew(ledger: Ledger) -> Ledger:
         for request in ledger.running.values()
     ]
     salts = {r.id: r.cache_salt for r in unread if _can_be_found(ledger, r)}
-    book = pages.forgotten(ledger.book, salts)
-    return replace(ledger, book=book, running=_with(ledger.running, unread), launched=())
+    empty = replace(ledger, book=pages.forgotten(ledger.book, salts), launched=())
+    unread = [replace(request, saves_at=_halts(empty, request)) for request in unread]
+    return replace(empty, running=_with(ledger.running, unread))
 
 
 # A request ends

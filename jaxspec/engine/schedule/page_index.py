@@ -10,19 +10,24 @@ for another, whatever a page held before.
 
 If what a proposer keeps of a token depends on the token after it, the tokens of a key reach one
 token further (`looks_ahead` 1), t0 .. t64 for the first page.
+
+If a target has layers that keep one state per request, a page is found only up to the last one
+whose text has a saved state (`saved_states.py`).
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+
+from jaxspec.engine.schedule import saved_states
+from jaxspec.engine.schedule.mappings import NONE, changed, removed
+from jaxspec.engine.schedule.saved_states import SavedStates
 
 Salt = str | None
 """Texts with different salts never share an entry."""
 Key = tuple[int | Salt, tuple[int, ...]]
 """The serial number of the entry before, or the salt if there is none before; a page's tokens, and
 those after it that the page depends on."""
-NONE: MappingProxyType[Any, Any] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,8 @@ class PageIndex:
     next_serial: int = 1
     looks_ahead: int = 0
     """How many tokens after a page what lies in it depends on: 0 or 1."""
+    states: SavedStates | None = None
+    """Of layers that keep one state per request; None if the target has no such layers."""
 
     def key(self, parent: int | Salt, at: int, tokens: tuple[int, ...]) -> Key:
         """The key of the page `at` of a text."""
@@ -69,6 +76,16 @@ class PageIndex:
 
 
 def find(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry, ...]:
+    """The entries behind which a request with this text can begin, from the end of the chain on:
+    those that are known, if need be up to the last one with a saved state."""
+    known, states = known_pages(index, chain, tokens), index.states
+    if states is not None:
+        while known and index.keys[known[-1].page] not in states.of_texts:
+            known = known[:-1]
+    return known
+
+
+def known_pages(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry, ...]:
     """The entries of the whole pages of a text, from the end of the chain up to the first that is
     missing. The last token of the text is never in them: it has to be read for what follows it."""
     parent, found = chain.parent, []
@@ -86,13 +103,36 @@ def with_request(
 ) -> PageIndex:
     """A request begins, whose text begins with this chain and these entries. Its pages may get
     entries too."""
+    states = index.states
     if found:
         chain = Chain(found[-1].serial, chain.pages + len(found))
-    return dataclasses.replace(index, chains=changed(index.chains, {request: chain}))
+        if states is not None:
+            states = saved_states.used(states, index.keys[found[-1].page])
+    chains = changed(index.chains, {request: chain})
+    return dataclasses.replace(index, chains=chains, states=states)
 
 
-def without_request(index: PageIndex, request: int) -> PageIndex:
-    return dataclasses.replace(index, chains=removed(index.chains, [request]))
+def without_request(index: PageIndex, request: int, failed: bool = False) -> PageIndex:
+    """A request has ended. States that it has saved stay if they can be found, unless it failed."""
+    states = index.states
+    if states is not None:
+        keeps = lambda key: not failed and key in index.entries
+        states = saved_states.without_request(states, request, keeps)
+    return dataclasses.replace(index, chains=removed(index.chains, [request]), states=states)
+
+
+def with_state(
+    index: PageIndex, request: int, tokens: tuple[int, ...]
+) -> tuple[PageIndex, int | None]:
+    """The state behind the next page of a request that is compared with the index gets a row; None
+    if another request has saved it."""
+    states, chain = index.states, index.chains[request]
+    assert states is not None, "no layer keeps one state per request"
+    key = index.key(chain.parent, chain.pages, tokens)
+    if key in states.of_texts:
+        return dataclasses.replace(index, states=saved_states.used(states, key)), None
+    states = saved_states.saved(states, key, request)
+    return dataclasses.replace(index, states=states), states.of_texts[key].row
 
 
 def has_new(index: PageIndex, request: int, positions: int) -> bool:
@@ -132,30 +172,18 @@ def without_pages(index: PageIndex, pages: Iterable[int]) -> PageIndex:
     gone = [page for page in pages if page in index.keys]
     if not gone:
         return index
-    entries = removed(index.entries, [index.keys[page] for page in gone])
-    return dataclasses.replace(index, entries=entries, keys=removed(index.keys, gone))
+    texts, states = [index.keys[page] for page in gone], index.states
+    return dataclasses.replace(
+        index,
+        entries=removed(index.entries, texts),
+        keys=removed(index.keys, gone),
+        states=None if states is None else saved_states.without_texts(states, texts),
+    )
 
 
 def emptied(index: PageIndex, salts: Mapping[int, Salt] = NONE) -> PageIndex:
     """Without entries. From now on only pages of these requests can get some, and of requests that
     come later. Serial numbers are not given again."""
     chains = MappingProxyType({request: Chain(salt) for request, salt in salts.items()})
-    return dataclasses.replace(index, entries=NONE, keys=NONE, chains=chains)
-
-
-def changed[K, V](before: MappingProxyType[K, V], changes: Mapping[K, V]) -> MappingProxyType[K, V]:
-    """A read-only copy with changes. `copy` takes the dict as it is, where `dict(before)` would
-    compute the hash of every key."""
-    after = before.copy()
-    after.update(changes)
-    return MappingProxyType(after)
-
-
-def removed[K, V](before: MappingProxyType[K, V], keys: Collection[K]) -> MappingProxyType[K, V]:
-    """A read-only copy without some keys."""
-    if not keys:
-        return before
-    after = before.copy()
-    for key in keys:
-        after.pop(key, None)
-    return MappingProxyType(after)
+    states = None if index.states is None else saved_states.emptied(index.states)
+    return dataclasses.replace(index, entries=NONE, keys=NONE, chains=chains, states=states)

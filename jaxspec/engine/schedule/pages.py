@@ -13,15 +13,9 @@ from itertools import islice
 from types import MappingProxyType
 
 from jaxspec.engine.schedule import page_index
-from jaxspec.engine.schedule.page_index import (
-    NONE,
-    Chain,
-    Entry,
-    PageIndex,
-    Salt,
-    changed,
-    removed,
-)
+from jaxspec.engine.schedule.mappings import NONE, changed, removed
+from jaxspec.engine.schedule.page_index import Chain, Entry, PageIndex, Salt
+from jaxspec.engine.schedule.saved_states import SavedStates
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,11 +43,15 @@ class PageBook:
         return -(-positions // self.page_size)
 
 
-def new_book(num_pages: int, page_size: int, looks_ahead: int = 0) -> PageBook:
+def new_book(
+    num_pages: int, page_size: int, looks_ahead: int = 0, states: SavedStates | None = None
+) -> PageBook:
     """The book of caches with `num_pages` pages, including the trash page. What lies in a page
-    depends on so many tokens after it."""
+    depends on so many tokens after it. `states` is the book of saved states, if layers keep some.
+    """
     free = MappingProxyType(dict.fromkeys(range(1, num_pages)))
-    return PageBook(page_size, free, PageIndex(page_size, looks_ahead=looks_ahead))
+    index = PageIndex(page_size, looks_ahead=looks_ahead, states=states)
+    return PageBook(page_size, free, index)
 
 
 def can_admit(book: PageBook, positions: int, found: Sequence[Entry] = ()) -> bool:
@@ -110,10 +108,31 @@ def fill(book: PageBook, texts: Iterable[tuple[int, tuple[int, ...]]]) -> PageBo
     return dataclasses.replace(book, index=page_index.filled(book.index, with_pages))
 
 
+def saved_row(book: PageBook, request: int, length: int) -> int | None:
+    """The row with the state behind the first `length` tokens of a request, which were found for
+    it; None if none is needed."""
+    states, whole = book.index.states, length // book.page_size
+    if states is None or not whole:
+        return None
+    return states.of_texts[book.index.keys[book.held[request][whole - 1]]].row
+
+
+def save(
+    book: PageBook, request: int, tokens: tuple[int, ...], length: int
+) -> tuple[PageBook, int | None]:
+    """The state behind the first `length` tokens of a request, which it has just read, gets a row;
+    None if another request has saved it."""
+    whole_before = length - book.page_size + book.index.looks_ahead
+    book = fill(book, [(request, tokens[:whole_before])])
+    assert book.index.chains[request].pages == length // book.page_size - 1
+    index, row = page_index.with_state(book.index, request, tokens)
+    return dataclasses.replace(book, index=index), row
+
+
 def release(book: PageBook, request: int, forget: bool = False) -> PageBook:
     """Takes a request's pages back. Of those with entries the last is handed out first, so that the
     beginnings of texts live longest. With `forget`, they lose their entries."""
-    pages, index = book.held[request], page_index.without_request(book.index, request)
+    pages, index = book.held[request], page_index.without_request(book.index, request, forget)
     if forget:
         index = page_index.without_pages(index, pages)
     rest = dataclasses.replace(book, index=index, held=removed(book.held, [request]))

@@ -67,7 +67,7 @@ def choose_prefill(
     done = ledger.read_for if allowance.once else ()
     unread = [one for one in running if not one.is_prefilled and one.id not in done]
     unread.sort(key=lambda request: request.id)  # ids are given in the order of coming
-    left = [len(request.context) - request.prefilled for request in unread]
+    left = [request.next_halt - request.prefilled for request in unread]
     others_first = bool(unread) and unread[0].id in ledger.read_last
     spent = ledger.read_since_decode
     chunk = choose_chunk(shapes, left, allowance.until - spent, not spent, others_first)
@@ -77,7 +77,8 @@ def choose_prefill(
 def choose_chunk(
     shapes: Shapes, left: Sequence[int], budget: int, must: bool, others_first: bool = False
 ) -> Chunk | None:
-    """The next program for prompts with so many tokens left, in the order in which they came.
+    """The next program for prompts with so many tokens left until they end or make a halt, in the
+    order in which they came.
 
     It computes no more than `budget` tokens, except if there `must` be one. `others_first`: the
     prompt that came first was read by the program before.
@@ -93,11 +94,16 @@ def choose_chunk(
     return _filled(shapes, left, leads[0], [min(_shapes_for(shapes, left[leads[0]]), key=_tokens)])
 
 
-def chunks_of(shapes: Shapes, left: Sequence[int], budget: int) -> Iterator[Chunk]:
-    """The programs that read these prompts to their ends, if no others come."""
+def chunks_of(
+    shapes: Shapes, left: Sequence[int], budget: int, saves_every: int = 0
+) -> Iterator[Chunk]:
+    """The programs that read these prompts to their ends, if no others come. Each of them makes a
+    halt at the last multiple of `saves_every` before its end, if that is not 0."""
     left, spent, others_first = list(left), 0, False
+    after = [(count - 1) % saves_every + 1 if saves_every else 0 for count in left]
+    until_halt = lambda row: left[row] - after[row] or after[row]
     while rows := [row for row, count in enumerate(left) if count]:
-        unread = [left[row] for row in rows]
+        unread = [until_halt(row) for row in rows]
         chunk = choose_chunk(shapes, unread, budget - spent, not spent, others_first)
         if chunk is None:
             spent = 0
@@ -106,7 +112,7 @@ def chunks_of(shapes: Shapes, left: Sequence[int], budget: int) -> Iterator[Chun
         chunk = dataclasses.replace(chunk, rows=tuple(rows[row] for row in chunk.rows))
         yield chunk
         for row in chunk.rows:
-            left[row] = max(left[row] - chunk.width, 0)
+            left[row] -= min(chunk.width, until_halt(row))
 
 
 def _ranked(shapes: Shapes, left: Sequence[int]) -> list[int]:

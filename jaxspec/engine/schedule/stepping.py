@@ -19,10 +19,11 @@ from jaxspec.engine.schedule.pages import PageBook, new_book
 from jaxspec.engine.schedule.prefill import Allowance, Chunk, allowance_of, choose_prefill
 from jaxspec.engine.schedule.record import Launched, Ledger
 from jaxspec.engine.schedule.results import progress_in
+from jaxspec.engine.schedule.saved_states import new_states
 from jaxspec.engine.schedule.scoring import with_scores
 from jaxspec.engine.step.device import Device, begin_copies
 from jaxspec.engine.step.state import EngineState
-from jaxspec.engine.step.steps import admit_step, prefill_step
+from jaxspec.engine.step.steps import admit_step, copy_step, prefill_step
 from jaxspec.engine.step.upload import admission_of, prompt_chunk
 from jaxspec.proposers.methods import HostProposer
 from jaxspec.text.tokenizer import Tokenizer
@@ -49,7 +50,8 @@ class Stepping:
         self.plan = plan
         self.tokenizer = tokenizer
         self.drafters = Drafters(proposer, adaptive)
-        book = new_book(plan.num_pages, plan.page_size, plan.looks_ahead)
+        states = new_states(plan.num_snapshots, plan.saves_every) if plan.num_snapshots else None
+        book = new_book(plan.num_pages, plan.page_size, plan.looks_ahead, states)
         self.ledger = Ledger(
             book,
             plan.block_size - 1,
@@ -117,6 +119,8 @@ class Stepping:
         if it had been read."""
         request = self.ledger.running[before.id]
         self._admit_on_device(request.id)
+        if (row := ledger.saved_row(self.ledger, request)) is not None:
+            self._copy_state(self.plan.first_snapshot + row, self._slot_of(request))
         if found := request.context[before.prefilled : request.prefilled]:
             self._tell_drafters(request, found)
 
@@ -124,6 +128,23 @@ class Stepping:
         request, held = self.ledger.running[id], self.ledger.book.held[id]
         sizes = self.plan.max_pages, self.plan.recalled_positions
         self.device.run(admit_step, admission_of(request, held, *sizes))
+
+    # States of layers that keep one per request
+
+    def _save_state(self, request: Request) -> None:
+        """Saves the state of a request if it has come to a halt for it."""
+        self.ledger, row = ledger.saved(self.ledger, request)
+        if row is not None:
+            self._copy_state(self._slot_of(request), self.plan.first_snapshot + row)
+
+    def _copy_state(self, source: int, target: int) -> None:
+        rows = (self.device.integers((row,), (), 0) for row in (source, target))
+        self.device.run(copy_step, *rows)
+
+    @staticmethod
+    def _slot_of(request: Request) -> int:
+        assert request.slot is not None, "a running request has a slot"
+        return request.slot
 
     # Reading prompts
 
@@ -147,7 +168,7 @@ class Stepping:
 
     def _find_more(self, chosen: Sequence[Request]) -> bool:
         """Those whose first chunk is next look once more for their beginning, which others may have
-        read since they were admitted. Whether one of them found more."""
+        read since they were admitted. Whether that changes what one of them reads."""
         new = [request for request in chosen if request.prefilled == request.begins_at]
         return any([self._finds_more(request) for request in new])
 
@@ -157,7 +178,8 @@ class Stepping:
             self.tried = (request.id,)
             self.ledger = ledger.found_later(self.ledger, request, found)
             self._begin(request)
-        return bool(found)
+        self.ledger = ledger.with_halts(self.ledger, self.ledger.running[request.id])
+        return self.ledger.running[request.id] is not request
 
     def _prefill(self, chunk: Chunk, chosen: Sequence[Request]) -> None:
         """Launches the program that reads the next chunk of these prompts."""
@@ -167,11 +189,13 @@ class Stepping:
         width = chunk.width
         inputs = prompt_chunk(chosen, chunk.batch, width, self.plan.num_slots, scored)
         result = self.device.run(prefill_step, inputs, draws=draws)
-        after = [replace(r, prefilled=min(r.prefilled + width, len(r.context))) for r in chosen]
+        after = [replace(r, prefilled=min(r.prefilled + width, r.next_halt)) for r in chosen]
         for before, request in zip(chosen, after):
             self._tell_drafters(request, _newly_read(before, request))
         silent = frozenset(r.id for r in after if r.resumed or not r.is_prefilled)
         self._note_launched(Launched(self.tried, result, silent, chunk.tokens), after)
+        for request in after:
+            self._save_state(request)
 
     def _tell_drafters(
         self, request: Request, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0

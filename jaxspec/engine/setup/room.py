@@ -19,7 +19,7 @@ from jaxspec.models.parameters import num_bytes
 
 LARGEST_POOL = 2**31 - 1
 """Positions of a pool: a position is a 32-bit integer on the device."""
-REMEDY = "lower max_batch, max_model_len, num_pages or page_size"
+REMEDY = "lower max_batch, max_model_len, num_pages, page_size or num_snapshots"
 
 
 def new_state(models: Models, plan: Plan, store: ProgramStore | None = None) -> EngineState:
@@ -82,6 +82,7 @@ def _sizes(plan: Plan) -> dict[str, int | None]:
         "max_pages": plan.max_pages,
         "positions": plan.positions,
         "num_drafts": plan.width - 1 if plan.shares_tokens else None,
+        "num_snapshots": plan.num_snapshots,
     }
 
 
@@ -101,9 +102,10 @@ def _kept(store: ProgramStore, models: Models, plan: Plan) -> jax.stages.Compile
 
 
 def _what(plan: Plan) -> str:
+    saved = f", {plan.num_snapshots} saved states" if plan.num_snapshots else ""
     return (
-        f"{plan.num_slots} slots and {plan.num_pages - 1} pages of {plan.page_size} positions "
-        f"for a context of {plan.max_model_len}"
+        f"{plan.num_slots} slots{saved} and {plan.num_pages - 1} pages of {plan.page_size} "
+        f"positions for a context of {plan.max_model_len}"
     )
 
 

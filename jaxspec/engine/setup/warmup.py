@@ -17,7 +17,7 @@ from jaxspec.engine.schedule.prefill import chunks_of
 from jaxspec.engine.step.compiled import Program
 from jaxspec.engine.step.device import Device, Tracer
 from jaxspec.engine.step.io import Admission
-from jaxspec.engine.step.steps import admit_step, prefill_step
+from jaxspec.engine.step.steps import admit_step, copy_step, prefill_step
 from jaxspec.engine.step.upload import prompt_chunk
 from jaxspec.proposers.device import no_drafts
 from jaxspec.sampling import SlotSampling
@@ -44,6 +44,9 @@ def every_program(
 def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[Any]:
     """Functions that run on a device what the loop would run, one for each program."""
     yield lambda device: device.run(admit_step, _admission(plan))
+    if plan.num_snapshots:
+        row = jax.ShapeDtypeStruct((), jnp.int32)
+        yield lambda device: device.run(copy_step, row, row)
     scored = (False, True) if scores else (False,)
     for (batch, width), score in itertools.product(plan.shapes.prefill_shapes, scored):
         empty = partial(prompt_chunk, [], batch, width, padding_slot=0, scored=score)
@@ -59,7 +62,7 @@ def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[
 def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
     """The plan reduced to the sizes of the first steps of these prompts, until one of them ends."""
     lengths = [len(prompt) for prompt in prompts[: plan.num_slots]]
-    chunks = chunks_of(plan.shapes, lengths, plan.prefill_budget)
+    chunks = chunks_of(plan.shapes, lengths, plan.prefill_budget, plan.saves_every)
     used = {(chunk.batch, chunk.width) for chunk in chunks}
     prefill = tuple(shape for shape in plan.shapes.prefill_shapes if shape in used)
     batch = plan.shapes.batch_for(len(lengths))

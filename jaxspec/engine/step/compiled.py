@@ -23,6 +23,7 @@ log = logging.getLogger("jaxspec")
 
 STATIC: dict[Step, tuple[str, ...]] = {
     steps.admit_step: (),
+    steps.copy_step: (),
     steps.prefill_step: ("draws",),
     steps.decode_step: ("drafting", "draws"),
     steps.draft_step: ("drafting",),

@@ -46,7 +46,8 @@ class EngineState:
     the padding slot, for batches with fewer requests than their size."""
 
     cache: Cache
-    """The target's cache."""
+    """The target's cache. What its layers keep per slot has more rows than there are slots if
+    states are saved: the saved ones are behind those of the slots."""
     proposers: tuple[Any, ...]
     """The state of each of `Models.proposers`."""
     page_table: Int[Array, "slots max_pages"]
@@ -99,7 +100,15 @@ def occupied(state: EngineState, batch: int, context: int, limit: int) -> Engine
 # nothing else.
 @partial(
     jax.jit,
-    static_argnames=("models", "num_slots", "num_pages", "max_pages", "positions", "num_drafts"),
+    static_argnames=(
+        "models",
+        "num_slots",
+        "num_pages",
+        "max_pages",
+        "positions",
+        "num_drafts",
+        "num_snapshots",
+    ),
 )
 def empty_state(
     models: Models,
@@ -108,14 +117,16 @@ def empty_state(
     max_pages: int,
     positions: int,
     num_drafts: int | None = None,
+    num_snapshots: int = 0,
 ) -> EngineState:
-    """A state without requests: `num_slots` slots and the padding slot, and caches of `num_pages`
-    pages; with `num_drafts`, also the outcomes of as many drafts per step."""
+    """A state without requests: `num_slots` slots and the padding slot, caches of `num_pages`
+    pages, and room for so many saved states; with `num_drafts`, also the outcomes of as many drafts
+    per step."""
     slots = num_slots + 1
     integers = lambda: jnp.zeros(slots, jnp.int32)
     floats = lambda: jnp.zeros(slots, jnp.float32)
     return EngineState(
-        cache=models.target.new_cache(slots, num_pages, models.page_size),
+        cache=models.target.new_cache(slots + num_snapshots, num_pages, models.page_size),
         proposers=tuple(
             proposer.new_state(slots, num_pages, models.page_size, positions)
             for proposer in models.proposers

@@ -1,6 +1,7 @@
 """The steps: pure functions of models, parameters, state and inputs.
 
     admit_step      a slot is given to a request
+    copy_step       the state of a slot is saved, or a saved one is given to a slot
     prefill_step    a chunk of some prompts is read
     decode_step     draft, verify, accept and commit, in one program
       draft_step      a device proposer proposes
@@ -73,6 +74,18 @@ def admit_step(
         outcomes=jax.tree.map(lambda entries: put(entries, 0), state.outcomes),
     )
     return admitted, None
+
+
+def copy_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    source: Int[Array, ""],
+    target: Int[Array, ""],
+) -> tuple[EngineState, None]:
+    """Copies what layers keep per request, from one row of the cache to another. A row is a slot,
+    or behind the slots one that holds a saved state."""
+    return dataclasses.replace(state, cache=state.cache.with_row_copied(source, target)), None
 
 
 def prefill_step(

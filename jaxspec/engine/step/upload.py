@@ -27,14 +27,15 @@ def token_block(
 def prompt_chunk(
     requests: Sequence[Request], batch: int, width: int, padding_slot: int, scored: bool = False
 ) -> PromptChunk:
-    """The next `width` unread tokens of every request's prompt. `scored` is whether log
-    probabilities of the prompts are returned."""
+    """The next `width` unread tokens of every request's prompt, or fewer up to its next halt.
+    `scored` is whether log probabilities of the prompts are returned."""
     slots, tokens = np.full(batch, padding_slot, np.int32), np.zeros((batch, width), np.int32)
     starts, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
     known = np.full(batch, -1, np.int32)
     for i, request in enumerate(requests):
         assert request.slot is not None, "a prompt is read by a request with a slot"
-        unread = request.context[request.prefilled : request.prefilled + width]
+        end = min(request.prefilled + width, request.next_halt)
+        unread = request.context[request.prefilled : end]
         slots[i] = request.slot
         tokens[i, : len(unread)] = unread
         starts[i] = request.prefilled

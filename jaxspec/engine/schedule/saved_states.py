@@ -1,0 +1,93 @@
+"""Which saved state belongs to which text: an immutable book, and its transitions.
+
+A layer that keeps one state per request cannot be shared page by page: whoever begins behind a page
+needs the state that the tokens up to its end have made. So some of these states are saved, in rows
+of the layers' own arrays that belong to no slot:
+
+    text      t0 .. t63           t64 .. t127         t128 .. t191        t192 ..
+    entry     page 7              page 3              page 9
+    state     none                row 2               none                the slot's own
+
+A text is told by the key of the last page before its end (`page_index.py`), so a state is never
+taken for that of another text. A row may be overwritten as soon as it was chosen for something new:
+the device reads and writes rows in the order in which the host decided it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Hashable
+from types import MappingProxyType
+
+from jaxspec.engine.schedule.mappings import NONE, changed, removed
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The state after a text."""
+
+    row: int
+    by: int
+    """The request that saved it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SavedStates:
+    """The rows that hold states, and those that hold none."""
+
+    every: int
+    """States are saved at multiples of so many tokens only, which are ends of pages."""
+    free: tuple[int, ...]
+    of_texts: MappingProxyType[Hashable, Saved] = NONE
+    """By the key of a text's last page, the least recently used first."""
+
+    @property
+    def total(self) -> int:
+        return len(self.free) + len(self.of_texts)
+
+    def last_boundary(self, tokens: int) -> int:
+        """The last place at which the state of so many tokens may be saved."""
+        return tokens // self.every * self.every
+
+
+def new_states(rows: int, every: int) -> SavedStates:
+    """The book of so many rows, none of which holds a state."""
+    return SavedStates(every, tuple(range(rows)))
+
+
+def used(states: SavedStates, key: Hashable) -> SavedStates:
+    """The state of a text was asked for: it is overwritten after all others."""
+    after = removed(states.of_texts, [key])
+    return dataclasses.replace(states, of_texts=changed(after, {key: states.of_texts[key]}))
+
+
+def saved(states: SavedStates, key: Hashable, by: int) -> SavedStates:
+    """The state of a text that had none has a row: a free one, or that of the text that was least
+    recently used."""
+    assert key not in states.of_texts, "the state of this text is saved already"
+    if not states.free:
+        states = without_texts(states, [next(iter(states.of_texts))])
+    row, *free = states.free
+    of_texts = changed(states.of_texts, {key: Saved(row, by)})
+    return dataclasses.replace(states, free=tuple(free), of_texts=of_texts)
+
+
+def without_texts(states: SavedStates, keys: Collection[Hashable]) -> SavedStates:
+    """These texts can be found no more; the rows of those that have a state are free."""
+    gone = [key for key in keys if key in states.of_texts]
+    if not gone:
+        return states
+    rows = (states.of_texts[key].row for key in gone)
+    of_texts = removed(states.of_texts, gone)
+    return dataclasses.replace(states, free=(*states.free, *rows), of_texts=of_texts)
+
+
+def without_request(
+    states: SavedStates, request: int, keeps: Callable[[Hashable], bool]
+) -> SavedStates:
+    """A request has ended. Of the states that it saved, those of these texts are kept."""
+    own = [key for key, one in states.of_texts.items() if one.by == request]
+    return without_texts(states, [key for key in own if not keeps(key)])
+
+
+def emptied(states: SavedStates) -> SavedStates:
+    """No row holds a state."""
+    return without_texts(states, [*states.of_texts])

@@ -1,0 +1,78 @@
+"""How many pages and saved states an engine has room for."""
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.sharing import without_room_for_states
+from jaxspec.engine.setup import memory
+from jaxspec.engine.setup.room import bytes_of_state
+from jaxspec.engine.step.io import Models
+from jaxspec.proposers.device import Params
+from jaxspec.sampling import PIECE
+
+SNAPSHOTS_PER_SLOT = 4
+SHARE_OF_SNAPSHOTS = 8
+"""Saved states get at most one part of so many of the memory for caches."""
+
+
+def with_pools(models: Models, params: Params, plan: Plan, options: EngineOptions) -> Plan:
+    """The plan with numbers of saved states and of pages. Those that the options leave open are as
+    many as can be used, or as fit into the device's memory."""
+    free = memory.free_bytes(options.memory_fraction, models.shards.count)
+    room = None if free is None else free - _temporary_bytes(models, params, plan)
+    plan = _with_snapshots(models, plan, options.num_snapshots, room)
+    pages = options.num_pages
+    if pages is None:
+        pages = plan.num_slots * plan.max_pages
+        if free is not None:
+            pages = _pages_that_fit(models, params, plan, free, useful=pages)
+    return dataclasses.replace(plan, num_pages=pages + 1)
+
+
+def _with_snapshots(models: Models, plan: Plan, wanted: int | None, room: int | None) -> Plan:
+    if not plan.saves_every:
+        return plan
+    if wanted is None:
+        wanted = SNAPSHOTS_PER_SLOT * plan.num_slots
+        if room is not None:
+            size = _size_of_state(models, plan)
+            for_caches = max(room - size(), 0)
+            per_snapshot = size(num_snapshots=1) - size()
+            wanted = min(wanted, for_caches // SHARE_OF_SNAPSHOTS // per_snapshot)
+    if not wanted:
+        return without_room_for_states(plan)
+    return dataclasses.replace(plan, num_snapshots=wanted)
+
+
+def _pages_that_fit(models: Models, params: Params, plan: Plan, free: int, useful: int) -> int:
+    """The most pages that the slots can use, or as many as fit into the device's memory."""
+    size = _size_of_state(models, plan)
+    return memory.pages_that_fit(
+        free - size(),
+        size(num_pages=2) - size(),
+        useful,
+        _temporary_bytes(models, params, plan),
+        least=plan.max_pages,
+    )
+
+
+def _size_of_state(models: Models, plan: Plan) -> Callable[..., int]:
+    """Bytes of each device's state with this plan, with only the trash page, or with changes."""
+
+    def size(**changes: int) -> int:
+        sized = dataclasses.replace(plan, **{"num_pages": 1, **changes})
+        return bytes_of_state(models, sized)
+
+    return size
+
+
+def _temporary_bytes(models: Models, params: Params, plan: Plan) -> int:
+    """Bytes that the largest step may need beside its arguments."""
+    batch = max(plan.shapes.batch_sizes)
+    in_prefill = max(batch * width for batch, width in plan.shapes.prefill_shapes)
+    in_decode = batch * max(plan.width, *plan.widths, 1)
+    rows, with_logits = max(in_prefill, in_decode), max(in_decode, PIECE)
+    vocab_size = models.target.vocab_size
+    return memory.temporary_bytes(params, vocab_size, rows, with_logits, draws=True)
