@@ -50,6 +50,7 @@ from jaxspec.training.objective import (
 )
 from jaxspec.training.pretraining.beginnings import (
     FEWEST_TOKENS,
+    distinct,
     header_sequences,
     without_loops,
 )
@@ -142,7 +143,7 @@ def main() -> None:
         on_policy(preset, generating, text, text.known, half, seed=3),
     )
     generated = len(sequences.tokens)
-    sequences = without_loops(sequences, preset.most_repeated)
+    sequences = distinct(without_loops(sequences, preset.most_repeated))
     report["text"] |= {
         "on_policy_generated": generated,
         "on_policy_sequences": len(sequences.tokens),

@@ -28,10 +28,12 @@ def in_library(path: PurePosixPath) -> bool:
     return not (tests or installed or path.name in NAMES or set(path.parts) & FOLDERS)
 
 
-def names_other_licence(text: str) -> bool:
-    """Whether a file may be a copy of something whose licence is not permissive."""
+def ruled_out(text: str) -> bool:
+    """Whether a whole file says that it was generated, or names a licence that is not permissive,
+    under which it may be a copy of something."""
     lower = text.lower()
-    return any(name in lower for name in OTHER_LICENCES)
+    beginning = lower[:BEGINNING]
+    return any(name in lower for name in OTHER_LICENCES) or any(w in beginning for w in GENERATED)
 
 
 def cleaned(text: str) -> str:
@@ -43,15 +45,9 @@ def cleaned(text: str) -> str:
 
 
 def worth_learning(text: str) -> bool:
-    """Whether a text is Python with functions in it, and neither a table nor generated."""
+    """Whether a text is Python with functions in it, and not a table."""
     lines = text.splitlines()
-    beginning = text[:BEGINNING].lower()
-    if (
-        len(text) not in SIZES
-        or max(map(len, lines)) > LONGEST_LINE
-        or any(words in beginning for words in GENERATED)
-        or not mostly_plain(text)
-    ):
+    if len(text) not in SIZES or max(map(len, lines)) > LONGEST_LINE or not mostly_plain(text):
         return False
     try:
         with warnings.catch_warnings():

@@ -22,7 +22,7 @@ from zipfile import ZipFile
 
 from demo_archive import Archive, write_archive
 from demo_licences import licence_of
-from demo_selection import cleaned, in_library, names_other_licence, worth_learning
+from demo_selection import cleaned, in_library, ruled_out, worth_learning
 from measuring import write_json
 
 from jaxspec import cli
@@ -116,7 +116,7 @@ def readable(files: Iterable[tuple[PurePosixPath, bytes]]) -> Iterator[Document]
         except UnicodeDecodeError:
             continue
         text = cleaned(whole)
-        if not names_other_licence(whole) and worth_learning(text):
+        if not ruled_out(whole) and worth_learning(text):
             yield path, text
 
 

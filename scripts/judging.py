@@ -39,8 +39,7 @@ def function_body(text: str, stopped: bool) -> tuple[str, bool]:
     """The lines before the first one that is not indented, and whether there is such a line."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
-        last = i == len(lines) - 1 and not stopped
-        if line and not line[0].isspace() and not last:
+        if line and not line[0].isspace():
             return "\n".join(lines[:i]).rstrip(), True
     return "\n".join(lines if stopped else lines[:-1]).rstrip(), stopped
 

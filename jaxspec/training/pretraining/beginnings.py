@@ -34,14 +34,16 @@ def header_sequences(
     count: int,
     seed: int,
 ) -> Sequences:
-    """`count` headers drawn evenly, every second one only up to its opening bracket.
+    """`count` headers, each as often as the others; every second one ends at its opening bracket.
 
     What follows a header is filled with end tokens, to be replaced.
     """
     headers = headers_of(documents)
     if not headers:
         raise LoadError("no function begins at the left margin of a document; give Python text")
-    chosen = np.random.default_rng([seed, count]).integers(0, len(headers), count)
+    draw = np.random.default_rng([seed, count])
+    rounds = [draw.permutation(len(headers)) for _ in range(-(-count // len(headers)))]
+    chosen = np.concatenate(rounds)[:count]
     texts = [cut(headers[i]) if n % 2 else headers[i] for n, i in enumerate(chosen)]
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
     tokens = np.full((count, length), end_token, np.int32)
@@ -64,6 +66,12 @@ def without_loops(sequences: Sequences, most: float) -> Sequences:
     length = sequences.tokens.shape[1]
     generated = length - sequences.first
     return sequences.take(np.flatnonzero(repeated_at_end(sequences.tokens) <= most * generated))
+
+
+def distinct(sequences: Sequences) -> Sequences:
+    """Each sequence once: two equal beginnings have the same greedy continuation."""
+    _, indices = np.unique(sequences.tokens, axis=0, return_index=True)
+    return sequences.take(np.sort(indices))
 
 
 def repeated_at_end(tokens: Int[np.ndarray, "rows length"]) -> Int[np.ndarray, " rows"]:
