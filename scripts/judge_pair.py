@@ -14,7 +14,6 @@ less.
 import argparse
 import functools
 import json
-import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.opened import Opened
+from jaxspec.errors import LoadError
 from jaxspec.measure.engines import engine_for
 from jaxspec.measure.load import Load, Work, run_load
 from jaxspec.models.parameters import Params
@@ -176,9 +176,15 @@ def loss_per_character(opened: Opened, documents: Sequence[Document], most: int)
     """Over `most` pieces drawn evenly, each read from the beginning with no text before it."""
     tokenizer, target = opened.tokenizer, opened.models.target
     assert tokenizer is not None and isinstance(target, CheckpointTarget)
-    pieces = [text[i : i + PIECE] for _, text in documents for i in range(0, len(text), PIECE)]
+    pieces = [
+        text[i : i + PIECE] for _, text in documents for i in range(0, len(text) - PIECE + 1, PIECE)
+    ]
+    if not pieces:
+        raise LoadError(
+            f"no held-out document of {documents[0][0].parts[0]} has {PIECE} characters"
+        )
     order = np.random.default_rng(0).permutation(len(pieces))[:most]
-    chosen = [pieces[i] for i in order if len(pieces[i]) == PIECE]
+    chosen = [pieces[i] for i in order]
     (end,) = target.config.eos_token_ids
     rows = [[end, *tokenizer.encode(text, add_special_tokens=False)] for text in chosen]
     width = max(map(len, rows))
@@ -188,7 +194,7 @@ def loss_per_character(opened: Opened, documents: Sequence[Document], most: int)
         tokens[0, : len(row)] = row
         found = log_probabilities(target, opened.params["target"], tokens)
         total -= float(jnp.sum(found[0, : len(row) - 1]))
-    return total / (PIECE * len(chosen)) if chosen else math.nan
+    return total / (PIECE * len(chosen))
 
 
 @functools.partial(jax.jit, static_argnums=0)

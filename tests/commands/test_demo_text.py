@@ -1,13 +1,16 @@
 """Text for the demo pair: what is taken of a package, and how continuations are judged."""
 
 import importlib
+import json
 import zipfile
+from pathlib import PurePosixPath
 
 import pytest
-from test_scripts import SCRIPTS
+from test_scripts import SCRIPTS, run
 
 from jaxspec.errors import LoadError
 
+GOLDENS = SCRIPTS.parent / "tests" / "data" / "goldens" / "a"
 CODE = "# Copyright somebody\n\n" + "".join(
     f"def name_{name}(value):\n    return [value, '{name * 9}', '{name}']\n\n\n"
     for name in "abcdefghijklmnop"
@@ -131,3 +134,19 @@ def test_the_headers_are_functions_of_held_out_text(module):
         package, _, path = row["source"].partition("/")
         assert package in gather.HELD_OUT_PACKAGES or path in held_out
         assert row["header"].startswith("def ") and row["header"].endswith(":")
+
+
+@pytest.mark.slow
+def test_a_tiny_pair_is_judged(module, monkeypatch, tmp_path):
+    archives, path = module("demo_archive"), tmp_path / "text.tar.xz"
+    held_out = [(PurePosixPath("thing/code.py"), CODE * 3)]
+    archives.write_archive(path, archives.Archive(held_out, held_out, {}))
+    pair = f"--target {GOLDENS / 'target'} --draft {GOLDENS / 'draft'} --text {path}"
+    sizes = "--headers 2 --tokens 8 --pieces 1 --batch 2 --show 1"
+    result = tmp_path / "result.json"
+    assert not run("judge_pair", [*pair.split(), *sizes.split(), f"--json={result}"], monkeypatch)
+    report = json.loads(result.read_text())
+    assert report["greedy"]["headers"] == len(report["continuations"]) == 2
+    assert 0 <= report["greedy"]["parse"] <= report["greedy"]["parse_or_begin_python"] <= 1
+    assert report["greedy"]["acceptance_length"] >= 1 <= report["sampled"]["acceptance_length"]
+    assert report["loss_per_character"]["thing"] > 1, "the model's weights are random"
