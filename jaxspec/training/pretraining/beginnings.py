@@ -74,7 +74,7 @@ def distinct(sequences: Sequences) -> Sequences:
     return sequences.take(np.sort(indices))
 
 
-def repeated_at_end(tokens: Int[np.ndarray, "rows length"]) -> Int[np.ndarray, " rows"]:
+def repeated_at_end(tokens: Int[np.ndarray, "sequences length"]) -> Int[np.ndarray, " sequences"]:
     """How many tokens at the end of each row repeat those so many before them, for the period that
     makes it the most; a piece counts once it is repeated twice."""
     most = np.zeros(len(tokens), np.int64)
@@ -84,7 +84,7 @@ def repeated_at_end(tokens: Int[np.ndarray, "rows length"]) -> Int[np.ndarray, "
     return most
 
 
-def run_at_end(same: Bool[np.ndarray, "rows length"]) -> Int[np.ndarray, " rows"]:
+def run_at_end(same: Bool[np.ndarray, "sequences length"]) -> Int[np.ndarray, " sequences"]:
     """How many values are true at the end of each row."""
     backwards = ~same[:, ::-1]
     return np.where(backwards.any(axis=1), backwards.argmax(axis=1), same.shape[1])
