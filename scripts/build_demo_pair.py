@@ -1,12 +1,13 @@
-"""Builds the demo pair from folders of Python source: tokenizer, target, on-policy data, drafter.
+"""Builds the demo pair from Python source: tokenizer, target, on-policy data, drafter.
 
     python scripts/build_demo_pair.py --text FOLDER [FOLDER ...] --out DIR
+    python scripts/build_demo_pair.py --text demo-text.tar.xz --out DIR --preset library
     python scripts/build_demo_pair.py --text FOLDER --out DIR --preset tiny    # minutes on a CPU
     python scripts/build_demo_pair.py --text FOLDER --out DIR --preset large   # the larger pair
 
 DIR/target and DIR/drafter are the pair; DIR/report.json has times and metrics of the build. The
-files named in demo_held_out.txt are never trained on. A phase whose length is given in seconds ends
-with a learning rate of zero too.
+files named in demo_held_out.txt are never trained on; an archive of gather_demo_text.py says itself
+what is held out. A phase whose length is given in seconds ends with a learning rate of zero too.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tokenizers
+from demo_archive import read_archive
 from demo_presets import PRESETS, Preset, add_overrides, with_overrides
 from flax.traverse_util import flatten_dict
 
@@ -45,6 +48,12 @@ from jaxspec.training.objective import (
     split_frozen,
     to_device,
 )
+from jaxspec.training.pretraining.beginnings import (
+    FEWEST_TOKENS,
+    distinct,
+    header_sequences,
+    without_loops,
+)
 from jaxspec.training.pretraining.bpe import END, MASK, special_id, train_tokenizer
 from jaxspec.training.pretraining.corpus import (
     Document,
@@ -57,7 +66,7 @@ from jaxspec.training.pretraining.corpus import (
 )
 from jaxspec.training.pretraining.pretrain import pretrain
 from jaxspec.training.recipe import Cadence
-from jaxspec.training.rollout import continue_sequences
+from jaxspec.training.rollout import beginnings, continue_from
 from jaxspec.training.saved_config import save_config
 from jaxspec.training.train_step import Objective
 
@@ -84,6 +93,12 @@ class Text(NamedTuple):
     ) -> Sequences:
         end = special_id(self.tokenizer, END)
         return windows_of_corpus(documents, self.tokenizer, end, length, count, seed)
+
+    def headers(
+        self, documents: Sequence[Document], length: int, longest: int, count: int, seed: int
+    ) -> Sequences:
+        end = special_id(self.tokenizer, END)
+        return header_sequences(documents, self.tokenizer, end, length, longest, count, seed)
 
 
 class Target(NamedTuple):
@@ -127,7 +142,13 @@ def main() -> None:
         on_policy(preset, generating, text, text.reserved, half, seed=1),
         on_policy(preset, generating, text, text.known, half, seed=3),
     )
-    report["text"]["on_policy_sequences"] = len(sequences.tokens)
+    generated = len(sequences.tokens)
+    sequences = distinct(without_loops(sequences, preset.most_repeated))
+    report["text"] |= {
+        "on_policy_generated": generated,
+        "on_policy_sequences": len(sequences.tokens),
+    }
+    print(f"{generated} on-policy sequences, {len(sequences.tokens)} of use", flush=True)
     clock.lap("on-policy data")
 
     drafter = make_drafter(preset, options, cadence, text, target, target_params, sequences)
@@ -138,9 +159,7 @@ def main() -> None:
 
 
 def read_text(preset: Preset, options: argparse.Namespace) -> Text:
-    selection = Selection(without=(*Selection.without, *options.without))
-    names = set(HELD_OUT.read_text().split())
-    documents, held_out = divide(collect(options.text, selection), names)
+    documents, held_out = documents_of(options)
     documents = documents[: preset.documents]
     known, reserved = set_aside(documents, preset.reserve, seed=0)
     if options.target is not None:
@@ -148,6 +167,16 @@ def read_text(preset: Preset, options: argparse.Namespace) -> Text:
     else:
         tokenizer = train_tokenizer((text for _, text in documents), preset.target.vocab_size)
     return Text(known, reserved, held_out, tokenizer)
+
+
+def documents_of(options: argparse.Namespace) -> tuple[list[Document], list[Document]]:
+    """Documents to learn from, and held-out ones."""
+    first, *others = options.text
+    if first.is_file() and not others:
+        archive = read_archive(first)
+        return archive.known, archive.held_out
+    selection = Selection(without=(*Selection.without, *options.without))
+    return divide(collect(options.text, selection), set(HELD_OUT.read_text().split()))
 
 
 def save_configs(preset: Preset, options: argparse.Namespace, text: Text) -> None:
@@ -190,15 +219,29 @@ def on_policy(
     seed: int,
 ) -> Sequences:
     """The target's continuations of beginnings from the documents, in half of the given time."""
-    return continue_sequences(
+    return continue_from(
         Qwen3(target.config, (), preset.drafter_options.compute, "xla"),
         target.params,
-        text.windows(documents, preset.drafter_length, count, seed),
-        *preset.prompts,
+        begun(preset, text, documents, count, seed),
+        min(preset.prompts[0], FEWEST_TOKENS) if preset.headers else preset.prompts[0],
         preset.on_policy_batch,
         seed,
         preset.on_policy_seconds / 2,
+        preset.drawing,
     )
+
+
+def begun(
+    preset: Preset, text: Text, documents: Sequence[Document], count: int, seed: int
+) -> Sequences:
+    """Text to continue: some of it headers of functions, the rest from anywhere, in no order."""
+    length = preset.drafter_length
+    of_headers = round(preset.headers * count)
+    windows = text.windows(documents, length, count - of_headers, seed)
+    parts = [beginnings(windows, *preset.prompts, seed)]
+    if of_headers:
+        parts.append(text.headers(documents, length, preset.prompts[1], of_headers, seed))
+    return joined(*parts).take(np.random.default_rng(seed).permutation(count))
 
 
 def make_drafter(
@@ -246,12 +289,13 @@ def judge(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def summary(text: Text, known: Sequences) -> dict[str, int]:
+def summary(text: Text, known: Sequences) -> dict[str, float]:
     documents = [*text.known, *text.reserved]
     return {
         "documents": len(documents),
         "reserved_documents": len(text.reserved),
         "characters": sum(len(text) for _, text in documents),
+        "characters_per_token": sum(len(text) for _, text in text.known) / known.tokens.size,
         "held_out_documents": len(text.held_out),
         "target_tokens": known.tokens.size,
     }
@@ -285,7 +329,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FOLDER")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FOLDER|ARCHIVE")
     parser.add_argument(
         "--without", nargs="+", default=(), metavar="NAME", help="folders to leave out: test tests"
     )

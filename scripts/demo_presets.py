@@ -2,10 +2,11 @@
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 from jaxspec.training.pretraining.pretrain import TargetShape
-from jaxspec.training.recipe import DrafterShape, Optimization, Recipe
+from jaxspec.training.recipe import DrafterShape, Labels, Optimization, Recipe
+from jaxspec.training.rollout import GREEDY, Drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Preset:
     """Sequences that are continued at the same time."""
     documents: int | None = None
     """Largest number of documents; None takes all."""
+    headers: float = 0.0
+    """Share of the on-policy sequences that begin with the header of a function or class."""
+    drawing: Drawing = GREEDY
+    """Which of the on-policy sequences are sampled."""
+    most_repeated: float = 1.0
+    """On-policy sequences of which a larger share repeats itself at the end are left out."""
 
 
 DEMO = Preset(
@@ -63,8 +70,29 @@ DEMO = Preset(
     on_policy_batch=1024,
 )
 
+LIBRARY = dataclasses.replace(
+    DEMO,
+    target=TargetShape(
+        vocab_size=4096, hidden_size=320, intermediate_size=960, layers=8, heads=5, kv_heads=1
+    ),
+    target_options=dataclasses.replace(
+        DEMO.target_options, seconds=150.0, method="muon", learning_rate=1e-2
+    ),
+    drafter=DrafterShape(block_size=8, layers=3, features=4, from_target=True),
+    recipe=Recipe(anchors=48, labels="distill"),
+    prompts=(8, 96),
+    on_policy_seconds=60.0,
+    reserve=0.08,
+    headers=0.5,
+    drawing=Drawing(share=0.5, temperature=0.8),
+    most_repeated=0.5,
+)
+"""For the text of gather_demo_text.py. Fewer, wider layers than `demo`, only three in the
+drafter, and shorter blocks, because on a CPU a step's time grows with all of these."""
+
 PRESETS = {
     "demo": DEMO,
+    "library": LIBRARY,
     "large": dataclasses.replace(
         DEMO,
         target=TargetShape(
@@ -118,6 +146,11 @@ def add_overrides(group: Any) -> None:
     group.add_argument("--drafter-steps", type=int)
     group.add_argument("--on-policy-sequences", type=int)
     group.add_argument("--on-policy-seconds", type=float)
+    group.add_argument("--block-size", type=int, help="tokens per block of the drafter")
+    group.add_argument("--sampled-share", type=float, help="of the on-policy sequences")
+    group.add_argument("--sampled-temperature", type=float)
+    group.add_argument("--headers", type=float, help="share that begins with a function's header")
+    group.add_argument("--labels", choices=get_args(Labels), help="what the drafter learns")
 
 
 def with_overrides(preset: Preset, options: argparse.Namespace) -> Preset:
@@ -132,7 +165,20 @@ def with_overrides(preset: Preset, options: argparse.Namespace) -> Preset:
         drafter_options=with_duration(drafter, options.drafter_steps, options.drafter_seconds),
         on_policy_sequences=options.on_policy_sequences or preset.on_policy_sequences,
         on_policy_seconds=options.on_policy_seconds or preset.on_policy_seconds,
+        headers=given(options.headers, preset.headers),
+        drawing=Drawing(
+            given(options.sampled_share, preset.drawing.share),
+            given(options.sampled_temperature, preset.drawing.temperature),
+        ),
+        drafter=dataclasses.replace(
+            preset.drafter, block_size=options.block_size or preset.drafter.block_size
+        ),
+        recipe=dataclasses.replace(preset.recipe, labels=options.labels or preset.recipe.labels),
     )
+
+
+def given(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 def with_duration(

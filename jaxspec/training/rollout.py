@@ -1,4 +1,4 @@
-"""On-policy data: the target continues the beginnings of sequences of text greedily.
+"""On-policy data: the target continues the beginnings of sequences of text, greedily or drawing.
 
 A drafter has to guess what the target generates after text that the target generated itself. Text
 by other authors soon leaves that path.
@@ -6,12 +6,14 @@ by other authors soon leaves that path.
 
 import math
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int, Key
 from tqdm import tqdm
 
 from jaxspec.cache.block import block_after
@@ -21,6 +23,16 @@ from jaxspec.models.targets import CheckpointTarget
 from jaxspec.training.data import Sequences, check_ids
 
 PAGE_SIZE = 16
+
+
+class Drawing(NamedTuple):
+    """How many of the sequences are drawn and not continued greedily."""
+
+    share: float = 0.0
+    temperature: float = 1.0
+
+
+GREEDY = Drawing()
 
 
 def continue_sequences(
@@ -37,21 +49,46 @@ def continue_sequences(
 
     When the time is up, the sequences that were not reached are left out.
     """
+    begun = beginnings(text, shortest, longest, seed)
+    return continue_from(target, params, begun, shortest, batch_size, seed, seconds)
+
+
+def beginnings(text: Sequences, shortest: int, longest: int, seed: int) -> Sequences:
+    """The same text, of which `shortest` to `longest` tokens are to be kept."""
+    count = len(text.tokens)
+    first = np.random.default_rng([seed, count]).integers(shortest, longest + 1, count)
+    return Sequences(text.tokens, first.astype(np.int32))
+
+
+def continue_from(
+    target: CheckpointTarget,
+    params: Params,
+    text: Sequences,
+    shortest: int,
+    batch_size: int,
+    seed: int,
+    seconds: float = math.inf,
+    drawing: Drawing = GREEDY,
+) -> Sequences:
+    """Replaces what follows the first tokens of every sequence, which are at least `shortest`."""
     check_ids(text.tokens, target.config.vocab_size, "the text to continue")
     end = time.monotonic() + seconds
     count = len(text.tokens)
-    first = np.random.default_rng([seed, count]).integers(shortest, longest + 1, count)
-    first, tokens = first.astype(np.int32), np.array(text.tokens, np.int32)
+    first, tokens = text.first, np.array(text.tokens, np.int32)
+    drawn = np.random.default_rng([seed, count, 1]).random(count) < drawing.share
+    temperatures = np.where(drawn, drawing.temperature, 0.0).astype(np.float32)
     starts = range(0, count, batch_size)
     for start in tqdm(starts, desc="on-policy data", unit="batch", disable=None):
         part = slice(start, start + batch_size)
         padding = batch_size - len(tokens[part])
-        continued = continue_greedily(
+        continued = continue_batch(
             target,
             shortest,
             params,
             np.pad(tokens[part], ((0, padding), (0, 0))),
             np.pad(first[part], (0, padding)),
+            np.pad(temperatures[part], (0, padding)) if drawing.share else None,
+            jax.random.key(seed * count + start),
         )
         tokens[part] = continued[: batch_size - padding]
         if time.monotonic() > end:
@@ -61,14 +98,17 @@ def continue_sequences(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def continue_greedily(
+def continue_batch(
     target: CheckpointTarget,
     shortest: int,
     params: Params,
     tokens: Int[Array, "batch length"],
     first: Int[Array, " batch"],
+    temperatures: Float[Array, " batch"] | None,
+    key: Key[Array, ""],
 ) -> Int[Array, "batch length"]:
-    """Replaces every token from position `first` on, which is at least `shortest`.
+    """Replaces every token from position `first` on, which is at least `shortest`, with the
+    likeliest one where there is no temperature or it is 0.
 
     The sequences are continued in two halves, so that the first does not attend to the pages that
     only the second fills.
@@ -77,7 +117,8 @@ def continue_greedily(
     max_pages = -(-length // PAGE_SIZE)
     page_table = 1 + jnp.arange(batch * max_pages, dtype=jnp.int32).reshape(batch, max_pages)
     cache = target.new_cache(batch, batch * max_pages + 1, PAGE_SIZE)
-    replace = partial(replace_next, target, params, first)
+    choose = partial(chosen_token, temperatures, key)
+    replace = partial(replace_next, target, params, first, choose)
     carry = replace(shortest, page_table, jnp.int32(0), (tokens, cache))
     middle = max(shortest, length // 2)
     for start, end in (shortest, middle), (middle, length - 1):
@@ -90,6 +131,7 @@ def replace_next(
     target: CheckpointTarget,
     params: Params,
     first: Int[Array, " batch"],
+    choose: Callable[[Float[Array, "batch vocab"], Int[Array, ""]], Int[Array, " batch"]],
     width: int,
     page_table: Int[Array, "batch max_pages"],
     start: Int[Array, ""],
@@ -108,6 +150,19 @@ def replace_next(
     logits = model.logits(hidden[:, -1:])[:, 0]
     position = start + width
     original = jax.lax.dynamic_index_in_dim(tokens, position, axis=1, keepdims=False)
-    chosen = jnp.argmax(logits, axis=-1).astype(tokens.dtype)
+    chosen = choose(logits, position).astype(tokens.dtype)
     tokens = tokens.at[:, position].set(jnp.where(position < first, original, chosen))
     return tokens, cache.commit(block)
+
+
+def chosen_token(
+    temperatures: Float[Array, " batch"] | None,
+    key: Key[Array, ""],
+    logits: Float[Array, "batch vocab"],
+    position: Int[Array, ""],
+) -> Int[Array, " batch"]:
+    """The likeliest token with this temperature's share of Gumbel noise, which is a draw at it."""
+    if temperatures is None:
+        return jnp.argmax(logits, axis=-1)
+    noise = jax.random.gumbel(jax.random.fold_in(key, position), logits.shape)
+    return jnp.argmax(logits.astype(jnp.float32) + temperatures[:, None] * noise, axis=-1)

@@ -11,7 +11,14 @@ from jaxspec.models.whole_sequences import causal_hidden
 from jaxspec.training.data import Sequences, joined
 from jaxspec.training.kept_rows import kept_sequences
 from jaxspec.training.recipe import Recipe
-from jaxspec.training.rollout import continue_sequences
+from jaxspec.training.rollout import (
+    GREEDY,
+    Drawing,
+    beginnings,
+    chosen_token,
+    continue_from,
+    continue_sequences,
+)
 
 
 def test_every_token_after_the_prompt_is_the_targets_choice():
@@ -59,3 +66,29 @@ def test_sequences_round_trip(tmp_path):
     for _ in range(2):
         kept = kept_sequences(path, "hash", (2, 3), 6, lambda: next(made))
         jax.tree.map(np.testing.assert_array_equal, vars(kept), vars(sequences))
+
+
+def test_only_the_drawn_share_parts_from_the_likeliest():
+    target, (_, frozen) = toy_target(), toy_params(toy_objective(Recipe()))
+    text = beginnings(counting_sequences(count=12, length=24), 3, 6, seed=0)
+
+    def continued(drawing, seed=0):
+        return continue_from(target, frozen["target"], text, 3, 12, seed, drawing=drawing).tokens
+
+    greedy, half = continued(GREEDY), continued(Drawing(0.5, temperature=1.0))
+    parted = (greedy != half).any(axis=1)
+    assert 0 < parted.sum() < 12
+    kept = np.arange(24) < text.first[:, None]
+    np.testing.assert_array_equal(half[kept], text.tokens[kept])
+    np.testing.assert_array_equal(half, continued(Drawing(0.5, temperature=1.0)))
+    assert (half != continued(Drawing(0.5, temperature=1.0), seed=1)).any()
+
+
+def test_tokens_are_drawn_at_the_temperature():
+    logits = np.array([0.0, 1.0, 2.0, 4.0], np.float32)
+    rows = jnp.broadcast_to(logits, (20_000, 4))
+    temperatures = jnp.full(20_000, 2.0).at[:100].set(0.0)
+    chosen = np.array(chosen_token(temperatures, jax.random.key(0), rows, jnp.int32(5)))
+    assert (chosen[:100] == 3).all()
+    drawn = np.bincount(chosen[100:], minlength=4) / len(chosen[100:])
+    np.testing.assert_allclose(drawn, jax.nn.softmax(logits / 2.0), atol=0.02)
