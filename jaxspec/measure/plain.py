@@ -31,6 +31,7 @@ def plain_engine(engine: Engine, longest_prompt: int, tokens: int) -> Engine:
         prefix_caching=False,
         # These would have no effect, which the log would say.
         adaptive=False,
+        num_snapshots=None,
         memory_fraction=EngineOptions.memory_fraction,
     )
     params = {"target": engine.params["target"]}

@@ -31,6 +31,13 @@ def test_lookup_gives_the_tokens_of_plain_decoding(driver):
     assert all(accepted), "a request without accepted drafts has tried nothing"
 
 
+def test_a_prefix_cache_is_not_made_if_states_cannot_be_copied(caplog):
+    caplog.set_level("INFO", "jaxspec")
+    outputs = generate("none")
+    assert "keep something per request and cannot copy it" in caplog.text
+    assert {output.stats.cached_tokens for output in outputs} == {0}
+
+
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
 @pytest.mark.parametrize("driver", ["lockstep", "overlapped"])
 def test_every_acceptance_length_gives_the_tokens_of_plain_decoding(driver, right, monkeypatch):

@@ -4,7 +4,7 @@ real programs, tokens and acceptance lengths, and with `exact` the bits."""
 import jax
 import numpy as np
 import pytest
-from golden_pair import budget
+from golden_pair import budget, golden_engine
 from hybrid_pair import VOCAB, hybrid_engine
 from numpy.random import default_rng
 from spoilt_states import Poisoner
@@ -162,6 +162,16 @@ def states_of(engine: Engine) -> list[States]:
 # Options and memory
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"prefix_caching": False}, "prefix_caching is off"), ({}, "no layers that keep a state")],
+)
+def test_a_number_of_states_without_effect_is_told(caplog, options, why):
+    make = hybrid_engine if options else golden_engine
+    make(num_snapshots=3, **options)
+    assert f"num_snapshots has no effect: {why}" in caplog.text.replace("the target has ", "")
+
+
 def test_rows_for_saved_states_are_behind_those_of_the_slots():
     slots = 3 + 1
     for options, rows in [
@@ -191,10 +201,10 @@ def test_numbers_that_are_none_are_refused(number):
 
 
 def test_saved_states_get_an_eighth_of_the_memory_for_caches(monkeypatch):
-    def memory_for(pages: float) -> Engine:
+    def memory_for(pages: float, **options) -> Engine:
         free = int(sizes["slots"] + pages * sizes["page"])
         monkeypatch.setattr(pools.memory, "free_bytes", lambda share, devices: free)
-        return hybrid_engine()
+        return hybrid_engine(**options)
 
     monkeypatch.setattr(pools, "_temporary_bytes", lambda models, params, plan: 0)
     whole = hybrid_engine()
@@ -207,6 +217,8 @@ def test_saved_states_get_an_eighth_of_the_memory_for_caches(monkeypatch):
     engine = memory_for(room + 0.5)
     assert engine.plan.num_snapshots == 2
     assert engine.total_pages == int(room + 0.5 - 2 * sizes["state"] / sizes["page"])
+    given = memory_for(room + 0.5 + 11, num_pages=11)
+    assert (given.plan.num_snapshots, given.total_pages) == (2, 11)
     monkeypatch.setattr(pools, "SHARE_OF_SNAPSHOTS", 100)
     engine = memory_for(room)
     assert engine.plan.num_snapshots == 0 and not engine.plan.prefix_caching

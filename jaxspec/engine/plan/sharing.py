@@ -18,9 +18,12 @@ log = logging.getLogger("jaxspec")
 
 def with_prefix_caching(plan: Plan, models: Models, options: EngineOptions) -> Plan:
     """The plan, with a prefix cache if it is wanted and possible."""
+    saves = not _cache_of(models).in_pages
+    if options.num_snapshots and not (saves and options.prefix_caching):
+        why = "prefix_caching is off" if saves else "the target has no layers that keep a state"
+        log.warning("num_snapshots has no effect: %s", why)
     if not options.prefix_caching:
         return plan
-    saves = not _cache_of(models).in_pages
     reason = why_not(models)
     if reason is None and saves and options.num_snapshots == 0:
         reason = "num_snapshots is 0, and the target has layers that keep a state per request"

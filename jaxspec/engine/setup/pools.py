@@ -1,6 +1,7 @@
 """How many pages and saved states an engine has room for."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 
 from jaxspec.engine.plan.options import EngineOptions
@@ -12,6 +13,8 @@ from jaxspec.engine.step.io import Models
 from jaxspec.proposers.device import Params
 from jaxspec.sampling import PIECE
 
+log = logging.getLogger("jaxspec")
+
 SNAPSHOTS_PER_SLOT = 4
 SHARE_OF_SNAPSHOTS = 8
 """Saved states get at most one part of so many of the memory for caches."""
@@ -21,9 +24,14 @@ def with_pools(models: Models, params: Params, plan: Plan, options: EngineOption
     """The plan with numbers of saved states and of pages. Those that the options leave open are as
     many as can be used, or as fit into the device's memory."""
     free = memory.free_bytes(options.memory_fraction, models.shards.count)
-    room = None if free is None else free - _temporary_bytes(models, params, plan)
-    plan = _with_snapshots(models, plan, options.num_snapshots, room)
     pages = options.num_pages
+    if plan.saves_every:
+        wanted = options.num_snapshots
+        if wanted is None:
+            room = None if free is None else free - _temporary_bytes(models, params, plan)
+            wanted = _snapshots_that_fit(models, plan, room, pages or 0)
+        plan = dataclasses.replace(plan, num_snapshots=wanted)
+        plan = plan if wanted else without_room_for_states(plan)
     if pages is None:
         pages = plan.num_slots * plan.max_pages
         if free is not None:
@@ -31,19 +39,18 @@ def with_pools(models: Models, params: Params, plan: Plan, options: EngineOption
     return dataclasses.replace(plan, num_pages=pages + 1)
 
 
-def _with_snapshots(models: Models, plan: Plan, wanted: int | None, room: int | None) -> Plan:
-    if not plan.saves_every:
-        return plan
-    if wanted is None:
-        wanted = SNAPSHOTS_PER_SLOT * plan.num_slots
-        if room is not None:
-            size = _size_of_state(models, plan)
-            for_caches = max(room - size(), 0)
-            per_snapshot = size(num_snapshots=1) - size()
-            wanted = min(wanted, for_caches // SHARE_OF_SNAPSHOTS // per_snapshot)
-    if not wanted:
-        return without_room_for_states(plan)
-    return dataclasses.replace(plan, num_snapshots=wanted)
+def _snapshots_that_fit(models: Models, plan: Plan, room: int | None, pages: int) -> int:
+    """A few for every slot, or as many as fit into their share of the room that so many pages leave
+    beside the slots."""
+    useful = SNAPSHOTS_PER_SLOT * plan.num_slots
+    if room is None:
+        return useful
+    size = _size_of_state(models, plan)
+    for_caches = max(room - size(num_pages=pages + 1), 0)
+    each = size(num_snapshots=1) - size()
+    fitting = for_caches // SHARE_OF_SNAPSHOTS // each
+    log.info("%d states may be saved, of %.3f GiB each", min(useful, fitting), each / 2**30)
+    return min(useful, fitting)
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, free: int, useful: int) -> int:
