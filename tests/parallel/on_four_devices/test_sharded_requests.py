@@ -8,7 +8,7 @@ import pytest
 from wide_models import MIXED, PROMPTS, facts, wide_engine
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.setup import build
+from jaxspec.engine.setup import pools
 from jaxspec.engine.step import compiled
 from jaxspec.models.parameters import num_bytes
 from jaxspec.models.sharding import on_one_device
@@ -75,8 +75,8 @@ def test_memory_is_divided():
 def test_pages_are_planned_for_what_each_device_keeps(kind, monkeypatch):
     """A page takes half as much on each of two devices, so there are twice as many."""
     free = 700_000
-    monkeypatch.setattr(build.memory, "free_bytes", lambda share, devices: free)
-    monkeypatch.setattr(build, "_temporary_bytes", lambda *_: 0)
+    monkeypatch.setattr(pools.memory, "free_bytes", lambda share, devices: free)
+    monkeypatch.setattr(pools, "_temporary_bytes", lambda *_: 0)
     for devices in (1, 2):
         engine = wide_engine(devices, kind, max_model_len=1000, prefill_chunk=32)
         state = on_one_device(engine.loop.device.state)
@@ -86,9 +86,10 @@ def test_pages_are_planned_for_what_each_device_keeps(kind, monkeypatch):
         assert 0 <= left < per_page
 
 
-def test_a_prompt_that_began_alike_is_found():
+@pytest.mark.parametrize("kind", ["dflash", "hybrid"])
+def test_a_prompt_that_began_alike_is_found(kind):
     text = [int(token) for token in np.random.default_rng(0).integers(0, 512, 60)]
-    engine, plain = wide_engine(2), wide_engine(1)
+    engine, plain = wide_engine(2, kind), wide_engine(1, kind)
     engine.generate([text], GREEDY)
     [again] = engine.generate([text[:50] + [1, 2]], GREEDY)
     [expected] = plain.generate([text[:50] + [1, 2]], GREEDY)
