@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
+from jaxspec.cache.states import States
 from jaxspec.engine.setup.memory import temporary_bytes
 from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.io import Drafting, Models
 from jaxspec.engine.step.state import empty_state
-from jaxspec.engine.step.steps import decode_step
+from jaxspec.engine.step.steps import copy_step, decode_step
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import num_bytes, random_params
 from jaxspec.models.presets import dflash_for, published
@@ -108,3 +109,24 @@ def test_a_plain_step_reads_its_states_before_it_writes_them():
     program = compiled(lowered)
     for shape in {cache.shape for cache in jax.tree.leaves(state.cache)}:
         assert_no_pool_copies(program, shape)
+
+
+@needs_compiler
+def test_a_saved_state_is_copied_in_place():
+    """Of 2.6 GB of state, with 32 saved ones, one row moves."""
+    target = published("qwen3.5-4b")
+    model = target_of(target, dflash_for(target).target_layer_ids, jnp.bfloat16)
+    models = Models(model, (), PAGE_SIZE)
+    positions = PAGES_PER_SLOT * PAGE_SIZE
+    state = jax.eval_shape(
+        lambda: empty_state(models, 8, 137, PAGES_PER_SLOT, positions, num_snapshots=32)
+    )
+    row = placed(jax.ShapeDtypeStruct((), jnp.int32))
+    program = compiled(JITTED[copy_step].lower(models, {}, placed(state), row, row))
+    one = next(layer for layer in state.cache.layers if isinstance(layer, States))
+    assert one.matrices.shape[0] == 8 + 1 + 32
+    for rows in (one.matrices, one.tails):
+        assert_no_pool_copies(program, rows.shape)
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes == num_bytes(state)
+    assert memory.temp_size_in_bytes < 4e6, "one layer's matrices of one slot are 2.1 MB"
