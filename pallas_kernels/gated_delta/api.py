@@ -24,9 +24,9 @@ is folded into it afterwards:
 convolution goes over, behind the inputs of the convolution that each slot keeps, and the decays and
 betas in the form in which a layer projects them.
 
-The ops that read and those that fold do the same arithmetic for every row, so the bits of an output do not
-depend on how its request was cut into blocks. In XLA `delta_prefill` works in matrix products and
-rounds differently; its kernel goes row by row, as the others do.
+Reading and folding do the same arithmetic for every row, so the bits of an output do not depend on
+how its request was cut into blocks. In XLA `delta_prefill` works in matrix products and rounds
+differently; its kernel goes row by row, as the others do.
 """
 
 import importlib

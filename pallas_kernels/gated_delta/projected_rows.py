@@ -79,8 +79,8 @@ class ProjectedRows(Rows):
         def _(piece):
             first = piece * ROWS_AT_ONCE
             some = lambda i: rows.at[pl.ds(first + i, ROWS_AT_ONCE)]
-            of_tap = lambda i: load(some(i), layout) * lax.broadcast_in_dim(
-                taps[i], (ROWS_AT_ONCE, DIM), [1]
+            of_tap = lambda i: (
+                load(some(i), layout) * lax.broadcast_in_dim(taps[i], (ROWS_AT_ONCE, DIM), [1])
             )
             total = of_tap(0)
             for i in range(1, len(taps)):
