@@ -206,8 +206,10 @@ def read_projected(
     inputs, tails, taps, decay_bias, log_rate, state, slots, lengths, out, **scratch: Any
 ) -> None:
     rows = ProjectedRows(scratch, inputs, tails, taps, decay_bias, log_rate, slots, lengths)
-    before = rows.state_before(state, slots[rows.request], lengths[rows.request])
     rows.stage(rows.width)
+    # Only now, so that the registers of the state are free while rows are made. With more than 128
+    # per thread, only three thread blocks fit on a multiprocessor.
+    before = rows.state_before(state, slots[rows.request], lengths[rows.request])
     rows.run(before, 0, 0, rows.width, out)
 
 
@@ -219,8 +221,8 @@ def fold_projected(
 
     @pl.when(count > 0)
     def _():
-        before = rows.state_before(states, slot, lengths[rows.request])
         rows.stage(count)
+        before = rows.state_before(states, slot, lengths[rows.request])
         internals.store(rows.tile_of(states, slot), rows.run(before, 0, 0, count))
 
 
