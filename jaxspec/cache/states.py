@@ -55,6 +55,8 @@ class Rows:
             implementation=self.implementation,
         )
         after = last_inputs(states.tails_before(block), self.inputs, counts)
+        # Without the barrier XLA may write the tails before they are read above, from a copy.
+        matrices, after = jax.lax.optimization_barrier((matrices, after))
         return States(matrices, put(states.tails, block.slots, after, counts))
 
 
