@@ -35,9 +35,9 @@ class Rows:
 
     inputs: Float[Array, "batch width outputs"]
     """What the layer made of the tokens, beginning with the convolution's channels."""
-    taps: Float[Array, "1 taps channels"]
-    decay_bias: Float[Array, "1 1 value_heads"]
-    log_rate: Float[Array, "1 1 value_heads"]
+    taps: Float[Array, "... taps channels"]
+    decay_bias: Float[Array, "... value_heads"]
+    log_rate: Float[Array, "... value_heads"]
     implementation: Implementation = dataclasses.field(metadata={"static": True})
 
     def added_to(self, states: "States", block: Block) -> "States":
