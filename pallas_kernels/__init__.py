@@ -9,7 +9,13 @@ either runs or raises `NotForThisKernel`, which says why.
 from pallas_kernels.add_norm import add_norm
 from pallas_kernels.dense_chain import dense_chain
 from pallas_kernels.fp8_product import fp8_product
-from pallas_kernels.gated_delta import delta_fold, delta_prefill, delta_read
+from pallas_kernels.gated_delta import (
+    delta_fold,
+    delta_prefill,
+    delta_read,
+    mixer_fold,
+    mixer_read,
+)
 from pallas_kernels.paged_attention import pack_queries, paged_attention
 from pallas_kernels.qkv_write import qkv_write
 from pallas_kernels.refusal import NotForThisKernel
@@ -23,6 +29,8 @@ __all__ = [
     "delta_read",
     "dense_chain",
     "fp8_product",
+    "mixer_fold",
+    "mixer_read",
     "pack_queries",
     "paged_attention",
     "qkv_write",

@@ -1,9 +1,9 @@
 """What a recurrent layer remembers: one state per slot, and the block that was written last.
 
-Reading a block leaves the states as they were and keeps the block's rows; commit runs the rows that
-are kept through the states.
+Reading a block leaves the states as they were and keeps what the layer made of its tokens; commit
+makes the rows from it again, and runs those that are kept through the states.
 
-    step n      read     states ----> outputs of every row;  written := the block's rows
+    step n      read     states ----> outputs of every row;  written := the block
                 commit   states + the first `counts` rows ----> states;  written := None
 
 A chunk of a prompt is known to be kept, so reading it makes the states after it, and commit puts
@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from pallas_kernels import delta_fold
+from pallas_kernels import mixer_fold
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.gated_delta.reference import before_block, put
 
@@ -29,31 +29,46 @@ Tails = Float[Array, "slots recent channels"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The tokens of a block, as the states are told of them. Any number of them can be kept."""
+    """The tokens of a block, of which any number can be kept, and what their rows are made with.
 
-    key: Float[Array, "batch width key_heads key_dim"]
-    value: Float[Array, "batch width value_heads value_dim"]
-    log_decay: Float[Array, "batch width value_heads"]
-    beta: Float[Array, "batch width value_heads"]
-    mixed: Float[Array, "batch width channels"]
-    """The convolution's inputs."""
+    Every array has three axes, of which the last is cut if a layer is cut into shards."""
+
+    inputs: Float[Array, "batch width outputs"]
+    """What the layer made of the tokens, beginning with the convolution's channels."""
+    taps: Float[Array, "... taps channels"]
+    decay_bias: Float[Array, "... value_heads"]
+    log_rate: Float[Array, "... value_heads"]
     implementation: Implementation = dataclasses.field(metadata={"static": True})
 
     def added_to(self, states: "States", block: Block) -> "States":
         counts = block.counts
-        matrices = delta_fold(
-            self.key,
-            self.value,
-            self.log_decay,
-            self.beta,
+        matrices = mixer_fold(
+            self.inputs,
+            states.tails,
+            self.taps[0],
+            self.decay_bias[0, 0],
+            self.log_rate[0, 0],
             states.matrices,
             block.slots,
             block.lengths,
             counts,
             implementation=self.implementation,
         )
-        after = last_inputs(states.tails_before(block), self.mixed, counts)
+        after = last_inputs(states.tails_before(block), self.inputs, counts)
+        # Without the barrier XLA may write the tails before they are read above, from a copy.
+        matrices, after = jax.lax.optimization_barrier((matrices, after))
         return States(matrices, put(states.tails, block.slots, after, counts))
+
+
+def rows_of(
+    inputs: Float[Array, "batch width outputs"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    implementation: Implementation,
+) -> Rows:
+    of_head = decay_bias[None, None], log_rate[None, None]
+    return Rows(inputs, taps[None], *of_head, implementation)
 
 
 @jax.tree_util.register_dataclass
@@ -98,13 +113,13 @@ class States:
 
 def last_inputs(
     before: Float[Array, "batch recent channels"],
-    mixed: Float[Array, "batch width channels"],
+    inputs: Float[Array, "batch width outputs"],
     counts: Int[Array, " batch"],
 ) -> Float[Array, "batch recent channels"]:
     """The last inputs of the convolution once the first `counts` of a block are among them."""
-    inputs = jnp.concatenate([before, mixed], axis=1)
+    seen = jnp.concatenate([before, inputs[..., : before.shape[2]]], axis=1)
     last = counts[:, None] + jnp.arange(before.shape[1], dtype=counts.dtype)
-    return jnp.take_along_axis(inputs, last[..., None], axis=1)
+    return jnp.take_along_axis(seen, last[..., None], axis=1)
 
 
 def empty_states(

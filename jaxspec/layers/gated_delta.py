@@ -23,6 +23,7 @@ from jaxspec.layers.fp8 import Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import WHOLE, Shards
+from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
 from pallas_kernels.split_product import total_of
 
 FLOAT32 = ("decay_bias", "log_rate")
@@ -76,16 +77,6 @@ class DeltaSizes:
         return *self.channels, self.values, self.heads, self.heads
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DeltaRows:
-    """A block of tokens behind the convolution."""
-
-    query: Float[Array, "batch width key_heads key_dim"]
-    key: Float[Array, "batch width key_heads key_dim"]
-    value: Float[Array, "batch width value_heads value_dim"]
-
-
 @runtime_checkable
 class Recurring[Memory](Protocol):
     """How the delta rule is computed: over the states of a cache, or over whole sequences."""
@@ -93,14 +84,12 @@ class Recurring[Memory](Protocol):
     def __call__(
         self,
         mixer: "GatedDelta",
-        mixed: Float[Array, "batch width channels"],
-        log_decay: Float[Array, "batch width value_heads"],
-        beta: Float[Array, "batch width value_heads"],
+        inputs: Float[Array, "batch width outputs"],
         memory: Memory,
         /,
     ) -> tuple[Float[Array, "batch width value_heads value_dim"], Memory]:
-        """`mixed` is what the convolution reads. `memory` is the layer's cache, and is returned
-        with the block in it."""
+        """`inputs` are what the layer makes of its tokens (`DeltaSizes.inputs`). `memory` is the
+        layer's cache, and is returned with the block in it."""
         ...
 
 
@@ -151,32 +140,25 @@ class GatedDelta(nn.Module):
         """From the projection to what `out` reads, and the memory with the block."""
         sizes = self.sizes
         with jax.named_scope("delta"):
-            values, heads = sizes.values.size, sizes.value_heads
             channels = size_of(sizes.channels)
-            ends = [channels, channels + values, inputs.shape[-1] - heads]
-            mixed, gate, beta, decay = jnp.split(inputs, ends, axis=-1)
-            decay = jax.nn.softplus(decay.astype(jnp.float32) + self.decay_bias)
-            log_decay = -jnp.exp(self.log_rate) * decay
-            beta = jax.nn.sigmoid(beta.astype(jnp.float32))
-            outputs, memory = recur(self, mixed, log_decay, beta, memory)
+            gate = inputs[..., channels : channels + sizes.values.size]
+            outputs, memory = recur(self, inputs, memory)
             return self.gated(outputs, gate), memory
 
     def rows(
         self,
         before: Float[Array, "batch recent channels"],
-        mixed: Float[Array, "batch width channels"],
-    ) -> DeltaRows:
-        """The block behind the convolution; `before` are its inputs just before the block."""
-        sizes = self.sizes
-        convolved = convolve(joined(before, mixed), self.taps)
-        keys = sizes.key_heads * sizes.key_dim
-        query, key, value = jnp.split(convolved, [keys, 2 * keys], axis=-1)
-        by_head = lambda x, heads: x.reshape(*x.shape[:2], heads, -1)
-        return DeltaRows(
-            by_head(query, sizes.key_heads),
-            by_head(key, sizes.key_heads),
-            by_head(value, sizes.value_heads),
-        )
+        inputs: Float[Array, "batch width outputs"],
+    ) -> Recurrent:
+        """The block as the delta rule takes it; `before` are the inputs of the convolution just
+        before the block."""
+        sizes = self.sizes.key_dim, self.sizes.value_dim
+        return recurrent_rows(inputs, before, *self.of_rows, *sizes)
+
+    @property
+    def of_rows(self) -> tuple[Array, Array, Array]:
+        """The parameters that rows are made with."""
+        return self.taps, self.decay_bias, self.log_rate
 
     def gated(
         self,
@@ -187,29 +169,6 @@ class GatedDelta(nn.Module):
         gate = jax.nn.silu(gate.astype(jnp.float32))
         normed = self.output_norm(outputs.astype(jnp.float32))
         return (normed.reshape(gate.shape) * gate).astype(self.dtype)
-
-
-def joined(
-    before: Float[Array, "batch recent channels"], mixed: Float[Array, "batch width channels"]
-) -> Float[Array, "batch positions channels"]:
-    """One behind the other, as a choice that becomes part of the kernel that reads it. A
-    concatenation would be a kernel of its own, which writes all of it."""
-    recent, width = before.shape[1], mixed.shape[1]
-    is_before = jnp.arange(recent + width)[:, None] < recent
-    padded = lambda x, first, last: jnp.pad(x, ((0, 0), (first, last), (0, 0)))
-    return jnp.where(is_before, padded(before, 0, width), padded(mixed, recent, 0))
-
-
-def convolve(
-    inputs: Float[Array, "batch positions channels"], taps: Float[Array, "taps channels"]
-) -> Float[Array, "batch width channels"]:
-    """SiLU of each token's sum over itself and the tokens before it, in float32. There are as many
-    outputs as inputs have as many before them."""
-    count = taps.shape[0]
-    width = inputs.shape[1] - count + 1
-    wide = jnp.promote_types(inputs.dtype, jnp.float32)
-    terms = [inputs[:, i : i + width].astype(wide) * taps[i].astype(wide) for i in range(count)]
-    return jax.nn.silu(sum(terms[1:], terms[0])).astype(inputs.dtype)
 
 
 def mostly_now(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:

@@ -6,9 +6,9 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxspec.cache.block import Block
-from jaxspec.cache.states import Ends, Rows, States, last_inputs
+from jaxspec.cache.states import Ends, States, last_inputs, rows_of
 from jaxspec.layers.gated_delta import GatedDelta
-from pallas_kernels import delta_prefill, delta_read
+from pallas_kernels import delta_prefill, mixer_read
 from pallas_kernels.dispatch import Implementation
 
 
@@ -27,25 +27,25 @@ class InSlots:
     def __call__(
         self,
         mixer: GatedDelta,
-        mixed: Float[Array, "batch width channels"],
-        log_decay: Float[Array, "batch width value_heads"],
-        beta: Float[Array, "batch width value_heads"],
+        inputs: Float[Array, "batch width outputs"],
         states: States,
     ) -> tuple[Float[Array, "batch width value_heads value_dim"], States]:
-        block, before = self.block, states.tails_before(self.block)
-        with jax.named_scope("convolution"):
-            rows = mixer.rows(before, mixed)
-        told = rows.key, rows.value, log_decay, beta
+        block = self.block
         of_slots = states.matrices, block.slots, block.lengths
         if block.final:
+            before = states.tails_before(block)
+            with jax.named_scope("convolution"):
+                rows = mixer.rows(before, inputs)
             outputs, after = delta_prefill(
-                rows.query, *told, *of_slots, block.counts, implementation=self.implementation
+                *rows, *of_slots, block.counts, implementation=self.implementation
             )
-            written = Ends(after, last_inputs(before, mixed, block.counts))
-        else:
-            outputs = delta_read(rows.query, *told, *of_slots, implementation=self.implementation)
-            # Without the barrier XLA keeps all of the projection, in parts, until the commit; and
-            # commits before it reads if it knows the counts, for which it copies the states.
-            written = Rows(*told, mixed, self.implementation)
-            outputs, written = jax.lax.optimization_barrier((outputs, written))
+            ends = last_inputs(before, inputs, block.counts)
+            return outputs, dataclasses.replace(states, written=Ends(after, ends))
+        given = inputs, states.tails, *mixer.of_rows
+        outputs = mixer_read(*given, *of_slots, implementation=self.implementation)
+        # Without the barrier XLA keeps the projection in parts, if it is in parts, until the
+        # commit; and commits before it reads if it knows the counts, for which it copies the
+        # states.
+        outputs, inputs = jax.lax.optimization_barrier((outputs, inputs))
+        written = rows_of(inputs, *mixer.of_rows, self.implementation)
         return outputs, dataclasses.replace(states, written=written)

@@ -30,7 +30,7 @@ from pallas_kernels.dispatch import (
 )
 from pallas_kernels.fp8_product import E4M3
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
-from pallas_kernels.gated_delta.api import DELTA_FOLD, DELTA_PREFILL, DELTA_READ
+from pallas_kernels.gated_delta.api import DELTA_PREFILL, MIXER_FOLD, MIXER_READ
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
 
@@ -127,8 +127,12 @@ def choices_of_recurrence(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpCh
     told = keys, values, per_head, per_head, states, rows, rows
     yield "delta_prefill", DELTA_PREFILL.choice(shape.implementation, keys, *told, rows)
     if shape.width <= MOST_DRAFTED:
-        yield "delta_read", DELTA_READ.choice(shape.implementation, keys, *told)
-        yield "delta_fold", DELTA_FOLD.choice(shape.implementation, *told, rows)
+        channels, of_head = size_of(sizes.channels), array(sizes.value_heads, dtype=jnp.float32)
+        tails = array(shape.batch, sizes.taps - 1, channels)
+        of_rows = tails, array(sizes.taps, channels), of_head, of_head
+        given = array(*tokens, size_of(sizes.inputs)), *of_rows, states, rows, rows
+        yield "mixer_read", MIXER_READ.choice(shape.implementation, *given)
+        yield "mixer_fold", MIXER_FOLD.choice(shape.implementation, *given, rows)
 
 
 def choices_of_layers(

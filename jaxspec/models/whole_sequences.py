@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.layers.axes import size_of
 from jaxspec.layers.decoder import Attention, BlockMask, Decoder, DecoderLayer
 from jaxspec.layers.gated_delta import GatedDelta
 from jaxspec.layers.hybrid import HybridLayer
@@ -100,23 +101,16 @@ def _way_of(layer: DecoderLayer | HybridLayer, blocks: Blocks) -> Any:
 
 def from_the_start(
     mixer: GatedDelta,
-    mixed: Float[Array, "batch length channels"],
-    log_decay: Float[Array, "batch length value_heads"],
-    beta: Float[Array, "batch length value_heads"],
+    inputs: Float[Array, "batch length outputs"],
     memory: None,
 ) -> tuple[Float[Array, "batch length value_heads value_dim"], None]:
     """The delta rule over whole sequences, whose states begin as zeros."""
-    batch, length, channels = mixed.shape
+    batch, length, _ = inputs.shape
     sizes = mixer.sizes
-    before = jnp.zeros((batch, sizes.taps - 1, channels), mixed.dtype)
-    rows = mixer.rows(before, mixed)
+    before = jnp.zeros((batch, sizes.taps - 1, size_of(sizes.channels)), inputs.dtype)
     slots = jnp.arange(batch, dtype=jnp.int32)
     outputs, _ = delta_prefill(
-        rows.query,
-        rows.key,
-        rows.value,
-        log_decay,
-        beta,
+        *mixer.rows(before, inputs),
         jnp.zeros((batch, sizes.value_heads, sizes.key_dim, sizes.value_dim), jnp.float32),
         slots,
         jnp.zeros_like(slots),

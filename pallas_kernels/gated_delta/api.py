@@ -17,10 +17,16 @@ is folded into it afterwards:
     delta_read      outputs of a block, row by row; the states stay as they are
     delta_fold      runs the first rows of a block through the states
     delta_prefill   outputs of a long block, and the states after it
+    mixer_read      `delta_read` of rows that it makes of a layer's projection itself
+    mixer_fold      `delta_fold` of the same rows
 
-`delta_read` and `delta_fold` do the same arithmetic for every row, so the bits of an output do not
-depend on how its request was cut into blocks. In XLA `delta_prefill` works in matrix products and
-rounds differently; its kernel goes row by row, as the others do.
+`mixer_read` and `mixer_fold` take what `projection.py` describes: queries, keys and values that a
+convolution goes over, behind the inputs of the convolution that each slot keeps, and the decays and
+betas in the form in which a layer projects them.
+
+Reading and folding do the same arithmetic for every row, so the bits of an output do not depend on
+how its request was cut into blocks. In XLA `delta_prefill` works in matrix products and rounds
+differently; its kernel goes row by row, as the others do.
 """
 
 import importlib
@@ -99,6 +105,45 @@ def delta_prefill(
     )
 
 
+def mixer_read(
+    inputs: Float[Array, "batch width outputs"],
+    tails: Float[Array, "slots recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> Float[Array, "batch width value_heads value_dim"]:
+    """The outputs of `delta_read` for the rows that a block's projection is made into.
+
+    `tails[slots[r]]` are the channels of the `recent`, one less than there are taps, tokens before
+    the block of request r. At the start of a text zeros are read in their place.
+    """
+    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
+    return MIXER_READ(implementation, *given)
+
+
+def mixer_fold(
+    inputs: Float[Array, "batch width outputs"],
+    tails: Float[Array, "slots recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> Float[Array, "slots value_heads key_dim value_dim"]:
+    """The states of `delta_fold` for the same rows. The tails stay as they are."""
+    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths, counts
+    return MIXER_FOLD(implementation, *given)
+
+
 def _later(module: str, function: str) -> Callable[..., Any]:
     """A function of a module that is imported when it is called: importing Mosaic GPU takes a
     second."""
@@ -122,3 +167,5 @@ def _op(name: str, check: str, xla: Callable[..., Any]) -> Op:
 DELTA_READ = _op("delta_read", "check_read", reference.delta_read)
 DELTA_FOLD = _op("delta_fold", "check_fold", reference.delta_fold)
 DELTA_PREFILL = _op("delta_prefill", "check_prefill", reference.delta_prefill)
+MIXER_READ = _op("mixer_read", "check_mixer_read", reference.mixer_read)
+MIXER_FOLD = _op("mixer_fold", "check_mixer_fold", reference.mixer_fold)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -27,6 +28,33 @@ def check_fold(key: Shapes, value: Shapes, *others: Any) -> None:
 
 def check_prefill(query: Shapes, *others: Any) -> None:
     check(*others[:5])
+
+
+def check_mixer_read(
+    inputs: Float[Shapes, "batch width outputs"],
+    tails: Float[Shapes, "slots recent channels"],
+    taps: Float[Shapes, "taps channels"],
+    decay_bias: Float[Shapes, " value_heads"],
+    log_rate: Float[Shapes, " value_heads"],
+    state: Float[Shapes, "slots value_heads key_dim value_dim"],
+    *others: Any,
+) -> None:
+    batch, width, outputs = inputs.shape
+    value_heads, key_dim, value_dim = state.shape[1:]
+    keys = (taps.shape[1] - value_heads * value_dim) // 2
+    array = jax.ShapeDtypeStruct
+    scalars = array((batch, width, value_heads), decay_bias.dtype)
+    key = array((batch, width, keys // key_dim, key_dim), inputs.dtype)
+    value = array((batch, width, value_heads, value_dim), inputs.dtype)
+    check_fold(key, value, scalars, array(scalars.shape, log_rate.dtype), state)
+    wanted = taps.shape[1] + value_heads * (value_dim + 2)
+    require(outputs == wanted, f"{outputs} outputs of the projection", str(wanted))
+    require(
+        tails.dtype == inputs.dtype, f"tails in {tails.dtype}", f"{inputs.dtype}, as the projection"
+    )
+
+
+check_mixer_fold = check_mixer_read
 
 
 def check(

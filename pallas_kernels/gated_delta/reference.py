@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.gated_delta.chunks import in_chunks
+from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
 
 EPS = 1e-6
 """Added to the squared length of keys and queries before they are normed."""
@@ -85,6 +86,50 @@ def delta_prefill(
         before_block(state, slots, lengths),
     )
     return outputs.astype(value.dtype), after
+
+
+def mixer_read(
+    inputs: Float[Array, "batch width outputs"],
+    tails: Float[Array, "slots recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+) -> Float[Array, "batch width value_heads value_dim"]:
+    rows = rows_in_slots(inputs, tails, taps, decay_bias, log_rate, state, slots, lengths)
+    return delta_read(*rows, state, slots, lengths)
+
+
+def mixer_fold(
+    inputs: Float[Array, "batch width outputs"],
+    tails: Float[Array, "slots recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+) -> Float[Array, "slots value_heads key_dim value_dim"]:
+    rows = rows_in_slots(inputs, tails, taps, decay_bias, log_rate, state, slots, lengths)
+    return delta_fold(*rows[1:], state, slots, lengths, counts)
+
+
+def rows_in_slots(
+    inputs: Float[Array, "batch width outputs"],
+    tails: Float[Array, "slots recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+) -> Recurrent:
+    """The rows of a block that follows the tails of its requests' slots."""
+    before = before_block(tails, slots, lengths)
+    return recurrent_rows(inputs, before, taps, decay_bias, log_rate, *state.shape[2:])
 
 
 def after_row(

@@ -39,15 +39,18 @@ KEY_LAYOUT, COLUMN_LAYOUT = STATE_LAYOUT.reduce(1), STATE_LAYOUT.reduce(0)
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of a request's block, for one value head and a tile of its columns."""
+    """The rows of a request's block, for one value head and a tile of its columns. Where they come
+    from is said by the classes below."""
 
-    key: Any
-    value: Any
-    log_decay: Any
-    beta: Any
     scratch: dict[str, Any]
-    query: Any = None
-    """None if nothing is read."""
+
+    @property
+    def width(self) -> int:
+        raise NotImplementedError
+
+    def decay_and_beta(self, row) -> tuple:
+        """Two numbers of a row, or of the last one if there is no such row."""
+        raise NotImplementedError
 
     @property
     def request(self) -> Any:
@@ -60,33 +63,6 @@ class Rows:
     @property
     def columns(self) -> Any:
         return pl.ds(lax.axis_index("tile") * COLUMNS, COLUMNS)
-
-    @property
-    def width(self) -> int:
-        return self.value.shape[1]
-
-    @property
-    def staged(self) -> int:
-        """Rows that are in shared memory at the same time."""
-        return min(self.width, self.scratch["values"].shape[0])
-
-    def stage(self, first) -> None:
-        """Copies rows from `first` on to shared memory, with keys and queries normed."""
-        some = self.request, pl.ds(first, self.staged)
-        key_head = lax.div(self.head, self.value.shape[2] // self.key.shape[2])
-        self.stage_normed(self.key.at[(*some, key_head)], "normed_keys", 1.0)
-        if self.query is not None:
-            self.stage_normed(self.query.at[(*some, key_head)], "normed_queries", DIM**-0.5)
-        copy(self.value.at[(*some, self.head)], self.scratch["values"].at[pl.ds(0, self.staged)])
-
-    def stage_normed(self, source, name: str, length: float) -> None:
-        normed = self.scratch[name]
-        copy(source, normed.at[pl.ds(0, self.staged)])
-        for first in range(0, normed.shape[0], ROWS_AT_ONCE):
-            some = normed.at[pl.ds(first, ROWS_AT_ONCE)]
-            rows = load(some, rows_in_lanes(DIM))
-            inverse = lax.rsqrt((rows * rows).sum(axis=1) + EPS) * length
-            internals.store(some, rows * lax.broadcast_in_dim(inverse, rows.shape, [0]))
 
     def run(self, state, first, start, end, out=None) -> Any:
         """The state after rows [start, end) of those that were staged from `first` on; writes the
@@ -103,11 +79,6 @@ class Rows:
             return after, following
 
         return lax.fori_loop(start, end, one, (state, self.decay_and_beta(first + start)))[0]
-
-    def decay_and_beta(self, row) -> tuple:
-        """Two numbers of a row, or of the last one, read a row early to hide the wait."""
-        place = self.request, jnp.minimum(row, self.width - 1), self.head
-        return jnp.exp(self.log_decay[place]), self.beta[place]
 
     def after_row(self, before, row, decay, strength) -> Any:
         """The state after one token."""
@@ -131,9 +102,57 @@ class Rows:
         return jnp.where(row < length * DIM, tile, jnp.zeros_like(tile))
 
 
+@dataclasses.dataclass(frozen=True)
+class GivenRows(Rows):
+    """Rows whose keys, values, decays and betas are in arrays of their own."""
+
+    key: Any
+    value: Any
+    log_decay: Any
+    beta: Any
+    query: Any = None
+    """None if nothing is read."""
+
+    @property
+    def width(self) -> int:
+        return self.value.shape[1]
+
+    @property
+    def staged(self) -> int:
+        """Rows that are in shared memory at the same time."""
+        return min(self.width, self.scratch["values"].shape[0])
+
+    def stage(self, first) -> None:
+        """Copies rows from `first` on to shared memory, with keys and queries normed."""
+        some = self.request, pl.ds(first, self.staged)
+        key_head = lax.div(self.head, self.value.shape[2] // self.key.shape[2])
+        self.stage_normed(self.key.at[(*some, key_head)], "normed_keys", 1.0)
+        if self.query is not None:
+            self.stage_normed(self.query.at[(*some, key_head)], "normed_queries", DIM**-0.5)
+        copy(self.value.at[(*some, self.head)], self.scratch["values"].at[pl.ds(0, self.staged)])
+
+    def stage_normed(self, source, name: str, length: float) -> None:
+        target = self.scratch[name]
+        copy(source, target.at[pl.ds(0, self.staged)])
+        for first in range(0, target.shape[0], ROWS_AT_ONCE):
+            some = target.at[pl.ds(first, ROWS_AT_ONCE)]
+            internals.store(some, normed(load(some, rows_in_lanes(DIM)), length))
+
+    def decay_and_beta(self, row) -> tuple:
+        """Two numbers of a row, or of the last one, read a row early to hide the wait."""
+        place = self.request, jnp.minimum(row, self.width - 1), self.head
+        return jnp.exp(self.log_decay[place]), self.beta[place]
+
+
 def copy(source, target) -> None:
     """Copies rows from global to shared memory, as float32."""
     internals.store(target, load(source, ROW_LAYOUT).astype(jnp.float32))
+
+
+def normed(rows, length: float) -> Any:
+    """Each row at this length."""
+    inverse = lax.rsqrt((rows * rows).sum(axis=1) + EPS) * length
+    return rows * lax.broadcast_in_dim(inverse, rows.shape, [0])
 
 
 def by_key(numbers) -> Any:

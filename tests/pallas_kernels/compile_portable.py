@@ -10,6 +10,9 @@ from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from test_add_norm import inputs as sums
 from test_compiled import attention_arguments, write_arguments
 from test_gated_delta_kernels import FOLD, PREFILL, READ, chosen, drawn
+from test_mixer_kernels import FOLD as MIXER_FOLD
+from test_mixer_kernels import READ as MIXER_READ
+from test_mixer_kernels import drawn as drawn_projection
 
 from pallas_kernels.add_norm import mosaic as add_norm
 from pallas_kernels.gated_delta import mosaic as gated_delta
@@ -31,6 +34,7 @@ def calls() -> list[tuple]:
     adding = functools.partial(add_norm.add_norm, eps=1e-6)
     of_delta = jax.eval_shape(lambda: drawn(key_heads=16, value_heads=32, width=16))
     of_long = jax.eval_shape(lambda: drawn(key_heads=16, value_heads=32, width=500))
+    projected = jax.eval_shape(lambda: drawn_projection(key_heads=16, value_heads=32, width=16))
     return [
         (attention, attention_arguments(8, 16)),
         (functools.partial(attention, window=2048), attention_arguments(1, 16)),
@@ -40,6 +44,8 @@ def calls() -> list[tuple]:
         (gated_delta.delta_read, chosen(of_delta, READ)),
         (gated_delta.delta_fold, chosen(of_delta, FOLD)),
         (gated_delta.delta_prefill, chosen(of_long, PREFILL)),
+        (gated_delta.mixer_read, chosen(projected, MIXER_READ)),
+        (gated_delta.mixer_fold, chosen(projected, MIXER_FOLD)),
     ]
 
 

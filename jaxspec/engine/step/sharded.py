@@ -29,8 +29,8 @@ STATES = {
     "written": PartitionSpec(None, None, AXIS),
 }
 """By the fields of `States`: slots, value_heads, key_dim, value_dim; slots, recent, channels, which
-are each device's queries, keys and values beside each other; and in the rows of a block that is not
-committed yet, whatever follows batch and width."""
+are each device's queries, keys and values beside each other; and of a block that is not committed
+yet, the last of every array's three axes."""
 
 
 def step_over_shards(

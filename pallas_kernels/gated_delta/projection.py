@@ -1,0 +1,75 @@
+"""What a recurrent layer makes of the projection of its tokens, in plain JAX.
+
+    outputs of the projection     queries | keys | values | gates | betas | decays
+                                  '------ channels ------'
+
+A convolution along the tokens goes over the channels, each by itself. Gates are for the outputs of
+the rule and not read here.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Recurrent(NamedTuple):
+    """A block of tokens as the gated delta rule takes them."""
+
+    query: Float[Array, "batch width key_heads key_dim"]
+    key: Float[Array, "batch width key_heads key_dim"]
+    value: Float[Array, "batch width value_heads value_dim"]
+    log_decay: Float[Array, "batch width value_heads"]
+    beta: Float[Array, "batch width value_heads"]
+
+
+def recurrent_rows(
+    inputs: Float[Array, "batch width outputs"],
+    before: Float[Array, "batch recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    key_dim: int,
+    value_dim: int,
+) -> Recurrent:
+    """The block behind the convolution; `before` are the channels just before the block."""
+    heads, channels = decay_bias.shape[0], taps.shape[1]
+    values = heads * value_dim
+    keys = (channels - values) // 2
+    ends = [channels, channels + values, inputs.shape[-1] - heads]
+    mixed, _, beta, decay = jnp.split(inputs, ends, axis=-1)
+    decay = jax.nn.softplus(decay.astype(jnp.float32) + decay_bias)
+    convolved = convolve(joined(before, mixed), taps)
+    query, key, value = jnp.split(convolved, [keys, 2 * keys], axis=-1)
+    by_head = lambda x, dim: x.reshape(*x.shape[:2], -1, dim)
+    return Recurrent(
+        by_head(query, key_dim),
+        by_head(key, key_dim),
+        by_head(value, value_dim),
+        -jnp.exp(log_rate) * decay,
+        jax.nn.sigmoid(beta.astype(jnp.float32)),
+    )
+
+
+def joined(
+    before: Float[Array, "batch recent channels"], mixed: Float[Array, "batch width channels"]
+) -> Float[Array, "batch positions channels"]:
+    """One behind the other, as a choice that becomes part of the kernel that reads it. A
+    concatenation would be a kernel of its own, which writes all of it."""
+    recent, width = before.shape[1], mixed.shape[1]
+    is_before = jnp.arange(recent + width)[:, None] < recent
+    padded = lambda x, first, last: jnp.pad(x, ((0, 0), (first, last), (0, 0)))
+    return jnp.where(is_before, padded(before, 0, width), padded(mixed, recent, 0))
+
+
+def convolve(
+    inputs: Float[Array, "batch positions channels"], taps: Float[Array, "taps channels"]
+) -> Float[Array, "batch width channels"]:
+    """SiLU of each token's sum over itself and the tokens before it, in float32. There are as many
+    outputs as inputs have as many before them."""
+    count = taps.shape[0]
+    width = inputs.shape[1] - count + 1
+    wide = jnp.promote_types(inputs.dtype, jnp.float32)
+    terms = [inputs[:, i : i + width].astype(wide) * taps[i].astype(wide) for i in range(count)]
+    return jax.nn.silu(sum(terms[1:], terms[0])).astype(inputs.dtype)
