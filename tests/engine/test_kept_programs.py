@@ -15,6 +15,7 @@ import pytest
 from golden_pair import budget, golden_engine, opened, trajectories
 
 from jaxspec.engine.programs import fingerprint as fingerprints
+from jaxspec.engine.programs import store
 from jaxspec.engine.programs.files import open_files
 from jaxspec.engine.programs.fingerprint import fingerprint
 from jaxspec.engine.programs.folder import cache_folder
@@ -61,6 +62,7 @@ def test_a_second_process_traces_and_compiles_nothing(kept, monkeypatch):
     monkeypatch.setattr(compiled, "JITTED", Untraceable())
     monkeypatch.setattr(jax.stages.Traced, "lower", lambda traced: pytest.fail("lowered"))
     monkeypatch.setattr(kernels_used, "kernel_uses", lambda *_: pytest.fail("rules were asked"))
+    monkeypatch.setattr(store, "find_lapack", lambda: pytest.fail("no program calls it"))
     engine = golden_engine(cache_dir=str(folder))
     assert engine.warm_up([PROMPT]) >= 3
     assert engine.generate(PROMPT, budget(12)).token_ids == tokens
