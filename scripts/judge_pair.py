@@ -26,6 +26,7 @@ import numpy as np
 from demo_archive import read_archive
 from jaxtyping import Array, Float, Int
 from judging import Verdict, judged
+from measure_held_out import engine_of
 from measuring import about, write_json
 
 from jaxspec import cli
@@ -35,7 +36,6 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import LoadError
-from jaxspec.measure.engines import engine_for
 from jaxspec.measure.load import Load, Work, run_load
 from jaxspec.models.parameters import Params
 from jaxspec.models.targets import CheckpointTarget
@@ -47,6 +47,7 @@ from jaxspec.training.scores import bound
 HEADERS = Path(__file__).with_name("demo_headers.json")
 TYPED = "def quicksort(", "def fibonacci(n):\n", "class Stack:\n", "def read_lines(path):\n"
 """Prompts as somebody types them who tries the pair; their continuations are only shown."""
+PAGE_SIZE = 64
 PIECE = 1200
 """Characters of a held-out document that are read at once."""
 
@@ -98,19 +99,9 @@ def continued(
     """Drafted continuations; in float32 the greedy ones are those of the target alone."""
     assert opened.tokenizer is not None
     encoded = [opened.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    longest = max(map(len, encoded))
-    block = opened.models.proposers[0].num_drafts + 1
-    pages = -(-(longest + options.tokens + block) // 64)
-    engine = engine_for(
-        opened,
-        options.method,
-        [options.batch],
-        sorted({len(ids) for ids in encoded}),
-        max_batch=options.batch,
-        max_model_len=longest + options.tokens,
-        page_size=64,
-        num_pages=pages * options.batch,
-        prefill_chunk=longest,
+    prompt_lengths = sorted({len(ids) for ids in encoded})
+    engine = engine_of(
+        opened, options.method, [options.batch], prompt_lengths, options.tokens, PAGE_SIZE
     )
     work = [
         Work(tuple(ids), SamplingParams(options.tokens, temperature=temperature, seed=seed))

@@ -51,7 +51,8 @@ def measure(options: argparse.Namespace) -> None:
     opened = open_models(options.target, options.draft, dtype=options.dtype)
     assert opened.tokenizer is not None, "models from a folder come with a tokenizer"
     works = works_of(options, opened.tokenizer)
-    engines = [engine_of(options, opened, method) for method in ("none", options.method)]
+    sizes = options.batch, [options.prompt_tokens], options.tokens, options.page_size
+    engines = [engine_of(opened, method, *sizes) for method in ("none", options.method)]
     compile_all(engines, draws=options.temperature > 0)
     report: dict[str, Any] = {
         **about(),
@@ -68,21 +69,29 @@ def measure(options: argparse.Namespace) -> None:
         write_json(options.json, report)
 
 
-def engine_of(options: argparse.Namespace, opened: Opened, method: str) -> Engine:
-    """An engine with programs for the measured batch sizes only."""
-    length = options.prompt_tokens + options.tokens
+def engine_of(
+    opened: Opened,
+    method: str,
+    batches: Sequence[int],
+    prompt_lengths: Sequence[int],
+    tokens: int,
+    page_size: int,
+) -> Engine:
+    """An engine with programs for these batch sizes and prompts only, and room for so many tokens
+    after each prompt."""
+    longest = max(prompt_lengths)
     block = opened.models.proposers[0].num_drafts + 1
-    pages = -(-(length + block) // options.page_size)
+    pages = -(-(longest + tokens + block) // page_size)
     return engine_for(
         opened,
         method,
-        options.batch,
-        [options.prompt_tokens],
-        max_batch=max(options.batch),
-        max_model_len=length,
-        page_size=options.page_size,
-        num_pages=pages * max(options.batch),
-        prefill_chunk=options.prompt_tokens,
+        batches,
+        prompt_lengths,
+        max_batch=max(batches),
+        max_model_len=longest + tokens,
+        page_size=page_size,
+        num_pages=pages * max(batches),
+        prefill_chunk=longest,
     )
 
 

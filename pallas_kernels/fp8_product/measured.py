@@ -1,4 +1,4 @@
-"""How products are split, of shapes for which it was measured on a GPU.
+"""How products are split over thread blocks, for shapes that were measured on a GPU.
 
     python scripts/tune_fp8_product.py
 

@@ -1,4 +1,4 @@
-"""Writes NaN where no step may read a state."""
+"""Observers that spoil a device's states: with NaN where no step may read, or altogether."""
 
 import dataclasses
 
@@ -8,6 +8,18 @@ import numpy as np
 
 from jaxspec.cache.states import States
 from jaxspec.engine.step.observer import StepObserver
+
+
+class Distrust(StepObserver):
+    """Has the state made anew in the step that is given, as after a fault."""
+
+    def __init__(self, engine, at: int):
+        self.engine, self.left = engine, at
+
+    def step_begins(self, running):
+        self.left -= 1
+        if self.left == 0:
+            self.engine.loop.trusted = False
 
 
 class Poisoner(StepObserver):

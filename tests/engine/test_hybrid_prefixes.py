@@ -7,13 +7,12 @@ import pytest
 from golden_pair import budget, golden_engine
 from hybrid_pair import VOCAB, hybrid_engine
 from numpy.random import default_rng
-from spoilt_states import Poisoner
+from spoilt_states import Distrust, Poisoner
 
 from jaxspec.cache.states import States
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.schedule import pages
 from jaxspec.engine.setup import pools
-from jaxspec.engine.step.observer import StepObserver
 from jaxspec.errors import LoadError, UsageError
 
 PAGE = 16
@@ -107,15 +106,7 @@ def test_after_a_fault_hits_are_read_again(at):
     expected = [facts(output)[0] for output in hybrid_engine().generate(prompts, budget(12))]
     engine.generate(prompts[0], budget(1))
 
-    class Distrust(StepObserver):
-        steps = 0
-
-        def step_begins(self, running):
-            self.steps += 1
-            if self.steps == at:
-                engine.loop.trusted = False
-
-    with engine.observe(Distrust()), engine.observe(Poisoner(engine)):
+    with engine.observe(Distrust(engine, at)), engine.observe(Poisoner(engine)):
         outputs = engine.generate(prompts, budget(12))
     assert [facts(output)[0] for output in outputs] == expected
     assert cached(outputs)[0] == 64

@@ -6,7 +6,7 @@ import pytest
 from first_right import NAME, propose_right
 from golden_pair import budget
 from hybrid_pair import VOCAB, hybrid_engine, opened
-from spoilt_states import Poisoner
+from spoilt_states import Distrust, Poisoner
 
 from jaxspec.cache.states import States
 from jaxspec.engine.step.observer import StepObserver
@@ -119,15 +119,7 @@ def test_states_of_slots_without_a_request_are_not_read(plain, driver):
 def test_after_a_fault_texts_are_read_again(plain, method, at):
     engine = hybrid_engine(method)
 
-    class Distrust(StepObserver):
-        steps = 0
-
-        def step_begins(self, running):
-            self.steps += 1
-            if self.steps == at:
-                engine.loop.trusted = False
-
-    with engine.observe(Distrust()):
+    with engine.observe(Distrust(engine, at)):
         outputs = engine.generate(PROMPTS, [budget(count) for count in BUDGETS])
     assert tokens(outputs) == tokens(plain)
 

@@ -18,13 +18,14 @@ log = logging.getLogger("jaxspec")
 
 def with_prefix_caching(plan: Plan, models: Models, options: EngineOptions) -> Plan:
     """The plan, with a prefix cache if it is wanted and possible."""
-    saves = not _cache_of(models).in_pages
+    cache: Cache = jax.eval_shape(partial(models.target.new_cache, 1, 1, models.page_size))
+    saves = not cache.in_pages
     if options.num_snapshots and not (saves and options.prefix_caching):
         why = "prefix_caching is off" if saves else "the target has no layers that keep a state"
         log.warning("num_snapshots has no effect: %s", why)
     if not options.prefix_caching:
         return plan
-    reason = why_not(models)
+    reason = why_not(models, cache)
     if reason is None and saves and options.num_snapshots == 0:
         reason = "num_snapshots is 0, and the target has layers that keep a state per request"
     if reason is not None:
@@ -53,15 +54,12 @@ def _boundaries(plan: Plan) -> int:
     return math.lcm(plan.page_size, plan.shapes.widest_chunk) if plan.exact else plan.page_size
 
 
-def _cache_of(models: Models) -> Cache:
-    return jax.eval_shape(partial(models.target.new_cache, 1, 1, models.page_size))
-
-
-def why_not(models: Models) -> str | None:
-    """Why requests cannot begin behind pages that others have filled; None if they can."""
+def why_not(models: Models, cache: Cache) -> str | None:
+    """Why requests cannot begin behind pages that others have filled; None if they can. `cache` is
+    the target's."""
     if models.synthetic:
         return "with synthetic_acceptance the tokens are not the target's"
-    if not _cache_of(models).can_be_saved:
+    if not cache.can_be_saved:
         return "the target has layers that keep something per request and cannot copy it"
     for proposer in models.proposers:
         if not can_skip_tokens(proposer):

@@ -77,12 +77,13 @@ class PageIndex:
 
 def find(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry, ...]:
     """The entries behind which a request with this text can begin, from the end of the chain on:
-    those that are known, if need be up to the last one with a saved state."""
+    those that are known; if layers keep a state per request, only up to the last one whose text has
+    a saved state."""
     known, states = known_pages(index, chain, tokens), index.states
-    if states is not None:
-        while known and index.keys[known[-1].page] not in states.of_texts:
-            known = known[:-1]
-    return known
+    if states is None:
+        return known
+    have_states = [index.keys[entry.page] in states.of_texts for entry in known]
+    return known[: max((i for i, has in enumerate(have_states, 1) if has), default=0)]
 
 
 def known_pages(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry, ...]:

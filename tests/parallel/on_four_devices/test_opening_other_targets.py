@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -128,19 +127,3 @@ def test_a_target_is_quantised_while_it_is_read(tmp_path):
     found = read_like_cut(tmp_path, 2, quantization="fp8")
     assert found["target/layers_0/mlp/down/weight"].dtype == jnp.float8_e4m3fn
     assert not found["target/layers_0/mlp/down/scales"].is_fully_replicated
-
-
-@pytest.mark.parametrize("folder", [FP8_CHANNEL, HYBRID], ids=str)
-def test_no_device_gets_more_than_its_part_of_a_matrix(folder, monkeypatch):
-    put, sizes = jax.device_put, []
-
-    def noting(array, device=None, **settings):
-        if isinstance(device, jax.Device):
-            sizes.append(array.size)
-        return put(array, device, **settings)
-
-    monkeypatch.setattr(jax, "device_put", noting)
-    read = open_models(folder, dtype="float32", tensor_parallel_size=2)
-    part = lambda a: a.size if a.is_fully_replicated else a.size // 2
-    parts = [part(array) for array in flat(read.params).values() for _ in range(2)]
-    assert sorted(sizes) == sorted(parts)

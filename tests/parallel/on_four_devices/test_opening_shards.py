@@ -10,6 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from golden_pair import GOLDENS, golden_engine, opened
 from jax.sharding import SingleDeviceSharding
+from trained_hybrid_pair import PAIR
 from wide_models import wide_engine, wide_models
 
 from jaxspec.checkpoint import stream
@@ -76,7 +77,8 @@ def test_converted_checkpoints_are_read_to_shards_too(tmp_path):
     same(open_models(*converted, dtype="float32", tensor_parallel_size=2).params, expected.params)
 
 
-def test_a_piece_is_cut_before_it_goes_to_a_device(monkeypatch):
+@pytest.mark.parametrize("which", ["dflash", "fp8-channel", "hybrid"])
+def test_a_piece_is_cut_before_it_goes_to_a_device(which, monkeypatch):
     """No device, and no copy in the host's memory, gets more of a matrix than a shard."""
     put, sizes = jax.device_put, []
 
@@ -86,7 +88,12 @@ def test_a_piece_is_cut_before_it_goes_to_a_device(monkeypatch):
         return put(array, device, **settings)
 
     monkeypatch.setattr(jax, "device_put", noting)
-    read = open_models(*golden_folders("a"), dtype="float32", tensor_parallel_size=2)
+    folders = {
+        "dflash": golden_folders("a"),
+        "fp8-channel": (GOLDENS / "fp8-channel" / "target",),
+        "hybrid": (PAIR / "target",),
+    }
+    read = open_models(*folders[which], dtype="float32", tensor_parallel_size=2)
     part = lambda a: a.size if a.is_fully_replicated else a.size // 2
     parts = [part(array) for array in flat(read.params).values() for _ in range(2)]
     assert sorted(sizes) == sorted(parts)
