@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels import jax_internals as internals
 from pallas_kernels.jax_internals import (
@@ -84,28 +85,70 @@ def times(acc, left, right_ref, interpreted: bool):
     return multiply(Accumulator.init(acc))
 
 
-def times_each(acc, pieces, interpreted: bool):
+class Turn(NamedTuple):
+    """When a warpgroup gives its products to the tensor core, of those that take turns. While the
+    products of one run, another makes its next ones ready."""
+
+    barriers: Any
+    """One for each warpgroup, at which it waits for its turn."""
+    own: Any
+    """Index of this warpgroup."""
+    count: int
+    """Warpgroups that take turns."""
+
+    def take(self) -> None:
+        plgpu.barrier_wait(self.barriers.at[self.own])
+
+    def pass_on(self) -> None:
+        plgpu.barrier_arrive(self.barriers.at[lax.rem(self.own + 1, self.count)])
+
+    def begin(self) -> None:
+        """The last one begins, by giving the first its turn."""
+        pl.when(self.own == self.count - 1)(self.pass_on)
+
+    def end(self) -> None:
+        """The first takes the turn that the last one passed on at the end, so that none is left."""
+        pl.when(self.own == 0)(self.take)
+
+
+def times_each(acc, pieces, interpreted: bool, turn: Turn | None = None):
     """`acc` plus the products of pieces, each a function that brings the left side into registers
-    and a right side in shared memory. A left side is brought while the product before it runs."""
+    and a right side in shared memory. A left side is brought while the product before it runs, or,
+    if warpgroups take turns, while those of others run."""
+    if turn is not None:
+        brought = [(left(), right_ref) for left, right_ref in pieces]
+        pieces = [(lambda left=left: left, right_ref) for left, right_ref in brought]
+        turn.take()
+    pass_on = (lambda: None) if turn is None else turn.pass_on
     if interpreted:
         for left, right_ref in pieces:
             acc = times(acc, left(), right_ref, interpreted)
+        pass_on()
         return acc
 
     def multiply(acc_ref) -> None:
         for left, right_ref in pieces:
             plgpu.wgmma(acc_ref, left(), right_ref)
+        pass_on()
 
     return pl.run_state(multiply)(Accumulator.init(acc))
 
 
-def product_of(left_ref, right_ref, zeros, interpreted: bool):
+def product_of(left_ref, right_ref, zeros, interpreted: bool, turn: Turn | None = None):
     """`left @ right` of two matrices in shared memory, in the registers of zeros."""
+    if turn is not None:
+        turn.take()
+    pass_on = (lambda: None) if turn is None else turn.pass_on
     if interpreted:
         left, right = (ref[...].astype(jnp.float32) for ref in (left_ref, right_ref))
         plgpu.commit_smem()
+        pass_on()
         return zeros + jnp.dot(left, right)
-    multiply = lambda acc_ref: plgpu.wgmma(acc_ref, left_ref, right_ref)
+
+    def multiply(acc_ref) -> None:
+        plgpu.wgmma(acc_ref, left_ref, right_ref)
+        pass_on()
+
     return pl.run_state(multiply)(Accumulator.init(zeros))
 
 

@@ -191,7 +191,17 @@ def seconds_per_call(
     program: Callable, carried: Any, fixed: tuple, calls: int, batches: int = 7, runs: int = 8
 ) -> float:
     """Median over batches of runs that are dispatched back to back; `carried` is donated."""
-    compiled = jax.jit(program, donate_argnums=0).lower(carried, *fixed).compile()
+    compiled = compiled_chain(program, carried, fixed)
+    return seconds_of_chain(compiled, carried, fixed, calls, batches, runs)
+
+
+def compiled_chain(program: Callable, carried: Any, fixed: tuple) -> Callable:
+    return jax.jit(program, donate_argnums=0).lower(carried, *fixed).compile()
+
+
+def seconds_of_chain(
+    compiled: Callable, carried: Any, fixed: tuple, calls: int, batches: int = 7, runs: int = 8
+) -> float:
     carried = jax.tree.map(jnp.copy, carried)
     for _ in range(3):
         carried = jax.block_until_ready(compiled(carried, *fixed))
@@ -362,27 +372,36 @@ def chain_weights(case: ChainCase, layer: int) -> dict[str, Array | Fp8Matrix | 
 
 
 def time_product(case: ProductCase, product: Callable[..., Array]) -> float:
+    x, matrices = product_operands(case, in_8_bits=product is not product_in_bf16)
+    return seconds_per_call(product_chain(case, product), x, (matrices,), CALLS)
+
+
+def product_chain(case: ProductCase, product: Callable[..., Array]) -> Callable:
     """A product's outputs, cut off or repeated, are the next one's inputs: a small kernel more."""
     inputs, outputs = case.sides
-    layers = min(CALLS, max(2, math.ceil(BYTES_BEYOND_CACHE / (inputs * outputs))))
-    matrices = [matrix_of(case, product, layer) for layer in range(layers)]
+    once = jax.jit(product)
 
-    def chain(x: Array, matrices: Any) -> Array:
+    def chain(x: Array, matrices: list[tuple[Array, ...]]) -> Array:
         for i in range(CALLS):
-            y = product(x, *matrices[i % layers])
+            y = once(x, *matrices[i % len(matrices)])
             x = jnp.tile(y, (1, math.ceil(inputs / outputs)))[:, :inputs]
         return x
 
-    x = normal(jax.random.key(layers), (case.tokens, inputs))
-    return seconds_per_call(chain, x, (matrices,), CALLS)
+    return chain
 
 
-def matrix_of(case: ProductCase, product: Callable[..., Array], layer: int) -> tuple[Array, ...]:
+def product_operands(case: ProductCase, in_8_bits: bool) -> tuple[Array, list[tuple[Array, ...]]]:
+    """Rows, and more matrices than the GPU's cache holds."""
+    inputs, outputs = case.sides
+    layers = min(CALLS, max(2, math.ceil(BYTES_BEYOND_CACHE / (inputs * outputs))))
+    matrices = [matrix_of(case, in_8_bits, layer) for layer in range(layers)]
+    return normal(jax.random.key(layers), (case.tokens, inputs)), matrices
+
+
+def matrix_of(case: ProductCase, in_8_bits: bool, layer: int) -> tuple[Array, ...]:
     inputs, outputs = case.sides
     matrix = normal(jax.random.key(layer), (outputs, inputs)) * inputs**-0.5
-    if product is product_in_bf16:
-        return (matrix.T,)
-    return jax.jit(quantised_blocks)(matrix)
+    return jax.jit(quantised_blocks)(matrix) if in_8_bits else (matrix.T,)
 
 
 def product_in_bf16(x: Array, matrix: Array) -> Array:

@@ -8,34 +8,41 @@ prints the fastest of each shape as lines of the table in `pallas_kernels/fp8_pr
 """
 
 import argparse
+import contextlib
+import fcntl
 import functools
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from bench_kernels import normal, time_product
+from bench_kernels import (
+    CALLS,
+    compiled_chain,
+    normal,
+    product_chain,
+    product_operands,
+    seconds_of_chain,
+)
 from jaxtyping import Array
 from kernel_cases import GEOMETRIES, MATRICES, ProductCase
 from measuring import about, tell, write_json
 
 from jaxspec import cli
-from pallas_kernels.fp8_product import BLOCK, mosaic, quantised_blocks, reference
-from pallas_kernels.fp8_product.plan import PARTS, TILE, Plan, Split
-from pallas_kernels.fp8_product.plan_8_by_8 import WIDE_TILE, PlanOf8By8
+from pallas_kernels.fp8_product import mosaic, quantised_blocks, reference
+from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_of import plan_of
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.split_product import total_of
 
-NEIGHBOURS = (1, 2, 4)
 LARGEST_ERROR = 4e-3
 """Of a product in bfloat16, relative to its norm."""
-SLOWEST = 1.6
+SLOWEST = 1.5
 """Splits whose estimated time is longer than the best one's times this are not tried."""
 
 
@@ -44,11 +51,31 @@ def main() -> None:
     begin = time.perf_counter()
     report = about() | {"rows": []}
     for case in cases(options):
-        for row in Trial(case, options.interpreted).rows():
+        for row in tried(case, options):
             report["rows"].append(row)
             write_json(options.json, report)
             tell(told(row), begin)
     print(*table(report["rows"]), sep="\n")
+
+
+def tried(case: ProductCase, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each split, the fastest first."""
+    with turn(options.lock):
+        trial = Trial(case, options.interpreted)
+    programs = trial.programs()
+    with turn(options.lock):
+        return trial.rows(programs)
+
+
+@contextlib.contextmanager
+def turn(lock: Path | None) -> Iterator[None]:
+    """Processes that are given the same file use the GPU one after the other."""
+    if lock is None:
+        yield
+        return
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def parse() -> argparse.Namespace:
@@ -60,6 +87,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--matrix", nargs="+", default=list(MATRICES), choices=MATRICES)
     parser.add_argument("--rounded", action="store_true", help="inputs are rounded to 8 bits")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--lock", type=Path, help="a file, through which processes side by side take turns"
+    )
     parser.add_argument("--interpreted", action="store_true", help="try the script without a GPU")
     return parser.parse_args()
 
@@ -69,6 +99,14 @@ def cases(options: argparse.Namespace) -> Iterator[ProductCase]:
         for model in options.model:
             for matrix in options.matrix:
                 yield ProductCase(model, matrix, tokens, options.rounded)
+
+
+class Programs(NamedTuple):
+    """A product with one split."""
+
+    once: Callable
+    chain: Callable | None
+    """The product many times over, which is timed; None without a GPU."""
 
 
 class Trial:
@@ -83,45 +121,50 @@ class Trial:
             normal(jax.random.key(1), (case.tokens, inputs)),
             *jax.jit(quantised_blocks)(matrix),
         )
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each split, the fastest first."""
-        wanted = jax.jit(self.reference)(*self.operands)
-        plan = plan_of(
-            *self.operands, quantise_inputs=self.case.quantise_inputs, interpreted=not self.on_gpu
+        self.timed = product_operands(case, in_8_bits=True)
+        self.plan = plan_of(
+            *self.operands, quantise_inputs=case.quantise_inputs, interpreted=interpreted
         )
-        splits = [one for one in splits_of(plan) if self.on_gpu or one.neighbours == 1]
+
+    def programs(self) -> "dict[Split, Programs]":
+        splits = splits_of(self.plan)
         with ThreadPoolExecutor() as threads:
-            programs = dict(zip(splits, threads.map(self.compiled, splits)))
-        rows = [self.row(plan, split, program, wanted) for split, program in programs.items()]
+            return dict(zip(splits, threads.map(self.compiled, splits)))
+
+    def rows(self, programs: "dict[Split, Programs]") -> list[dict[str, Any]]:
+        wanted = jax.jit(self.reference)(*self.operands)
+        rows = [self.row(split, program, wanted) for split, program in programs.items()]
         return sorted(rows, key=lambda row: row.get("us", math.inf))
 
     @property
     def on_gpu(self) -> bool:
         return self.interpret is None
 
-    def row(self, plan: Plan, split: Split, program: Any, wanted: Array) -> dict[str, Any]:
+    def row(self, split: Split, program: Programs, wanted: Array) -> dict[str, Any]:
         row = {
             "case": self.case.name,
-            "shape": plan.shape,
+            "shape": self.plan.shape,
             "split": tuple(split),
-            "chosen": split == plan.split,
-            "error": error(program(*self.operands), wanted),
+            "chosen": split == self.plan.split,
+            "error": error(program.once(*self.operands), wanted),
         }
         if row["error"] < LARGEST_ERROR:
-            row["us"] = round(1e6 * self.seconds(split, program), 2)
+            row["us"] = round(1e6 * self.seconds(program.chain), 2)
         return row
 
-    def seconds(self, split: Split, program: Any) -> float:
-        if self.on_gpu:
-            return time_product(self.case, functools.partial(self.product, split=split))
-        begin = time.perf_counter()
-        jax.block_until_ready(program(*self.operands))
-        return time.perf_counter() - begin
+    def seconds(self, chain: Callable | None) -> float:
+        if chain is None:
+            return math.nan
+        x, matrices = self.timed
+        return seconds_of_chain(chain, x, (matrices,), CALLS)
 
-    def compiled(self, split: Split) -> Any:
-        product = functools.partial(self.product, split=split)
-        return jax.jit(product).lower(*self.operands).compile()
+    def compiled(self, split: Split) -> "Programs":
+        product = jax.jit(functools.partial(self.product, split=split))
+        once = product.lower(*self.operands).compile()
+        if not self.on_gpu:
+            return Programs(once, None)
+        x, matrices = self.timed
+        return Programs(once, compiled_chain(product_chain(self.case, product), x, (matrices,)))
 
     def product(self, x: Array, numbers: Array, scales: Array, *, split: Split) -> Array:
         parts = mosaic.fp8_product(
@@ -142,21 +185,9 @@ class Trial:
 
 def splits_of(plan: Plan) -> list[Split]:
     """Those that may be fast, and the one that the plan chooses."""
-    wide = isinstance(plan, PlanOf8By8) and plan.outputs % WIDE_TILE == 0
-    tiles = (TILE, WIDE_TILE) if wide else (TILE,)
-    alone = [Split(tile, parts) for tile in tiles for parts in PARTS if fits(plan, parts)]
-    least = min(map(plan.time, alone))
-    together = [
-        one._replace(neighbours=count)
-        for one in alone
-        for count in NEIGHBOURS
-        if plan.time(one) <= SLOWEST * least and plan.outputs % (one.tile * count) == 0
-    ]
-    return list(dict.fromkeys([*together, plan.split]))
-
-
-def fits(plan: Plan, parts: int) -> bool:
-    return plan.inputs % (parts * BLOCK) == 0
+    least = min(map(plan.time, plan.splits))
+    fast = [one for one in plan.splits if plan.time(one) <= SLOWEST * least]
+    return list(dict.fromkeys([*fast, plan.split]))
 
 
 def error(found: Array, wanted: Array) -> float:

@@ -14,7 +14,7 @@ from jax import lax
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import ACC, UNIT, widen
 from pallas_kernels.jax_internals import plgpu
-from pallas_kernels.tiles import load, times_each
+from pallas_kernels.tiles import Turn, load, times_each
 
 PER_OUTPUT = ACC.reduce(1)
 SMALLEST_SCALE = 2.0**-80
@@ -47,11 +47,13 @@ def no_totals(rows: int):
     return plgpu.layout_cast(jnp.zeros((UNIT, rows), jnp.float32), ACC)
 
 
-def add_product(sums: Sums, weights, rows, scale, interpreted: bool) -> Sums:
+def add_product(
+    sums: Sums, weights, rows, scale, interpreted: bool, turn: Turn | None = None
+) -> Sums:
     """The sums plus the scaled product of a chunk with rows [rows, inputs].
 
     Without a scale the chunk's products are added as they are. The chunk is multiplied in two
-    pieces, of which one is in registers at a time.
+    pieces, of which one is in registers at a time, or both if warpgroups take turns.
     """
     multiples, unit = sums
     if scale is not None:
@@ -62,7 +64,7 @@ def add_product(sums: Sums, weights, rows, scale, interpreted: bool) -> Sums:
         inputs = slice(first, first + PIECE)
         left = functools.partial(widened, weights, inputs, rows.dtype, interpreted)
         pieces.append((left, rows.at[:, inputs].T))
-    return Sums(times_each(multiples, pieces, interpreted), unit)
+    return Sums(times_each(multiples, pieces, interpreted, turn), unit)
 
 
 PIECE = 64

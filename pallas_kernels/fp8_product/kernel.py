@@ -1,4 +1,4 @@
-"""The body of the kernel. Both warpgroups multiply; the first also asks for weights and rows."""
+"""The body of the kernel. All warpgroups multiply; the first also asks for weights and rows."""
 
 import dataclasses
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 from jax import lax
 
 from pallas_kernels.fp8_product.chunk import UNIT, add_product, no_sums, times_outputs
-from pallas_kernels.fp8_product.plan import NEIGHBOUR, Plan
+from pallas_kernels.fp8_product.plan import Plan
 from pallas_kernels.fp8_product.quantise import BLOCK
-from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu, store, wait_for_warpgroup
+from pallas_kernels.jax_internals import pl, plgpu, store
+from pallas_kernels.tiles import Turn
 
 
 def run(plan: Plan, x, weight, scales, out, **scratch) -> None:
@@ -33,15 +34,8 @@ class ThreadBlock:
         return pl.ds(lax.axis_index("row_tile") * self.plan.rows, self.plan.rows)
 
     @property
-    def tile(self):
-        """Index of this thread block's tile of outputs."""
-        count = self.plan.neighbours
-        first = lax.axis_index("tile") * count
-        return first if count == 1 else first + lax.axis_index(NEIGHBOUR)
-
-    @property
     def first_output(self):
-        return self.tile * self.plan.tile
+        return lax.axis_index("tile") * self.plan.tile
 
     def block(self, step):
         """Index of a step's block of inputs."""
@@ -59,11 +53,8 @@ class ThreadBlock:
         """Asks for the operands of a step."""
         stage = lax.rem(step, self.plan.stages)
         loaded = self.scratch["loaded"].at[stage]
-        together = NEIGHBOUR if self.plan.neighbours > 1 else None
         for name, source in self.operands(step).items():
-            readers = together if name == "rows" else None
-            destination = self.scratch[name].at[stage]
-            plgpu.copy_gmem_to_smem(source, destination, loaded, collective_axes=readers)
+            plgpu.copy_gmem_to_smem(source, self.scratch[name].at[stage], loaded)
 
     def request_after(self, step) -> None:
         """Asks for the next step of a stage, once all warpgroups have finished this step."""
@@ -71,10 +62,7 @@ class ThreadBlock:
         self.request(step + self.plan.stages)
 
     def tell_used(self, step) -> None:
-        """Tells that this warpgroup has finished a step. One thread tells the neighbours, so the
-        others have to have finished too."""
-        if self.plan.neighbours > 1:
-            meet()
+        """Tells that this warpgroup has finished a step."""
         plgpu.barrier_arrive(self.scratch["used"].at[lax.rem(step, self.plan.stages)])
 
     def is_followed(self, step):
@@ -83,6 +71,9 @@ class ThreadBlock:
 
     def multiply(self, warpgroup) -> None:
         plan, is_first = self.plan, warpgroup == 0
+        turn = self.turn(warpgroup)
+        if turn is not None:
+            turn.begin()
         pl.when(is_first)(
             lambda: pl.loop(0, min(plan.steps, plan.stages))(lambda step: self.request(step))
         )
@@ -96,6 +87,13 @@ class ThreadBlock:
             return sums
 
         self.write(warpgroup, lax.fori_loop(0, plan.steps, one_step, self.nothing()))
+        if turn is not None:
+            turn.end()
+
+    def turn(self, warpgroup) -> Turn | None:
+        if not self.plan.takes_turns:
+            return None
+        return Turn(self.scratch["turns"], warpgroup, self.plan.warpgroups)
 
     def nothing(self) -> Any:
         """The sums before the first step."""
@@ -106,10 +104,15 @@ class ThreadBlock:
         own = pl.ds(pl.multiple_of(warpgroup * UNIT, UNIT), UNIT)
         scale = None
         if self.plan.blocks:
-            scale = self.scales[self.tile, self.block(step)]
+            scale = self.scale_of(step, warpgroup * UNIT)
         plgpu.barrier_wait(self.scratch["loaded"].at[stage])
         weights, rows = self.scratch["weights"].at[stage, own], self.scratch["rows"].at[stage]
-        return add_product(sums, weights, rows, scale, self.plan.interpreted)
+        turn = self.turn(warpgroup)
+        return add_product(sums, weights, rows, scale, self.plan.interpreted, turn)
+
+    def scale_of(self, step, output):
+        """The scale of the block of weights of an output, counted from the first of the tile."""
+        return self.scales[lax.div(self.first_output + output, BLOCK), self.block(step)]
 
     def write(self, warpgroup, sums) -> None:
         self.write_unit(self.first_output + warpgroup * UNIT, sums.totals)
@@ -121,13 +124,3 @@ class ThreadBlock:
             totals = times_outputs(totals, self.scales.at[columns])
         transposed = plgpu.layout_cast(totals.astype(self.out.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
         store(self.out.at[lax.axis_index("part"), self.rows, columns].T, transposed)
-
-
-def meet() -> None:
-    """A barrier of the threads of this warpgroup."""
-
-    @inline_mgpu()
-    def wait(_) -> None:
-        wait_for_warpgroup()
-
-    wait()

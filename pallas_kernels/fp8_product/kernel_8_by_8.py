@@ -18,7 +18,6 @@ from jax import lax
 from pallas_kernels.fp8_product.chunk import UNIT, no_totals
 from pallas_kernels.fp8_product.kernel import ThreadBlock
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
-from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import ACC
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.tiles import load, product_of, rounded_sum, scaled_sum, zeros_in_place_of
@@ -54,25 +53,22 @@ class ThreadBlockOf8By8(ThreadBlock):
 
     def add_step(self, step, warpgroup, sums):
         stage = lax.rem(step, self.plan.stages)
-        scale = self.scale_of(step, warpgroup) if self.plan.blocks else None
+        scale = None
+        if self.plan.blocks:
+            scale = self.scale_of(step, self.first_of(warpgroup, 0))
         plgpu.barrier_wait(self.scratch["loaded"].at[stage])
         rows = self.scratch["rows"].at[stage]
         if scale is not None:
             scales = self.scratch["row_scales"].at[stage, pl.ds(0, self.plan.rows)]
             scale = load(scales, PER_ROW) * scale
-        added, zeros = [], no_totals(self.plan.rows)
+        added, zeros, turn = [], no_totals(self.plan.rows), self.turn(warpgroup)
         for unit, totals in enumerate(sums):
             own = pl.ds(self.first_of(warpgroup, unit), UNIT)
             weights = self.scratch["weights"].at[stage, own]
-            products = product_of(weights, rows.T, zeros, self.plan.interpreted)
+            products = product_of(weights, rows.T, zeros, self.plan.interpreted, turn)
             added.append(self.total(totals, products, scale))
             zeros = zeros_in_place_of(products, ACC, self.plan.interpreted)
         return tuple(added)
-
-    def scale_of(self, step, warpgroup):
-        """The scale of the blocks of weights that this warpgroup multiplies in a step."""
-        output = self.first_output + self.first_of(warpgroup, 0)
-        return self.scales[lax.div(output, BLOCK), self.block(step)]
 
     def total(self, totals, products, scale):
         """Rounded in the same way with any number of rows."""

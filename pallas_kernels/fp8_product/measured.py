@@ -8,5 +8,5 @@ prints this table. Other shapes are split by the plan's estimates.
 Shape = tuple[int, int, int, str]
 """Tokens, outputs, inputs, and the dtype of the rows as they are multiplied."""
 
-MEASURED: dict[Shape, tuple[int, int, int]] = {}
-"""Outputs of a thread block, parts of the inputs, and neighbours that read rows together."""
+MEASURED: dict[Shape, tuple[int, int]] = {}
+"""Outputs of a thread block, and parts of the inputs."""

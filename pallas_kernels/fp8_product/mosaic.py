@@ -1,14 +1,13 @@
 """`fp8_product` on Mosaic GPU, for Hopper: weights in 8 bits, inputs in 16 or rounded to 8."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.fp8_product import kernel, kernel_8_by_8
-from pallas_kernels.fp8_product.plan import NEIGHBOUR, WARPGROUPS, Plan, Split
+from pallas_kernels.fp8_product.plan import Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.plan_of import plan_of
 from pallas_kernels.fp8_product.rounding import padded, rounded_rows
@@ -47,19 +46,11 @@ def fp8_product(
         named("fp8_product", functools.partial(body, plan)),
         out_type=jax.ShapeDtypeStruct((plan.parts, plan.padded, plan.outputs), dtype),
         # The last runs first: it shares weights.
-        grid=(plan.parts, plan.tiles // plan.neighbours, plan.row_tiles),
+        grid=(plan.parts, plan.tiles, plan.row_tiles),
         grid_names=("part", "tile", "row_tile"),
-        **neighbours(plan),
-        num_threads=WARPGROUPS,
+        num_threads=plan.warpgroups,
         thread_name="warpgroup",
         scratch_types=plan.scratch(),
         interpret=interpret,
     )(*operands)
     return product[:, : plan.tokens].reshape(plan.parts, *x.shape[:-1], plan.outputs)
-
-
-def neighbours(plan: Plan) -> dict[str, Any]:
-    """A cluster of thread blocks, if they read rows together."""
-    if plan.neighbours == 1:
-        return {}
-    return {"cluster": (plan.neighbours,), "cluster_names": (NEIGHBOUR,)}

@@ -11,10 +11,11 @@ from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.tiles import SHARED_BYTES, swizzled
 
-WARPGROUPS = 2
-"""Of a thread block; each multiplies its half of the tile's outputs with all of its rows."""
-TILE = WARPGROUPS * UNIT
+TILE = 2 * UNIT
 """Outputs of a thread block: those of a scale's block."""
+TILES_OF_MANY_ROWS = TILE, 3 * UNIT, 4 * UNIT
+"""Outputs of a thread block with many rows: those of two, three or four warpgroups. More of them
+leave the tensor core idle less often, and some matrices fill the GPU with only one of these."""
 EIGHT = 8
 """Rows of a thread block are a multiple of this."""
 MOST_ROWS = 128
@@ -28,10 +29,8 @@ WORTH_PARTS = 0.9
 """More parts are taken if they need less than this share of the time, because they are written in
 float32 and read again."""
 SMALL_BYTES = 2 * 1024
-"""Shared memory for barriers and alignment."""
+"""Shared memory for barriers and alignment of a second thread block."""
 MOST_STAGES = 8
-NEIGHBOUR = "neighbour"
-"""Axis of the thread blocks that read their rows together."""
 
 
 class Split(NamedTuple):
@@ -41,9 +40,6 @@ class Split(NamedTuple):
     """Outputs of a thread block."""
     parts: int
     """Parts of the inputs."""
-    neighbours: int = 1
-    """Thread blocks with the same rows that read them together: each reads its share of a step's
-    rows and hands it to all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +64,8 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows of a thread block, of which its neighbours have equal shares."""
-        return self.even_rows(EIGHT * self.split.neighbours)
-
-    @property
-    def fewest_rows(self) -> int:
-        """Rows of a thread block without neighbours, all as even as eights can be."""
-        return self.even_rows(EIGHT)
-
-    def even_rows(self, multiple: int) -> int:
-        return -(-self.tokens // (self.row_tiles * multiple)) * multiple
+        """Rows of a thread block, all as even as eights can be."""
+        return -(-self.tokens // (self.row_tiles * EIGHT)) * EIGHT
 
     @property
     def padded(self) -> int:
@@ -93,16 +81,24 @@ class Plan:
         return self.tokens, self.outputs, self.inputs, jnp.dtype(self.dtype_of_rows).name
 
     @property
-    def neighbours(self) -> int:
-        return self.split.neighbours
-
-    @property
     def tile(self) -> int:
         return self.split.tile
 
     @property
     def tiles(self) -> int:
         return self.outputs // self.tile
+
+    @property
+    def warpgroups(self) -> int:
+        """Of a thread block; each multiplies its share of the tile's outputs with all of its
+        rows."""
+        return self.tile // UNIT
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the warpgroups multiply one after the other. With few rows a second thread block
+        is on the multiprocessor, and products are short."""
+        return self.rows > FEW_ROWS
 
     @property
     def parts(self) -> int:
@@ -124,7 +120,9 @@ class Plan:
     @property
     def splits(self) -> list[Split]:
         """Those that are tried, of which later ones have to be worth it."""
-        return self.splits_of_tile(TILE)
+        tiles = TILES_OF_MANY_ROWS if self.rows > FEW_ROWS else (TILE,)
+        by_tile = [self.splits_of_tile(tile) for tile in tiles if self.outputs % tile == 0]
+        return [split for of_parts in zip(*by_tile) for split in of_parts]
 
     def splits_of_tile(self, tile: int) -> list[Split]:
         return [Split(tile, parts) for parts in PARTS if self.inputs % (parts * BLOCK) == 0]
@@ -133,9 +131,9 @@ class Plan:
         """The time of a product, in arbitrary units. Few rows take as long as the weights are read,
         by as many multiprocessors as there are thread blocks; more rows take a round of arithmetic
         for all thread blocks that run at once."""
-        if self.fewest_rows <= FEW_ROWS:
+        if self.rows <= FEW_ROWS:
             return 1 / min(self.blocks_of(split), MULTIPROCESSORS)
-        return self.rounds_of(split) / split.parts
+        return self.rounds_of(split) * split.tile / split.parts
 
     def blocks_of(self, split: Split) -> int:
         return self.outputs // split.tile * self.row_tiles * split.parts
@@ -152,8 +150,9 @@ class Plan:
     @property
     def stages(self) -> int:
         """As many as fit into the shared memory of this thread block."""
-        blocks_at_once = 2 if self.rows <= FEW_ROWS else 1
-        per_block = SHARED_BYTES // blocks_at_once - SMALL_BYTES
+        per_block = SHARED_BYTES
+        if self.rows <= FEW_ROWS:
+            per_block = SHARED_BYTES // 2 - SMALL_BYTES
         return min(per_block // self.stage_bytes, MOST_STAGES)
 
     @property
@@ -181,12 +180,8 @@ class Plan:
     def scratch(self) -> dict[str, Any]:
         operands = self.loaded()
         loaded = plgpu.Barrier(num_arrivals=len(operands), num_barriers=self.stages)
-        return operands | {"loaded": loaded, "used": self.used()}
-
-    def used(self) -> Any:
-        """Tells that warpgroups have used a stage: those of all neighbours, if these fill it."""
-        if self.neighbours == 1:
-            return plgpu.Barrier(num_arrivals=WARPGROUPS, num_barriers=self.stages)
-        return plgpu.ClusterBarrier(
-            collective_axes=(NEIGHBOUR,), num_arrivals=WARPGROUPS, num_barriers=self.stages
-        )
+        used = plgpu.Barrier(num_arrivals=self.warpgroups, num_barriers=self.stages)
+        scratch = operands | {"loaded": loaded, "used": used}
+        if self.takes_turns:
+            scratch["turns"] = plgpu.Barrier(num_arrivals=1, num_barriers=self.warpgroups)
+        return scratch

@@ -13,8 +13,8 @@ WIDE_TILE = 2 * TILE
 """Outputs of a thread block with many rows, which are then read half as often. Its sums take half
 of the registers that a thread may have."""
 SHORTEST_COPY = 32
-"""Scales of rows that are copied at a time are at least these: bulk copies in one dimension have
-at least 128 bytes."""
+"""Scales of rows are copied in multiples of these: what bulk copies write begins at multiples of
+128 bytes."""
 CACHE_PER_MEMORY = 3
 """How many bytes the L2 cache delivers while memory delivers one: an estimate."""
 
@@ -26,14 +26,14 @@ class PlanOf8By8(Plan):
     @property
     def splits(self) -> list[Split]:
         narrow = self.splits_of_tile(TILE)
-        fits = self.fewest_rows > FEW_ROWS and self.outputs % WIDE_TILE == 0
+        fits = self.rows > FEW_ROWS and self.outputs % WIDE_TILE == 0
         return narrow + self.splits_of_tile(WIDE_TILE) if fits else narrow
 
     def time(self, split: Split) -> float:
         """For many rows in bytes that the L2 cache delivers to a multiprocessor, which take longer
         than the arithmetic with all tiles that there are: weights and rows of all steps, or the
         whole matrix from memory, and the result, of which parts are written and read in float32."""
-        rows = self.fewest_rows
+        rows = self.rows
         if rows <= FEW_ROWS:
             return super().time(split)
         inputs = self.inputs / split.parts
@@ -42,6 +42,10 @@ class PlanOf8By8(Plan):
         per_number = 2 if split.parts == 1 else 2 * 4 * split.parts
         results = per_number * self.row_tiles * rows * self.outputs / MULTIPROCESSORS
         return max(from_cache, from_memory) + results
+
+    @property
+    def warpgroups(self) -> int:
+        return 2
 
     @property
     def units(self) -> int:
@@ -59,7 +63,7 @@ class PlanOf8By8(Plan):
     @property
     def scales_at_once(self) -> int:
         """Scales of a tile of rows for one block of inputs, with padding."""
-        return max(self.rows, SHORTEST_COPY)
+        return -(-self.rows // SHORTEST_COPY) * SHORTEST_COPY
 
     @property
     def pieces(self) -> int:

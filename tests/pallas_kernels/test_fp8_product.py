@@ -124,26 +124,27 @@ def test_interpreted(tokens, outputs, inputs, channels):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "outputs", "inputs", "parts"),
+    ("tokens", "outputs", "inputs", "split"),
     [
         # Up to 64 rows every multiprocessor reads: Qwen3-8B's out, down, qkv, gate and up.
-        (16, 4096, 4096, 4),
-        (16, 4096, 12288, 4),
-        (64, 6144, 4096, 4),
-        (64, 24576, 4096, 1),
-        # More rows, 132 blocks at once: three rounds of halves are shorter than two of wholes.
-        (128, 24576, 4096, 2),
-        (128, 4096, 4096, 4),
-        (512, 4096, 4096, 1),
+        (16, 4096, 4096, (128, 4)),
+        (16, 4096, 12288, (128, 4)),
+        (64, 6144, 4096, (128, 4)),
+        (64, 24576, 4096, (128, 1)),
+        # More rows, 132 thread blocks at once: one round of 192 outputs is shorter than two of 128.
+        (128, 24576, 4096, (192, 1)),
+        (128, 6144, 4096, (192, 4)),
+        (128, 4096, 4096, (128, 4)),
+        (512, 4096, 4096, (128, 1)),
         # A hundredth of the time is not worth it.
-        (2048, 24576, 4096, 1),
+        (2048, 24576, 4096, (128, 1)),
         # Every part has a multiple of 128 inputs.
-        (16, 4096, 768, 2),
-        (16, 4096, 640, 1),
+        (16, 4096, 768, (128, 2)),
+        (16, 4096, 640, (128, 1)),
     ],
 )
-def test_the_number_of_parts(tokens, outputs, inputs, parts):
-    assert plan_of(*shapes(tokens, outputs, inputs)).parts == parts
+def test_the_split(tokens, outputs, inputs, split):
+    assert plan_of(*shapes(tokens, outputs, inputs)).split == Split(*split)
 
 
 def shapes(tokens: int, outputs: int, inputs: int, channels: bool = False):
@@ -163,18 +164,12 @@ def test_thread_blocks_have_all_rows(tokens):
     assert made.stages >= 3
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(65, 80), (128, 128), (300, 112)])
-def test_neighbours_have_equal_shares_of_the_rows(tokens, rows):
-    made = plan_of(*shapes(tokens, 512, 256), split=Split(128, 1, neighbours=2))
-    assert made.rows == rows and made.padded == rows * made.row_tiles >= tokens
-
-
 def test_a_measured_split_is_taken(monkeypatch):
-    monkeypatch.setitem(plan.MEASURED, (128, 4096, 4096, "bfloat16"), (128, 2, 4))
+    monkeypatch.setitem(plan.MEASURED, (128, 4096, 4096, "bfloat16"), (128, 2))
     given = shapes(128, 4096, 4096)
-    assert plan_of(*given).split == Split(128, 2, 4)
+    assert plan_of(*given).split == Split(128, 2)
     assert plan_of(*given, quantise_inputs=True).split == Split(128, 4)
-    assert plan_of(*given, interpreted=True).split == Split(128, 4), "it has no neighbours"
+    assert plan_of(*given, interpreted=True).split == Split(128, 4)
 
 
 @pytest.mark.parametrize(
@@ -226,39 +221,44 @@ def test_it_compiles_without_spills(tokens, outputs, inputs, channels, monkeypat
     assert program.memory_analysis().temp_size_in_bytes < 1e6
 
 
-NEIGHBOURS = [(80, 2, False), (128, 4, False), (512, 2, False), (128, 2, True), (512, 4, True)]
+SPLITS_OF_MANY_ROWS = [(80, 128), (128, 192), (300, 192), (128, 256), (512, 256)]
+
+
+def product_in_tiles(tile: int):
+    return functools.partial(mosaic.fp8_product, split=Split(tile, 1))
 
 
 @needs_compiler
-@pytest.mark.parametrize(("tokens", "neighbours", "rounded"), NEIGHBOURS)
-def test_neighbours_compile_without_spills(tokens, neighbours, rounded, monkeypatch, capfd):
+@pytest.mark.parametrize(("tokens", "tile"), SPLITS_OF_MANY_ROWS)
+@pytest.mark.parametrize("channels", [False, True])
+def test_wide_tiles_compile_without_spills(tokens, tile, channels, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    given = placed(shapes(tokens, 2048, 4096))
-    compiled(jax.jit(product_of_neighbours(neighbours, rounded)).lower(*given))
-    output = "".join(capfd.readouterr())
-    assert_no_spills(output)
-    assert "multicast::cluster" in output
-    before, _, _ = output.partition("mapa.shared::cluster")
-    after_products = before.rpartition("wgmma.wait_group")[-1]
-    assert "bar.sync" in after_products, "one thread tells the neighbours for a whole warpgroup"
+    given = placed(shapes(tokens, 3072, 4096, channels))
+    compiled(jax.jit(product_in_tiles(tile)).lower(*given))
+    assert_no_spills("".join(capfd.readouterr()))
 
 
-def product_of_neighbours(count: int, rounded: bool):
-    options = {"quantise_inputs": rounded, "split": Split(128, 1, count)}
-    return functools.partial(mosaic.fp8_product, **options)
+@pytest.mark.parametrize(("tokens", "tile"), [(80, 192), (130, 256)])
+@pytest.mark.parametrize("channels", [False, True])
+def test_wide_tiles_interpreted(tokens, tile, channels):
+    """More steps than pipeline stages, and tiles that begin within a scale's block."""
+    numbers, scales = matrix(768, 512, channels)
+    x = inputs_of((tokens,), 512)
+    with no_races() as interpret:
+        found = product_in_tiles(tile)(x, numbers, scales, interpret=interpret)
+    assert relative_error(found[0], x, numbers, scales) < 3e-3
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("tokens", "neighbours", "rounded"), NEIGHBOURS)
+@pytest.mark.parametrize(("tokens", "tile"), SPLITS_OF_MANY_ROWS)
 @pytest.mark.parametrize("channels", [False, True])
-def test_neighbours_change_no_bit_on_device(tokens, neighbours, rounded, channels):
-    numbers, scales = matrix(2048, 4096, channels)
+def test_tiles_change_no_bit_on_device(tokens, tile, channels):
+    numbers, scales = matrix(3072, 4096, channels)
     x = inputs_of((tokens,), 4096)
-    alone, together = (jax.jit(product_of_neighbours(n, rounded)) for n in (1, neighbours))
-    wanted = alone(x, numbers, scales)
+    narrow, wide = (jax.jit(product_in_tiles(tile)) for tile in (128, tile))
+    wanted = narrow(x, numbers, scales)
     for _ in range(20):
-        np.testing.assert_array_equal(together(x, numbers, scales), wanted)
+        np.testing.assert_array_equal(wide(x, numbers, scales), wanted)
 
 
 @pytest.mark.gpu
