@@ -18,8 +18,6 @@ XLA_ASKED_FOR = "xla was asked for"
 """The reason why an op does not run on a kernel if no kernel was wanted."""
 NOT_WRITTEN = "it has no kernel yet"
 """The reason if there is none to choose."""
-NOT_TRIED = "its kernel has not run on a GPU yet, and runs only if it is named"
-"""The reason if there is one of which only compiling and interpreting it are known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +39,6 @@ class Op:
     """For each kernel a function that takes the same arguments and raises `NotForThisKernel` if the
     kernel cannot do the call. It reads only shapes and dtypes, so it also takes
     `jax.ShapeDtypeStruct`."""
-    is_tried: Callable[..., bool] = lambda *_, **__: True
-    """Whether the kernels have run this call on a GPU. It takes the same arguments."""
 
     def __call__(self, implementation: Implementation, *args: Any, **options: Any) -> Any:
         """Runs the implementation that `choice` names."""
@@ -71,8 +67,6 @@ class Op:
             return reason
         if name not in self.implementations:
             return NOT_WRITTEN
-        if implementation == "auto" and not self.is_tried(*args, **options):
-            return NOT_TRIED
         return refusal_of(self.checks[name], *args, **options)
 
 

@@ -156,11 +156,6 @@ class TestWhatIsSaid:
             (
                 dict(name="qwen3-4b-fp8"),
                 dict(fp8_activations=True),
-                "fp8_product xla (its kernel has not run on a GPU yet",
-            ),
-            (
-                dict(name="qwen3-4b-fp8"),
-                dict(fp8_activations=True),
                 "dense_chain mosaic and xla (activations that are rounded to 8 bits; exp",
             ),
         ],

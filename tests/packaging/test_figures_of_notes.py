@@ -276,13 +276,6 @@ def h200() -> list[Table]:
         row("iteration, block of 16", "8b-dflash-b16", iteration),
         row("iteration, block of 8", "8b-dflash-b8", iteration),
         row("plain decoding", "8b-dflash-b16", plain),
-        row("FP8: iteration, block of 16", "qwen3-8b-fp8", iteration),
-        row("FP8: plain decoding", "qwen3-8b-fp8", plain),
-    ]
-    of_hybrids = [
-        row(f"Qwen3.5-{size}, {what}", f"qwen3.5-{size.lower()}", key)
-        for size in ("4B", "9B")
-        for what, key in (("iteration", iteration), ("plain decoding", plain))
     ]
     recurrence = [
         [
@@ -294,11 +287,58 @@ def h200() -> list[Table]:
         for op in ("delta-read", "delta-fold")
         for one in results(f"{op}-h200")["rows"]
     ]
-    return [steps_of_8b, of_hybrids, recurrence]
+    return [steps_of_8b, recurrence]
+
+
+def h100() -> list[Table]:
+    """FP8, its products, Qwen3.5."""
+    named = {
+        "8B-FP8": "qwen3-8b-fp8",
+        "8B-FP8, activations in 8 bits": "qwen3-8b-fp8-activations",
+        "4B-FP8": "qwen3-4b-fp8",
+    }
+    return [
+        [row for name, file in named.items() for row in steps_of_a_file(name, file)],
+        products_in_8_bits(),
+        steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"),
+    ]
+
+
+def steps_of_a_file(name: str, file: str) -> Table:
+    by_slots = {row["concurrency"]: row for row in results(f"steps-{file}-h100")["rows"]}
+    slots = SLOTS if name != "Qwen3.5-4B" else (1, 8, 32)
+    return [
+        [
+            f"{name}, {what}",
+            *(f"{by_slots[n][key]:.2f}" if n in by_slots else "" for n in slots),
+        ]
+        for what, key in (("iteration", "dflash_engine_ms"), ("plain", "plain_engine_ms"))
+    ]
+
+
+def products_in_8_bits() -> Table:
+    """The fastest split of each matrix of 8B."""
+    rows = results("fp8-splits-h100")["rows"]
+    tokens = ["128 tokens", "256 tokens", "512 tokens"]
+    tokens += [f"{count} in 8 bits" for count in tokens]
+    fastest = lambda matrix, which: min(
+        (row for row in rows if row["case"] == f"Qwen3-8B {matrix}, {which}"),
+        key=lambda row: row["us"],
+    )
+    return [
+        [matrix, *(told(fastest(matrix, which)) for which in tokens)]
+        for matrix in ("out", "gate_up", "down", "qkv")
+    ]
+
+
+def told(row: dict[str, Any]) -> str:
+    outputs, parts = row["split"]
+    return f"{row['us']:.1f} ({outputs} x {parts})"
 
 
 PAGES = {
     "h200": h200,
+    "h100": h100,
     "load": load,
     "dspark": candidates,
     "drafter-kinds": drafter_kinds,
