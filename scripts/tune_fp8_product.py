@@ -148,13 +148,12 @@ class Trial:
             "chosen": split == self.plan.split,
             "error": error(program.once(*self.operands), wanted),
         }
-        if row["error"] < LARGEST_ERROR:
+        row["right"] = row["error"] < LARGEST_ERROR
+        if row["right"] and program.chain:
             row["us"] = round(1e6 * self.seconds(program.chain), 2)
         return row
 
-    def seconds(self, chain: Callable | None) -> float:
-        if chain is None:
-            return math.nan
+    def seconds(self, chain: Callable) -> float:
         x, matrices = self.timed
         return seconds_of_chain(chain, x, (matrices,), CALLS)
 
@@ -200,8 +199,10 @@ def wide(x: Array) -> np.ndarray:
 
 
 def told(row: dict[str, Any]) -> str:
-    time = f"{row['us']:8.2f} us" if "us" in row else f"   WRONG: {row['error']:.2g}"
-    return f"{row['case']:<34} {tuple(row['split'])!s:<14} {time}{'  (now)' * row['chosen']}"
+    found = f"{row['us']:8.2f} us" if "us" in row else "  right, not timed"
+    if not row["right"]:
+        found = f"   WRONG: {row['error']:.2g}"
+    return f"{row['case']:<34} {tuple(row['split'])!s:<14} {found}{'  (now)' * row['chosen']}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

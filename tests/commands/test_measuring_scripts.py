@@ -78,7 +78,8 @@ def splits(report):
         "Qwen3-tiny gate_up, 8 tokens",
     ]
     for row in report["rows"]:
-        assert row["chosen"] and row["error"] < 4e-3 and row["us"] > 0
+        assert row["chosen"] and row["right"] and row["error"] < 4e-3
+        assert "us" not in row  # the interpreter's time says nothing
 
 
 SCRIPTS_AND_CHECKS = {
