@@ -93,18 +93,18 @@ class Turn(NamedTuple):
     """One for each warpgroup, at which it waits for its turn."""
     own: Any
     """Index of this warpgroup."""
-    count: int
-    """Warpgroups that take turns."""
+    warpgroups: int
+    """Those that take turns."""
 
     def take(self) -> None:
         plgpu.barrier_wait(self.barriers.at[self.own])
 
     def pass_on(self) -> None:
-        plgpu.barrier_arrive(self.barriers.at[lax.rem(self.own + 1, self.count)])
+        plgpu.barrier_arrive(self.barriers.at[lax.rem(self.own + 1, self.warpgroups)])
 
     def begin(self) -> None:
         """The last one begins, by giving the first its turn."""
-        pl.when(self.own == self.count - 1)(self.pass_on)
+        pl.when(self.own == self.warpgroups - 1)(self.pass_on)
 
     def end(self) -> None:
         """The first takes the turn that the last one passed on at the end, so that none is left."""
