@@ -196,11 +196,3 @@ def array_of_pairs(pairs: list, shape: tuple[int, ...], layout) -> mgpu.Fragment
 
 def int32_type() -> Any:
     return ir.IntegerType.get_signless(32)
-
-
-def zero_in_place_of(number):
-    """0.0 in the register of a float that is not needed any more."""
-    llvm = utils.llvm  # pyright: ignore[reportPrivateImportUsage]
-    return llvm.inline_asm(
-        float32_type(), [number], "mov.b32 $0, 0;", "=f,0", has_side_effects=True
-    )

@@ -134,32 +134,6 @@ def times_each(acc, pieces, interpreted: bool, turn: Turn | None = None):
     return pl.run_state(multiply)(Accumulator.init(acc))
 
 
-def product_of(left_ref, right_ref, zeros, interpreted: bool, turn: Turn | None = None):
-    """`left @ right` of two matrices in shared memory, in the registers of zeros."""
-    if turn is not None:
-        turn.take()
-    pass_on = (lambda: None) if turn is None else turn.pass_on
-    if interpreted:
-        left, right = (ref[...].astype(jnp.float32) for ref in (left_ref, right_ref))
-        plgpu.commit_smem()
-        pass_on()
-        return zeros + jnp.dot(left, right)
-
-    def multiply(acc_ref) -> None:
-        plgpu.wgmma(acc_ref, left_ref, right_ref)
-        pass_on()
-
-    return pl.run_state(multiply)(Accumulator.init(zeros))
-
-
-def zeros_in_place_of(array, layout, interpreted: bool):
-    """Zeros in the registers of an array in float32 that is not needed any more. The compiler gives
-    every product registers of its own if they do not begin in the same ones."""
-    if interpreted:
-        return jnp.zeros_like(array)
-    return _each(internals.zero_in_place_of, layout, array)
-
-
 def rounded_sum(a, b, layout, interpreted: bool):
     """`a + b` in float32 of two products that were rounded before. A plain `+` may be compiled into
     one instruction with the product before it, which then is not rounded: whether it is may depend
@@ -167,13 +141,6 @@ def rounded_sum(a, b, layout, interpreted: bool):
     if interpreted:
         return a + b
     return _each(_instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
-
-
-def scaled_sum(sums, products, scales, layout, interpreted: bool):
-    """`sums + products * scales` in float32, rounded once wherever it is compiled."""
-    if interpreted:
-        return sums + products * scales
-    return _each(_instruction("fma.rn.f32 $0, $1, $2, $3;"), layout, products, scales, sums)
 
 
 def _instruction(text: str) -> Callable[..., Any]:

@@ -24,40 +24,52 @@ class Fp8Chain(Chain):
         """Multiplies a tile and passes the sums of this warpgroup's rows to `finish`."""
         columns = self.shares.columns(p)
 
-        def one_step(step, sums):
-            block = lax.div(self.shares.inputs(p) + step * DEPTH, BLOCK) + self.warpgroup
-            scale = self.scale_of(p, columns, block)
+        def scale_of(step):
+            """Asked for a step before it is used, so that no product waits for it."""
+            last = lax.max(self.shares.steps[p] - 1, 0)
+            block = lax.div(self.shares.inputs(p) + lax.min(step, last) * DEPTH, BLOCK)
+            return self.scale_of(p, columns, block + self.warpgroup)
+
+        def one_step(step, carried):
+            sums, scale = carried
+            next_scale = scale_of(step + 1)
             rows, weights = self.wait_for_rows(p, step), self.wait_for_weights(p, step)
             sums = self.added(sums, weights, rows * self.plan.row_tiles + self.warpgroup, scale)
             plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
             plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
-            return sums
+            return sums, next_scale
 
-        sums = lax.fori_loop(0, self.shares.steps[p], one_step, self.nothing())
+        before = self.nothing(), scale_of(0)
+        sums, _ = lax.fori_loop(0, self.shares.steps[p], one_step, before)
         finish(self.of_own_rows(self.totals(p, columns, sums)))
 
     def gate_and_up(self) -> None:
         plan, matrices = self.plan, (self.gate_column, self.up_column)
+        steps = self.shares.row_steps[GATE_UP]
 
-        def one_step(step, sums):
+        def scales_of(block):
+            block = lax.min(block, lax.max(steps * plan.row_tiles - 1, 0))
+            return tuple(self.scale_of(GATE_UP, column, block) for column in matrices)
+
+        def one_step(step, carried):
             rows = self.wait_for_rows(GATE_UP, step)
 
-            def one_block(block, sums):
-                sums = list(sums)
-                for i, column in enumerate(matrices):
-                    scale = self.scale_of(GATE_UP, column, step * plan.row_tiles + block)
+            def one_block(block, carried):
+                sums, scales = list(carried[0]), carried[1]
+                next_scales = scales_of(step * plan.row_tiles + block + 1)
+                for i, scale in enumerate(scales):
                     weight_step = step * WEIGHT_STEPS_OF_GATE_UP + block * len(matrices) + i
                     weights = self.wait_for_weights(GATE_UP, weight_step)
                     sums[i] = self.added(sums[i], weights, rows * plan.row_tiles + block, scale)
                     plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
-                return tuple(sums)
+                return tuple(sums), next_scales
 
-            sums = lax.fori_loop(0, plan.row_tiles, one_block, sums)
+            carried = lax.fori_loop(0, plan.row_tiles, one_block, carried)
             plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
-            return sums
+            return carried
 
-        steps = self.shares.row_steps[GATE_UP]
-        sums = lax.fori_loop(0, steps, one_step, (self.nothing(), self.nothing()))
+        before = (self.nothing(), self.nothing()), scales_of(0)
+        sums, _ = lax.fori_loop(0, steps, one_step, before)
         self.write_gated(*map(self.totals, (GATE_UP, GATE_UP), matrices, sums))
 
     @property

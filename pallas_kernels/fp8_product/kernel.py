@@ -44,10 +44,11 @@ class ThreadBlock:
     def operands(self, step) -> dict[str, Any]:
         """What a step multiplies, by the shared memory into which it is copied."""
         inputs = pl.ds(self.block(step) * BLOCK, BLOCK)
-        return {
-            "weights": self.weight.at[pl.ds(self.first_output, self.plan.tile), inputs],
-            "rows": self.x.at[self.rows, inputs],
-        }
+        outputs = pl.ds(self.first_output, self.plan.tile)
+        return {"weights": self.weight.at[outputs, inputs], **self.rows_of(inputs)}
+
+    def rows_of(self, inputs) -> dict[str, Any]:
+        return {"rows": self.x.at[self.rows, inputs]}
 
     def request(self, step) -> None:
         """Asks for the operands of a step."""
@@ -60,6 +61,10 @@ class ThreadBlock:
         """Asks for the next step of a stage, once all warpgroups have finished this step."""
         plgpu.barrier_wait(self.scratch["used"].at[lax.rem(step, self.plan.stages)])
         self.request(step + self.plan.stages)
+
+    def request_first(self) -> None:
+        """Asks for a step of every stage."""
+        pl.loop(0, min(self.plan.steps, self.plan.stages))(lambda step: self.request(step))
 
     def tell_used(self, step) -> None:
         """Tells that this warpgroup has finished a step."""
@@ -74,19 +79,21 @@ class ThreadBlock:
         turn = self.turn(warpgroup)
         if turn is not None:
             turn.begin()
-        pl.when(is_first)(
-            lambda: pl.loop(0, min(plan.steps, plan.stages))(lambda step: self.request(step))
-        )
+        pl.when(is_first)(self.request_first)
 
-        def one_step(step, sums):
+        def one_step(step, carried):
+            sums, scale = carried
             earlier = step - plan.lag
             is_requester = is_first & (earlier >= 0) & self.is_followed(earlier)
-            pl.when(is_requester)(lambda: self.request_after(earlier))
-            sums = self.add_step(step, warpgroup, sums)
+            request = lambda: pl.when(is_requester)(lambda: self.request_after(earlier))
+            next_scale = self.scale_of(lax.min(step + 1, plan.steps - 1), warpgroup)
+            sums = self.add_step(step, warpgroup, sums, scale, request)
             pl.when(self.is_followed(step))(lambda: self.tell_used(step))
-            return sums
+            return sums, next_scale
 
-        self.write(warpgroup, lax.fori_loop(0, plan.steps, one_step, self.nothing()))
+        before = self.nothing(), self.scale_of(0, warpgroup)
+        sums, _ = lax.fori_loop(0, plan.steps, one_step, before)
+        self.write(warpgroup, sums)
         if turn is not None:
             turn.end()
 
@@ -99,23 +106,28 @@ class ThreadBlock:
         """The sums before the first step."""
         return no_sums(self.plan.rows)
 
-    def add_step(self, step, warpgroup, sums) -> Any:
+    def add_step(self, step, warpgroup, sums, scale, request) -> Any:
+        request()
         stage = lax.rem(step, self.plan.stages)
-        own = pl.ds(pl.multiple_of(warpgroup * UNIT, UNIT), UNIT)
-        scale = None
-        if self.plan.blocks:
-            scale = self.scale_of(step, warpgroup * UNIT)
+        own = pl.ds(self.first_of(warpgroup), UNIT)
         plgpu.barrier_wait(self.scratch["loaded"].at[stage])
         weights, rows = self.scratch["weights"].at[stage, own], self.scratch["rows"].at[stage]
         turn = self.turn(warpgroup)
         return add_product(sums, weights, rows, scale, self.plan.interpreted, turn)
 
-    def scale_of(self, step, output):
-        """The scale of the block of weights of an output, counted from the first of the tile."""
-        return self.scales[lax.div(self.first_output + output, BLOCK), self.block(step)]
+    def first_of(self, warpgroup, unit: int = 0):
+        """The first output of a unit of a warpgroup, counted from the first of the tile."""
+        return pl.multiple_of((warpgroup * self.plan.units + unit) * UNIT, UNIT)
+
+    def scale_of(self, step, warpgroup):
+        """The scale of a warpgroup's block of weights; None if scales belong to outputs."""
+        if not self.plan.blocks:
+            return None
+        output = self.first_output + self.first_of(warpgroup)
+        return self.scales[lax.div(output, BLOCK), self.block(step)]
 
     def write(self, warpgroup, sums) -> None:
-        self.write_unit(self.first_output + warpgroup * UNIT, sums.totals)
+        self.write_unit(self.first_output + self.first_of(warpgroup), sums.totals)
 
     def write_unit(self, first_column, totals) -> None:
         """Writes sums [UNIT, rows] of the outputs from a column on."""

@@ -1,8 +1,9 @@
-"""The body of the kernel for inputs in 8 bits.
+"""The body of the kernel for inputs in 8 bits, one number per input or two whose sum it is.
 
 The matrix instruction multiplies e4m3 by e4m3 from shared memory and keeps only about 14 bits of
 its sums, so it adds up no more than the products of one step. Those are then scaled, by the row's
-piece and the weights' block, and added to sums in float32.
+piece and the weights' block, and added to sums in float32. While the products run, the first
+warpgroup asks for a later step, and all load their scales.
 
 As with inputs in 16 bits the weights are the left side, so few rows cost no more arithmetic than
 they are, and any multiple of eight is a tile. Many rows could be the left side too, which would
@@ -16,11 +17,12 @@ from typing import Any
 from jax import lax
 
 from pallas_kernels.fp8_product.chunk import UNIT, no_totals
+from pallas_kernels.fp8_product.in_flight import begin_product, wait_and_add
 from pallas_kernels.fp8_product.kernel import ThreadBlock
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.widen import ACC
 from pallas_kernels.jax_internals import pl, plgpu
-from pallas_kernels.tiles import load, product_of, rounded_sum, scaled_sum, zeros_in_place_of
+from pallas_kernels.tiles import load
 
 PER_ROW = ACC.reduce(0)
 
@@ -43,39 +45,45 @@ class ThreadBlockOf8By8(ThreadBlock):
             operands["row_scales"] = self.row_scales.at[row_tile, self.block(step)]
         return operands
 
+    def rows_of(self, inputs) -> dict[str, Any]:
+        chunks = enumerate(self.plan.chunks)
+        return {name: self.x.at[number, self.rows, inputs] for number, name in chunks}
+
     def nothing(self):
         """Sums of each unit of outputs."""
         return (no_totals(self.plan.rows),) * self.plan.units
 
-    def first_of(self, warpgroup, unit: int):
-        """The first output of a unit, counted from the first of the tile."""
-        return pl.multiple_of(warpgroup * (self.plan.units * UNIT) + unit * UNIT, UNIT)
-
-    def add_step(self, step, warpgroup, sums):
+    def add_step(self, step, warpgroup, sums, scale, request):
         stage = lax.rem(step, self.plan.stages)
-        scale = None
-        if self.plan.blocks:
-            scale = self.scale_of(step, self.first_of(warpgroup, 0))
         plgpu.barrier_wait(self.scratch["loaded"].at[stage])
-        rows = self.scratch["rows"].at[stage]
-        if scale is not None:
-            scales = self.scratch["row_scales"].at[stage, pl.ds(0, self.plan.rows)]
-            scale = load(scales, PER_ROW) * scale
-        added, zeros, turn = [], no_totals(self.plan.rows), self.turn(warpgroup)
+        added, scales = [], None
         for unit, totals in enumerate(sums):
-            own = pl.ds(self.first_of(warpgroup, unit), UNIT)
-            weights = self.scratch["weights"].at[stage, own]
-            products = product_of(weights, rows.T, zeros, self.plan.interpreted, turn)
-            added.append(self.total(totals, products, scale))
-            zeros = zeros_in_place_of(products, ACC, self.plan.interpreted)
+            products = self.begin(stage, self.first_of(warpgroup, unit), self.turn(warpgroup))
+            if unit == 0:
+                request()
+                scales = self.scales_of_rows(stage, scale, totals.shape)
+            added.append(wait_and_add(totals, products, scales, self.plan.interpreted))
         return tuple(added)
 
-    def total(self, totals, products, scale):
-        """Rounded in the same way with any number of rows."""
+    def begin(self, stage, output, turn):
+        """Begins the products of a unit of outputs, from an output of the tile on. Those of the low
+        numbers come first: the tensor core cuts off what is small beside the sum so far."""
+        if turn is not None:
+            turn.take()
+        weights = self.scratch["weights"].at[stage, pl.ds(output, UNIT)]
+        chunks = [self.scratch[name].at[stage] for name in reversed(self.plan.chunks)]
+        products = begin_product(weights, chunks, self.plan.interpreted)
+        if turn is not None:
+            turn.pass_on()
+        return products
+
+    def scales_of_rows(self, stage, scale, shape):
+        """The scales of a block's products, loaded while the first of them run; None if they belong
+        to whole rows."""
         if scale is None:
-            return rounded_sum(totals, products, ACC, self.plan.interpreted)
-        scales = lax.broadcast_in_dim(scale, products.shape, [1])
-        return scaled_sum(totals, products, scales, ACC, self.plan.interpreted)
+            return None
+        scales = self.scratch["row_scales"].at[stage, pl.ds(0, self.plan.rows)]
+        return lax.broadcast_in_dim(load(scales, PER_ROW) * scale, shape, [1])
 
     def write(self, warpgroup, sums) -> None:
         for unit, totals in enumerate(sums):

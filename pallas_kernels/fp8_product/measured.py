@@ -8,7 +8,7 @@ prints this table. Other shapes are split by the plan's estimates.
 Shape = tuple[int, int, int, str]
 """Tokens, outputs, inputs, and the dtype of the rows as they are multiplied."""
 
-MEASURED: dict[Shape, tuple[int, int]] = {
+MEASURED: dict[Shape, tuple[int, int] | tuple[int, int, bool]] = {
     (128, 2560, 4096, "bfloat16"): (128, 4),
     (128, 19456, 2560, "bfloat16"): (128, 2),
     (128, 2560, 9728, "bfloat16"): (128, 4),
@@ -46,4 +46,5 @@ MEASURED: dict[Shape, tuple[int, int]] = {
     (512, 4096, 12288, "bfloat16"): (256, 2),
     (512, 6144, 4096, "bfloat16"): (192, 1),
 }
-"""Outputs of a thread block, and parts of the inputs."""
+"""Outputs of a thread block, parts of the inputs, and True if inputs become two numbers in 8
+bits."""

@@ -40,6 +40,9 @@ class Split(NamedTuple):
     """Outputs of a thread block."""
     parts: int
     """Parts of the inputs."""
+    halved: bool = False
+    """Whether inputs in 16 bits become two numbers in 8 bits each, for which weights need not be
+    widened."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Plan:
     @property
     def measured(self) -> Split | None:
         found = None if self.interpreted else MEASURED.get(self.shape)
-        return found and Split(*found)
+        return found and Split(*found[:2], *found[2:])
 
     @property
     def shape(self) -> tuple[int, int, int, str]:
@@ -93,6 +96,11 @@ class Plan:
         """Of a thread block; each multiplies its share of the tile's outputs with all of its
         rows."""
         return self.tile // UNIT
+
+    @property
+    def units(self) -> int:
+        """Groups of UNIT outputs that a warpgroup multiplies, one after the other."""
+        return self.tile // (self.warpgroups * UNIT)
 
     @property
     def takes_turns(self) -> bool:

@@ -12,7 +12,7 @@ from test_fp8_product import dequantised, inputs_of, matrix, shapes
 
 from pallas_kernels import fp8_product
 from pallas_kernels.dispatch import Choice
-from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, plan_8_by_8, reference
+from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, reference
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.fp8_product.plan import Split
 from pallas_kernels.fp8_product.plan_of import plan_of
@@ -76,16 +76,14 @@ def test_interpreted(tokens, outputs, inputs, channels):
 
 
 @pytest.mark.parametrize("channels", [False, True])
-@pytest.mark.parametrize("tokens", [72, 130])
-def test_wide_tiles_interpreted(tokens, channels, monkeypatch):
-    """They are not worth it at sizes that can be interpreted."""
-    wide = property(lambda self: self.splits_of_tile(plan_8_by_8.WIDE_TILE)[:1])
-    monkeypatch.setattr(plan_8_by_8.PlanOf8By8, "splits", wide)
-    numbers, scales = matrix(512, 768, channels)
+@pytest.mark.parametrize(("tokens", "tile"), [(72, 256), (130, 256), (72, 192), (130, 192)])
+def test_wide_tiles_interpreted(tokens, tile, channels):
+    """More steps than pipeline stages, and tiles that begin within a scale's block."""
+    numbers, scales = matrix(768, 768, channels)
     x = unequal_inputs(tokens, 768)
-    assert rounding_plan(x, numbers, scales).split == Split(256, 1)
+    product = functools.partial(rounding_product, split=Split(tile, 1))
     with no_races() as interpret:
-        (found,) = rounding_product(x, numbers, scales, interpret=interpret)
+        (found,) = product(x, numbers, scales, interpret=interpret)
     assert relative_error(found, exact_product(x, numbers, scales)) < 3e-3
 
 
@@ -229,12 +227,12 @@ def test_a_row_does_not_depend_on_the_other_rows_on_device(channels):
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("tokens", [300, 2048])
-@pytest.mark.parametrize("which", ["out", "down"])
-def test_wide_and_narrow_tiles_give_the_same_bits_on_device(which, tokens, channels):
+@pytest.mark.parametrize(("which", "tile"), [("out", 256), ("down", 256), ("qkv", 192)])
+def test_wide_and_narrow_tiles_give_the_same_bits_on_device(which, tile, tokens, channels):
     numbers, scales = matrix(*OF_8B[which], channels)
     x = unequal_inputs(tokens, OF_8B[which][1])
     narrow, wide = (
         jax.jit(functools.partial(rounding_product, split=Split(tile, 1)))(x, numbers, scales)
-        for tile in (128, 256)
+        for tile in (128, tile)
     )
     np.testing.assert_array_equal(narrow, wide)

@@ -150,21 +150,6 @@ def write_floats(**arrays):
     internals.store(arrays["out"], there_and_back(value))
 
 
-def write_zeros(**arrays):
-    """Writes zeros from the registers of an array."""
-
-    @inline_mgpu(
-        arg_types=(LAYOUT,),
-        return_type=plgpu.ShapeDtypeStruct((64, 8), jnp.dtype(jnp.float32), layout=LAYOUT),
-    )
-    def zeros_of(_, array):
-        zeros = list(map(internals.zero_in_place_of, internals.floats_of(array)))
-        return internals.array_of(zeros, (64, 8), LAYOUT)[0]
-
-    value = plgpu.load(arrays["floats"], layout=LAYOUT, optimized=False)
-    internals.store(arrays["out"], zeros_of(value))
-
-
 def write_pairs(**arrays):
     """Reads pairs of bfloat16 from shared memory and makes an array of them."""
 
@@ -228,7 +213,6 @@ BODIES = {
     "shared_address": write_pairs,
     "sum_over_thread": write_pairs,
     "array_of_pairs": write_pairs,
-    "zero_in_place_of": write_zeros,
 }
 SHARED = {"tiling", "swizzle"}
 """Descriptions of shared memory."""
