@@ -56,7 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("NPROC", "8")
         # Tiny models compile for longer than they run; this takes a third off the whole suite.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-        share_programs(config)
+    else:
+        share_the_gpu()
+    share_programs(config)
     if has_beartype():
         import jaxtyping
 
@@ -77,7 +79,7 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        long_files_first(items)
+        (long_tests_apart if wants_gpu(config) else long_files_first)(items)
     asked = [item for item in items if item.get_closest_marker("gpu")]
     if asked and not has_gpu():
         for item in asked:
@@ -86,14 +88,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """One process runs all tests of a file: they share engines, and so compiled programs. Files
-    begin in the order in which the processes collect them."""
-    from xdist.scheduler import LoadFileScheduling
+    """On CPUs one process runs all tests of a file: they share engines, and so compiled programs.
+    Files begin in the order in which the processes collect them. Tests on a GPU share little, and a
+    file has up to 60 of them: any process takes the next one."""
+    from xdist.scheduler import LoadFileScheduling, LoadScheduling
 
     if config.getvalue("dist") != "load":
         return None
+    if wants_gpu(config):
+        config.option.maxschedchunk = 1
+        return LoadScheduling(config, log)
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """A fault in a kernel spoils everything that its process does on the GPU from then on. So the
+    process ends, and another one takes the tests that it still had. The report of the test has been
+    sent; xdist adds that its process has ended."""
+    done = yield
+    config = item.config
+    if hasattr(config, "workerinput") and wants_gpu(config) and not gpu_answers():
+        os._exit(1)
+    return done
 
 
 _counted_at = 0.0
@@ -144,6 +162,16 @@ def long_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: files[item.path])
 
 
+def long_tests_apart(items: list[pytest.Item]) -> None:
+    """Whole models take longest. Processes take two tests at a time to begin with, so a short one
+    follows each of these."""
+    long = [item for item in items if item.path.parent.name == "gpu"]
+    short = [item for item in items if item not in long]
+    pairs = [item for pair in zip(long, short) for item in pair]
+    count = len(pairs) // 2
+    items[:] = pairs + long[count:] + short[count:]
+
+
 def rebuild_records_unchecked() -> None:
     """Records are checked where our code makes them, not where JAX takes them apart and puts them
     together again: it does so around shapes, host arrays and marks of its own as well."""
@@ -172,6 +200,13 @@ def rebuild_records_unchecked() -> None:
         return record
 
     jax.tree_util.register_dataclass = register
+
+
+def share_the_gpu() -> None:
+    """Many processes at once: each takes the memory that it needs when it needs it, and computes
+    what a test expects on one core. Processes that this one starts inherit it."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def share_programs(config: pytest.Config) -> None:
@@ -236,6 +271,18 @@ def has_gpu() -> bool:
     import jax
 
     return jax.default_backend() == "gpu"
+
+
+def gpu_answers() -> bool:
+    """Whether numbers still come back from the GPU as they were sent."""
+    import jax
+    import numpy as np
+
+    sent = np.arange(4)
+    try:
+        return bool((np.asarray(jax.device_put(sent)) == sent).all())
+    except Exception:  # whatever it is, this process computes nothing any more
+        return False
 
 
 def forbidden_skips(config: pytest.Config) -> list[pytest.TestReport]:

@@ -91,6 +91,66 @@ def test_processes_begin_with_the_longest_files(some_files):
     assert ran == ["test_x_long", "test_c", "test_b", "test_b", "test_b", "test_a"]
 
 
+ON_A_GPU = """
+
+def has_gpu() -> bool:
+    return True
+
+
+def gpu_answers() -> bool:
+    return "SPOILT" not in os.environ
+"""
+"""Stands for a GPU that a test can spoil for its process."""
+
+
+def run_on_a_gpu(folder: pathlib.Path, processes: int, files: dict[str, str]) -> str:
+    config = (ROOT / "tests" / "conftest.py").read_text()
+    (folder / "conftest.py").write_text(config + ON_A_GPU)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: on a GPU\n")
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    environment = os.environ | {"JAXSPEC_NO_SKIPS": ""}
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
+        environment.pop(name, None)
+    run = subprocess.run(
+        [sys.executable, *f"-m pytest -m gpu -v -p no:cacheprovider -n {processes}".split()],
+        env=environment, cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    return run.stdout
+
+
+NUMBERED = "import os, pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('n', range(5))\n"
+ONE_SPOILS = """def test_one(n):
+    assert "SPOILT" not in os.environ
+    if n == 1:
+        os.environ["SPOILT"] = "by this test"
+        raise ValueError
+"""
+
+
+def test_a_fault_on_a_gpu_costs_one_test(tmp_path):
+    said = run_on_a_gpu(tmp_path, 1, {"test_faults.py": NUMBERED + ONE_SPOILS})
+    assert sorted(re.findall(r"PASSED test_faults.py::test_one\[(\d)\]", said)) == list("0234")
+    # It is reported twice: that it failed, and that its process ended.
+    assert re.findall(r"FAILED test_faults.py::test_one\[(\d)\] $", said, re.M) == ["1", "1"]
+    assert "crashed while running 'test_faults.py::test_one[1]'" in said
+
+
+def test_on_a_gpu_the_tests_of_a_file_run_in_several_processes(tmp_path):
+    files = {
+        "test_short.py": NUMBERED + "def test_short(n): ...",
+        "gpu/test_long.py": NUMBERED + "def test_long(n): __import__('time').sleep(0.1)",
+    }
+    said = run_on_a_gpu(tmp_path, 2, files)
+    started = re.findall(r"^\S*test_(\w+)\.py::", said, re.M)
+    assert len(started) == 10 and started[:2] == ["long", "long"]
+    ran = re.findall(r"\[(gw\d)\].*PASSED .*test_(\w+)\[", said)
+    assert len(ran) == 10
+    for kind in ("short", "long"):
+        assert {process for process, name in ran if name == kind} == {"gw0", "gw1"}
+
+
 def test_every_file_that_is_said_to_be_long_exists(request):
     [config] = [
         plugin

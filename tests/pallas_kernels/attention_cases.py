@@ -83,7 +83,9 @@ def inputs(case: Case) -> Inputs:
     for slot, count in enumerate(counts):
         position = np.array(sorted({p for row in range(count) for p in case.seen(slot, row)}), int)
         readable[table[slot, position // case.page_size], position % case.page_size] = True
-    pools = [np.where(readable[:, :, None, None], rng.normal(size=pool), np.nan) for _ in range(2)]
+    pools = [np.full(pool, np.nan, np.float32) for _ in range(2)]
+    for numbers in pools:
+        numbers[readable] = rng.normal(size=(readable.sum(), *pool[2:]))
     query = rng.normal(size=(slots, case.kv_heads, case.width, case.group, case.head_dim))
     numbers = [jnp.asarray(x, case.dtype) for x in (query, *pools)]
     return Inputs(*numbers, *(jnp.asarray(x, jnp.int32) for x in (table, case.lengths, counts)))
@@ -98,13 +100,18 @@ def expected(case: Case) -> np.ndarray:
     slots, kv_heads, width, group, head_dim = query.shape
     out = np.full((slots, width, kv_heads, group, head_dim), np.nan)
     for slot in range(slots):
+        # Pages that nobody may read are NaN, and stay out of the rows' ranges.
+        whole_keys, whole_values = (
+            pages[table[slot]].reshape(-1, kv_heads, head_dim).swapaxes(0, 1)
+            for pages in (keys, values)
+        )
         for row in range(counts[slot]):
-            position = np.array(case.seen(slot, row))
-            place = table[slot, position // case.page_size], position % case.page_size
-            scores = np.einsum("hgd,phd->hgp", query[slot, :, row], keys[place]) * head_dim**-0.5
+            seen = case.seen(slot, row)
+            cut = slice(seen.start, seen.stop)
+            scores = query[slot, :, row] @ whole_keys[:, cut].swapaxes(1, 2) * head_dim**-0.5
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
-            out[slot, row] = np.einsum("hgp,phd->hgd", weights, values[place])
+            out[slot, row] = weights @ whole_values[:, cut]
     return out.reshape(slots, width, kv_heads * group, head_dim)
 
 

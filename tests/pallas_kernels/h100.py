@@ -15,6 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 TARGETS = pathlib.Path(__file__).with_name("targets")
 
+UNTUNED = {"xla_gpu_autotune_level": 0}
+"""Compiler options for what results are compared with: which of XLA's kernels is fastest is not
+worth trying."""
+
 has_compiler = all(map(importlib.util.find_spec, ("jax_cuda13_plugin", "nvidia")))
 
 
@@ -41,7 +45,7 @@ def placed(shapes, name: str = "h100"):
 
 
 def compiled(lowered: jax.stages.Lowered, **options) -> jax.stages.Compiled:
-    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0, **options})
+    return lowered.compile(compiler_options=UNTUNED | options)
 
 
 def assert_no_spills(output: str) -> None:

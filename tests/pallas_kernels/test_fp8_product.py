@@ -21,7 +21,8 @@ def matrix(outputs: int, inputs: int, channels: bool, seed: int = 0):
     """Numbers and scales, of which neighbouring ones differ by powers of two."""
     random = np.random.default_rng(seed)
     shape = (outputs, 1) if channels else (outputs // BLOCK, inputs // BLOCK)
-    numbers = random.normal(size=(outputs, inputs), scale=100).clip(-448, 448).astype(E4M3)
+    some = random.normal(size=2**16, scale=100).clip(-448, 448).astype(E4M3)
+    numbers = some[random.integers(2**16, size=(outputs, inputs), dtype=np.uint16)]
     scales = 2.0 ** random.integers(-9, -3, shape) * random.uniform(1, 2, shape)
     return jnp.asarray(numbers), jnp.asarray(scales, jnp.float32)
 
@@ -148,6 +149,27 @@ def test_the_split(tokens, outputs, inputs, split, monkeypatch):
     assert plan_of(*shapes(tokens, outputs, inputs)).split == Split(*split)
 
 
+EVERY_WAY_TO_SPLIT = [(6144, 4096, tokens) for tokens in (1, 33, 64, 65, 128, 300, 512)] + [
+    (2560, 9728, tokens) for tokens in (16, 65, 128, 300, 512)
+]
+"""Of up to 512 rows of these matrices: every tile with every number of parts, row tiles and rows
+that the plan gives them."""
+
+
+def way_to_split(outputs: int, inputs: int, tokens: int) -> tuple:
+    made = plan_of(*shapes(tokens, outputs, inputs))
+    return made.split, made.row_tiles, made.rows
+
+
+def test_the_device_sees_every_way_to_split():
+    wanted = {
+        way_to_split(*matrix, tokens)
+        for matrix in ((6144, 4096), (2560, 9728))
+        for tokens in (1, 8, 16, 33, 64, 65, 128, 300, 512)
+    }
+    assert {way_to_split(*case) for case in EVERY_WAY_TO_SPLIT} == wanted
+
+
 def shapes(tokens: int, outputs: int, inputs: int, channels: bool = False):
     of_scales = (outputs, 1) if channels else (outputs // BLOCK, inputs // BLOCK)
     return (
@@ -264,9 +286,8 @@ def test_tiles_change_no_bit_on_device(tokens, tile, channels):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels", [False, True])
-@pytest.mark.parametrize("tokens", [1, 8, 16, 33, 64, 65, 128, 300, 512])
-@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (2560, 9728)])
-def test_on_device(tokens, outputs, inputs, channels):
+@pytest.mark.parametrize(("outputs", "inputs", "tokens"), EVERY_WAY_TO_SPLIT)
+def test_on_device(outputs, inputs, tokens, channels):
     numbers, scales = matrix(outputs, inputs, channels)
     x = inputs_of((tokens,), inputs)
     product = jax.jit(functools.partial(fp8_product, implementation="mosaic"))

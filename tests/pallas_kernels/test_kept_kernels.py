@@ -260,6 +260,7 @@ def test_a_kernel_that_cannot_be_compiled_alone_is_left_to_its_program(files, mo
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("compiles_anew")
 def test_on_a_gpu_a_kernel_is_kept_as_it_was_compiled(monkeypatch):
     monkeypatch.setattr(calls, "_functions", {})
     files = Files()

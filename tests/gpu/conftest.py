@@ -1,0 +1,16 @@
+"""What the test of a wide model leaves on a GPU, others that run at the same time go without."""
+
+import gc
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_on_the_gpu(request: pytest.FixtureRequest):
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import wide_pair
+
+        wide_pair.engine.cache_clear()
+        wide_pair.params.cache_clear()
+        gc.collect()
