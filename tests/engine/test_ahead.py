@@ -193,6 +193,18 @@ def test_nothing_is_made_ahead(making, monkeypatch, reason):
     assert making.ahead == [] and len(making.made) > 2
 
 
+def test_engines_that_share_programs_make_each_once(making):
+    engines = [golden_engine(compile_ahead=True, **SIZES) for _ in range(2)]
+    streams = [engine.stream(PROMPTS[0], budget(20)) for engine in engines]
+    for stream in streams:
+        assert sum(len(event.token_ids) for event in stream) == 20
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            thread.join(SECONDS)
+    assert len({one[1:] for one in making.made}) == len(making.made)
+    assert not_ready(engines[1], draws=True) == []
+
+
 def test_the_order():
     sizes = Shapes((1, 2, 4, 8), ((1, 64), (4, 512)))
     order = [*likeliest_first(sizes, Shapes((2,), ((1, 64),)))]
