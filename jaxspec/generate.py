@@ -195,6 +195,7 @@ def _params_and_options(arguments: argparse.Namespace) -> tuple[SamplingParams, 
     """Sampling parameters and engine options. Wrong ones are refused before jax is imported."""
     flags = vars(arguments)
     params, options = filled(SamplingParams, flags), filled(EngineOptions, flags)
+    options = dataclasses.replace(options, compile_ahead=False)  # it knows all of its prompts
     if arguments.check:
         _refuse_a_check_that_must_fail(options, params)
     return params, options

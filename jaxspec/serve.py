@@ -82,6 +82,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "tensor_parallel_size")
     add_flags(group, EngineOptions, "prefill_chunk", "prefill_budget")
     add_flags(group, EngineOptions, "seed", help="Seed of the server (default: %(default)s)")
+    add_flags(group, EngineOptions, "compile_ahead", action=argparse.BooleanOptionalAction)
     cli.add_kept_programs(group)
 
 

@@ -143,6 +143,7 @@ def instant_engine(tokenizer: Tokenizer, requests: int) -> Engine:
         max_model_len=CONTEXT,
         page_size=64,
         batch_sizes=(requests,),
+        compile_ahead=False,
     )
     vars(engine.loop.device)["programs"] = Instant(engine.loop.device.programs)
     return engine

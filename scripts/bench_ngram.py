@@ -154,6 +154,7 @@ def build(options: argparse.Namespace) -> Engine:
         prefill_shapes=((min(4, most), options.prompt),),
         driver="overlapped",
         prefix_caching=False,
+        compile_ahead=False,
     )
     engine.warm_up()
     return engine

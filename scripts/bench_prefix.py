@@ -82,6 +82,7 @@ def build(options: argparse.Namespace) -> Engine:
         driver="overlapped",
         exact=options.exact,
         prefix_caching=True,
+        compile_ahead=False,
     )
 
 

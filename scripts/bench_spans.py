@@ -179,6 +179,7 @@ def build(options: argparse.Namespace, pair: Opened, **changes: Any) -> Engine:
         prefill_shapes=((prefill, LATER_CHUNK), (prefill, FIRST_CHUNK)),
         driver="overlapped",
         prefix_caching=False,
+        compile_ahead=False,
         synthetic_acceptance=1.0,
         **changes,
     )

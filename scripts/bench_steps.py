@@ -149,6 +149,7 @@ def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engi
         prefill_shapes=((min(4, most), options.prompt),),
         driver="lockstep" if lockstep else "overlapped",
         prefix_caching=False,
+        compile_ahead=False,
         fp8_activations=options.fp8_activations,
         synthetic_acceptance=None if plain or lockstep else keeps(options.accepted),
     )

@@ -233,6 +233,7 @@ class Bench:
                 prefill_shapes=None if exact else ((min(4, slots), CHUNK),),
                 driver="overlapped",
                 prefix_caching=False,
+                compile_ahead=False,
                 num_drafts=self.pair.models.proposers[0].num_drafts,
                 ngram_threshold=0.0,
             )

@@ -59,6 +59,7 @@ def main() -> None:
             max_model_len=options.prompt + options.tokens,
             draft_sampling=draft_sampling,
             prefix_caching=False,
+            compile_ahead=False,
         )
         prompts = prompts_of(engine, options)
         outputs = engine.generate(

@@ -149,8 +149,9 @@ def build_engines(sizes: Sizes) -> dict[str, Engine]:
         "num_pages": sizes.slots * -(-(longest + max(sizes.block_size, 16)) // PAGE_SIZE),
         "driver": "overlapped",
     }
-    if hasattr(getattr(jaxspec, "EngineOptions", None), "prefix_caching"):  # else there is no cache
-        options["prefix_caching"] = False
+    for name in ("prefix_caching", "compile_ahead"):
+        if hasattr(getattr(jaxspec, "EngineOptions", None), name):  # else that version has none
+            options[name] = False
     acceptance = (1.0,) * ACCEPTED
     return {
         "plain": Engine.from_models(alone, params, **options),

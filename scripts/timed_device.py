@@ -200,6 +200,7 @@ def simulated_engine(times: Times, slots: int, **options: Any) -> Engine:
         "batch_sizes": (*sizes, slots),
         "synthetic_acceptance": ACCEPTANCE_LENGTH,
         "prefix_caching": False,
+        "compile_ahead": False,
     }
     chosen = EngineOptions(**given | options)
     models, plan = plan_engine(models, chosen)

@@ -14,6 +14,7 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.ledger import found_tokens
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.schedule.refusals import never_fits
+from jaxspec.engine.setup.ahead import Ahead
 from jaxspec.engine.setup.warmup import make_first_programs
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
@@ -31,6 +32,7 @@ class Calls:
     tokenizer: Tokenizer | None
     options: EngineOptions
     chat_template: ChatTemplate | None
+    _ahead: Ahead
     _numbers: Iterator[int]
 
     def _submit(self, prompts: Sequence[ReadPrompt], params: Sequence[SamplingParams]) -> list[int]:
@@ -42,6 +44,7 @@ class Calls:
         ids = [request.id for request in requests]
         try:
             self.loop.submit(requests, refusals)
+            self._make_ahead(requests)
             return ids
         except BaseException:
             self.loop.abandon(ids)
@@ -79,6 +82,7 @@ class Calls:
         stream = EventStream(self.loop, self._event, ids, raises)
         try:
             self.loop.submit(requests, refusals)
+            self._make_ahead([one for one, refusal in zip(requests, refusals) if refusal is None])
             return stream
         except BaseException:
             stream.close()
@@ -97,6 +101,14 @@ class Calls:
         draws = any(request.draws for request in run)
         scores = any(request.reads_whole_prompt for request in run)
         return make_first_programs(self.loop.device, self.loop.plan, prompts, draws, scores)
+
+    def _make_ahead(self, requests: Sequence[Request]) -> None:
+        """Lets the programs be made that these requests and later ones may need."""
+        if any(request.params.max_tokens > 1 for request in requests):
+            prompts = [request.prompt for request in requests]
+            draws = any(request.draws for request in requests)
+            scores = any(request.reads_whole_prompt for request in requests)
+            self._ahead.begin(self.loop.device, prompts, draws, scores)
 
     def _event(self, index: int, increment: Increment) -> StreamEvent:
         output = None

@@ -20,6 +20,7 @@ from jaxspec.engine.requests.prompts import Prompt, as_list
 from jaxspec.engine.requests.sampling_keywords import SamplingKeywords, params_for_each
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.setup.ahead import Ahead, wants_ahead
 from jaxspec.engine.setup.build import build_loop
 from jaxspec.engine.setup.describe import engine_in_words
 from jaxspec.engine.setup.kernels_used import kept_kernel_uses
@@ -61,6 +62,7 @@ class Engine(TextGeneration):
         self.kernels = kept_kernel_uses(loop.device.models, loop.plan, loop.device.store)
         """What runs each op of the models, and why no kernel does where none does."""
         log_kernels(self.kernels)
+        self._ahead = Ahead(loop.plan, wants_ahead(options.compile_ahead))
         self._numbers = itertools.count(1)
 
     @classmethod
@@ -171,9 +173,11 @@ class Engine(TextGeneration):
         """Ends all requests and frees the memory of the state and the weights on the device.
 
         Weights that you hold yourself, or that another engine uses, stay. Every later call is
-        refused, except `close` and `stats`.
+        refused, except `close` and `stats`. If a program is being made ahead of its need, this
+        waits for it.
         """
         self.loop.close()
+        self._ahead.end()
 
     def __enter__(self) -> "Engine":
         self.loop.refuse_if_closed()
@@ -244,7 +248,8 @@ class Engine(TextGeneration):
         log probabilities. With `only_needed`, no request opts out of drafting. With `scores`, some
         request returns log probabilities of its prompt."""
         self.loop.refuse_if_closed()
-        return every_program(self.loop.device, plan or self.plan, draws, only_needed, scores)
+        of = self.loop.device.programs
+        return every_program(of, plan or self.plan, draws, only_needed, scores)
 
     def trace(self, step: Step, *inputs: Any, **static: Any) -> jax.stages.Traced:
         """Traces the program of one step for inputs of these shapes, without running it."""

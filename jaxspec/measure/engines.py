@@ -113,9 +113,11 @@ def engine_for(
 ) -> Engine:
     """An engine that compiles decode steps only for these batch sizes, and prefill steps only in
     the widths that prompts of these lengths need. An adaptive engine keeps its default batch sizes.
-    Without `prefix_caching` every prompt is read in full, so that the times of reading are honest.
+    Without `prefix_caching` every prompt is read in full, so that the times of reading are honest;
+    without `compile_ahead` nothing else runs beside the steps.
     """
     options.setdefault("prefix_caching", False)
+    options.setdefault("compile_ahead", False)
     if method in METHODS and not METHODS[method].drafter:
         opened = without_drafter(opened)
     if method == "none":

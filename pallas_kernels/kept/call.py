@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,9 @@ log = logging.getLogger("pallas_kernels")
 class _Keeping:
     files: Files | None = None
     workers: Workers | None = None
+    users: int = 0
+    """How many threads are inside of `lowered_by_workers`."""
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 _keeping = _Keeping()
@@ -40,17 +44,19 @@ def keep_lowered_kernels(files: Files | None) -> None:
 def lowered_by_workers() -> Iterator[None]:
     """Kernels of programs that are traced inside this block are lowered in other processes, if
     kernels are kept. A program that is lowered waits for its kernels. Meanwhile kernels are
-    compiled, in threads."""
-    if _keeping.workers is not None:
-        yield
-        return
-    workers = Workers()
-    _keeping.workers = workers
+    compiled, in threads. Several threads share the processes, which end with the last of them."""
+    with _keeping.lock:
+        _keeping.users += 1
+        _keeping.workers = _keeping.workers or Workers()
     try:
         yield
     finally:
-        _keeping.workers = None
-        workers.close()
+        with _keeping.lock:
+            _keeping.users -= 1
+            last = None if _keeping.users else _keeping.workers
+            _keeping.workers = None if last else _keeping.workers
+        if last is not None:
+            last.close()
 
 
 def kept(*, static_argnames: tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -95,8 +101,8 @@ def _callable(kernel: Kernel, jitted: Callable[..., Any], files: Files) -> Calla
             function = _missing(kernel, name, jitted, files)
         else:
             function = exported.call
-            if _keeping.workers is not None:
-                _keeping.workers.run(lambda: make_ready(name, exported, files))
+            if (workers := _keeping.workers) is not None:
+                workers.run(lambda: make_ready(name, exported, files))
         _functions[key] = jax.jit(function)
     return _functions[key]
 
@@ -107,8 +113,8 @@ def _missing(
     """A kernel that is lowered when the program is, unless a worker has done it by then."""
     results = jax.eval_shape(bound(jitted, kernel), *kernel.shapes)
     elsewhere = None
-    if _keeping.workers is not None:
-        elsewhere = _keeping.workers.lower(kernel, then=partial(_make_ready, name, files))
+    if (workers := _keeping.workers) is not None:
+        elsewhere = workers.lower(kernel, then=partial(_make_ready, name, files))
 
     @functools.cache
     def lowered() -> jax.export.Exported:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pallas_kernels.kept.kernel import Kernel
 from pallas_kernels.kept.surroundings import shared_settings, surroundings
@@ -39,18 +40,25 @@ class Workers:
         `then` is called with the lowered kernel in a thread, for which nobody waits but `close`.
 
         The process takes over the settings of jax that the calling thread has now."""
-        if self._threads is None:
-            return lambda: None
         request = pickle.dumps((shared_settings(), surroundings(), kernel))
-        lowering = self._threads.submit(self._lower, request)
+        if (lowering := self._begun(self._lower, request)) is None:
+            return lambda: None
         # In the same thread, after those who wait for the kernel were woken.
         lowering.add_done_callback(lambda done: _pass_on(done, then))
         return lambda: _result(lowering)
 
     def run(self, function: Callable[[], None]) -> None:
         """Calls a function in one of the threads that wait for processes."""
-        if self._threads is not None:
-            self._threads.submit(function)
+        self._begun(function)
+
+    def _begun[Result](
+        self, function: Callable[..., Result], *arguments: Any
+    ) -> "Future[Result] | None":
+        """A call in one of the threads. None if there are none, or if they are ended: by another
+        thread that closes this, or by the end of the interpreter."""
+        with suppress(RuntimeError):
+            return None if self._threads is None else self._threads.submit(function, *arguments)
+        return None
 
     def close(self) -> None:
         """Ends all processes. What they have not lowered by now is left to the callers."""

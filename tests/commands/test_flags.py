@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from jaxspec import __main__, bench, cli, generate, train
+from jaxspec import __main__, bench, chat, cli, generate, serve, train
 from jaxspec.console.flags import add_flags, filled, flag_of, integers, named_numbers, numbers
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -127,6 +127,20 @@ def test_defaults_are_the_records(command):
         assert same != later, flag.dest
         name = f"no_{flag.dest}" if flag.const is False else flag.dest
         assert flag.help and flag.option_strings[0] == flag_of(name)
+
+
+@pytest.mark.parametrize("command", [generate, serve, chat], ids=named)
+def test_what_is_kept_and_made_ahead_can_be_switched_off(command):
+    chosen = lambda *flags: filled(EngineOptions, vars(command._parser().parse_args(flags)))
+    assert chosen().cache_dir is None and chosen("--cache-dir", "kept").cache_dir == "kept"
+    assert chosen("--no-cache").cache_dir is chosen("--cache-dir", "").cache_dir is False
+    if command is generate:
+        arguments = command._parser().parse_args([])
+        assert command._params_and_options(arguments)[1].compile_ahead is False
+    else:
+        assert chosen().compile_ahead is None
+        assert chosen("--no-compile-ahead").compile_ahead is False
+        assert chosen("--compile-ahead").compile_ahead is True
 
 
 def added_by_hand(module) -> list[tuple[str, dict[str, ast.expr]]]:

@@ -86,7 +86,16 @@ def splits(report):
         assert "us" not in row  # the interpreter's time says nothing
 
 
+def ahead(report):
+    found = report["one_request"]
+    assert found["programs"] > 0 and report["waits_for_programs"] == 0
+    for steps in found["beside_ms"], found["afterwards_ms"]:
+        assert steps["steps"] > 0 and 0 < steps["median"] <= steps["most"]
+    assert list(report["step_ms"]) == ["1"] and min(report["step_ms"]["1"].values()) > 0
+
+
 SCRIPTS_AND_CHECKS = {
+    "bench_ahead": ("--model tiny --dtype float32 --slots 1 --tokens 32", ahead),
     "bench_steps": (
         "--model tiny --draft dflash-b2 --concurrency 1 --prompt 8 --max-model-len 40 "
         "--page-size 8 --steps 2 --accepted 1",

@@ -2,11 +2,13 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 from golden_pair import golden_engine, opened
 
 from jaxspec.engine.setup import memory, pools
+from jaxspec.engine.step.compiled import Program
 from jaxspec.errors import LoadError
 
 GIB = 2**30
@@ -75,6 +77,25 @@ def test_an_engine_takes_what_the_target_and_the_drafter_keep_in_a_page(monkeypa
     assert engine.total_pages == 80
     assert golden_engine(page_size=page_size, memory_fraction=0.5).total_pages == 30
     assert golden_engine(page_size=page_size, num_pages=33).total_pages == 33
+
+
+def test_memory_is_planned_without_making_a_program(monkeypatch):
+    monkeypatch.setattr(pools.memory, "free_bytes", lambda share, devices: 1 << 30)
+    for make in ("traced", "load_or_compile"):
+        refuse = lambda program: pytest.fail(f"{program.name} was made")
+        monkeypatch.setattr(Program, make, property(refuse) if make == "traced" else refuse)
+    assert golden_engine().total_pages > 4
+
+
+def test_xla_has_room_to_compile_beside_the_largest_step(monkeypatch):
+    """A matrix of 100 x 100 numbers in 16 bits is the largest; steps need 1000 bytes."""
+    matrix = jax.ShapeDtypeStruct((100, 100), jnp.bfloat16)
+    params = {"large": matrix, "small": jax.ShapeDtypeStruct((9, 9), jnp.float32)}
+    monkeypatch.setattr(pools, "_temporary_bytes", lambda models, params, plan: 1000)
+    models, plan = opened().models, golden_engine().plan
+    for free, has_room in ((60_999, False), (61_000, True), (None, True)):
+        monkeypatch.setattr(pools.memory, "free_bytes", lambda *_, free=free: free)
+        assert pools.has_room_for_trials(models, params, plan) is has_room
 
 
 def test_temporaries_are_counted_for_rows_and_for_logits():

@@ -152,7 +152,8 @@ def test_pieces_are_put_together_in_their_order(shape):
 def programs(scores: bool) -> dict[bool, list]:
     """The traced programs that read chunks, by whether they score the prompt."""
     engine, of = golden_engine(method="none"), {False: [], True: []}
-    for program in every_program(engine.loop.device, engine.plan, draws=False, scores=scores):
+    programs = engine.loop.device.programs
+    for program in every_program(programs, engine.plan, draws=False, scores=scores):
         if program.name == "prefill_step":
             of[program.inputs[0].following is not None].append(program.traced.jaxpr)
     return of

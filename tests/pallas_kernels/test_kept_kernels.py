@@ -1,5 +1,6 @@
 """Lowered kernels that are kept for the next process."""
 
+import threading
 import time
 
 import jax
@@ -206,6 +207,34 @@ def test_a_worker_with_other_settings_lowers_nothing(files, monkeypatch):
     kernel = kernels.Kernel(__name__, "scaled", (X,), (("scale", 2.0),))
     assert workers.lower(kernel)() is None
     workers.close()
+
+
+def test_threads_share_the_workers_until_the_last_of_them_ends(files, monkeypatch):
+    made, entered, may_leave = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(calls, "Workers", lambda: made.append(Workers(1)) or made[-1])
+
+    def other() -> None:
+        with lowered_by_workers():
+            entered.set()
+            may_leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with lowered_by_workers():
+        thread.start()
+        assert entered.wait(60)
+    [workers] = made
+    assert calls._keeping.workers is workers and not workers._closed
+    may_leave.set()
+    thread.join()
+    assert calls._keeping.workers is None and workers._closed
+
+
+def test_workers_that_another_thread_has_ended_leave_a_kernel_to_the_caller():
+    workers = Workers(1)
+    workers.close()
+    kernel = kernels.Kernel(__name__, "scaled", (X,), (("scale", 2.0),))
+    assert workers.lower(kernel)() is None
+    workers.run(lambda: pytest.fail("it is closed"))
 
 
 class Compiled:

@@ -89,6 +89,9 @@ class EngineOptions(SpeculationOptions):
     """Folder in which compiled programs are kept for the next process; by default that of the
     environment variable JAXSPEC_CACHE_DIR, or else jaxspec in the user's cache; False to keep
     none."""
+    compile_ahead: bool | None = None
+    """While requests run, make the programs that others may need, in a thread of its own; by
+    default on an accelerator only, because on a CPU steps need its cores."""
     kernels: Kernels = "auto"
     """mosaic: run every op on its kernel for Hopper GPUs, and refuse an engine for which that is
     not possible; xla: use no kernels; auto: use each kernel that can run, and XLA elsewhere."""
@@ -162,6 +165,7 @@ class EngineKeywords(TypedDict, total=False):
     num_snapshots: int | None
     driver: Driver
     cache_dir: str | Literal[False] | None
+    compile_ahead: bool | None
     kernels: Kernels
     fp8_activations: bool
     tensor_parallel_size: int

@@ -4,18 +4,23 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+import jax
+
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.plan.sharing import without_room_for_states
 from jaxspec.engine.setup import memory
 from jaxspec.engine.setup.room import bytes_of_state
 from jaxspec.engine.step.io import Models
+from jaxspec.models.parameters import num_bytes
 from jaxspec.proposers.device import Params
 from jaxspec.sampling import PIECE
 
 log = logging.getLogger("jaxspec")
 
 SNAPSHOTS_PER_SLOT = 4
+LARGEST_IN_TRIALS = 3
+"""How many arrays as large as the largest weight XLA's trials may need at a time."""
 SHARE_OF_SNAPSHOTS = 8
 """Saved states get at most one part of so many of the memory for caches."""
 
@@ -73,6 +78,15 @@ def _size_of_state(models: Models, plan: Plan) -> Callable[..., int]:
         return bytes_of_state(models, sized)
 
     return size
+
+
+def has_room_for_trials(models: Models, params: Params, plan: Plan) -> bool:
+    """Whether XLA can compile while steps run: on a GPU it tries kernels, each with inputs of its
+    own, the largest of which are as large as the largest weight."""
+    free = memory.free_bytes(1.0, models.shards.count)
+    largest = max(num_bytes(leaf) for leaf in jax.tree.leaves(params))
+    needed = LARGEST_IN_TRIALS * largest + _temporary_bytes(models, params, plan)
+    return free is None or free >= needed
 
 
 def _temporary_bytes(models: Models, params: Params, plan: Plan) -> int:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxspec.engine.plan.plan import DecodePrograms, Plan, Shapes
 from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
 from jaxspec.engine.schedule.prefill import chunks_of
-from jaxspec.engine.step.compiled import Program
+from jaxspec.engine.step.compiled import Program, Programs
 from jaxspec.engine.step.device import Device, Tracer
 from jaxspec.engine.step.io import Admission
 from jaxspec.engine.step.steps import admit_step, copy_step, prefill_step
@@ -28,12 +28,12 @@ COMPILERS = 8
 
 
 def every_program(
-    device: Device, plan: Plan, draws: bool, only_needed: bool = False, scores: bool = False
+    of: Programs, plan: Plan, draws: bool, only_needed: bool = False, scores: bool = False
 ) -> Iterator[Program]:
     """Every program, in the order in which a first request needs them. `only_needed` leaves out
     steps without drafts if the drafter drafts in every step; `scores` adds the programs for log
     probabilities of prompts."""
-    tracer, yielded = Tracer(device), 0
+    tracer, yielded = Tracer(of), 0
     for trace in _runs(plan, draws, only_needed, scores):
         trace(tracer)
         programs = list(tracer.programs.values())
@@ -77,7 +77,7 @@ def make_first_programs(
     sizes = first.shapes, draws, scores
     if sizes in device.prepared:
         return False
-    programs = every_program(device, first, draws, only_needed=True, scores=scores)
+    programs = every_program(device.programs, first, draws, only_needed=True, scores=scores)
     compile_side_by_side(_waited_for(device, programs))
     device.prepared.add(sizes)
     return True

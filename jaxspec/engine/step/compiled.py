@@ -5,8 +5,9 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -86,9 +87,7 @@ class Program:
 
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
-        with _LOWERING, warnings.catch_warnings():
-            if self._takes_away:
-                warnings.filterwarnings("ignore", UNUSED)
+        with _LOWERING, _without_warning() if self._takes_away else nullcontext():
             return self.traced.lower()
 
     @property
@@ -172,10 +171,12 @@ class Programs:
     Several threads may ask for programs; each program is made by the thread that asks first.
     """
 
-    def __init__(self, models: Models, params: Any, store: ProgramStore | None):
+    def __init__(self, models: Models, params: Any, state: Any, store: ProgramStore | None):
         self.models = models
         self.params = params
         """Shapes of the parameters."""
+        self.state = state
+        """Shapes of the state between two steps."""
         self.store = store
         self.compiler_options = _compiler_options(store)
         self._ready: dict[Hashable, jax.stages.Compiled] = {}
@@ -259,7 +260,15 @@ def programs_for(models: Models, params: Any, state: Any, store: ProgramStore | 
     leaves, structure = jax.tree.flatten(shapes)
     folder = None if store is None else store.files.folder
     key = models, structure, tuple(map(str, leaves)), folder, str(settings())
-    return _SHARED.setdefault(key, Programs(models, shapes[0], store))
+    return _SHARED.setdefault(key, Programs(models, shapes[0], shapes[1], store))
+
+
+@contextmanager
+def _without_warning() -> Iterator[None]:
+    """Warnings belong to the whole process, so other threads may lose theirs meanwhile."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", UNUSED)
+        yield
 
 
 def _without_devices(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -146,17 +146,16 @@ class Device:
 class Tracer:
     """Stands in for a device: notes the programs that would run, each once, and runs none."""
 
-    def __init__(self, device: Device):
-        self.device = device
-        self.state: Any = device.state
+    def __init__(self, programs: Programs):
+        self.of = programs
+        self.state: Any = programs.state
         """Shapes of the state between the programs."""
         self.programs: dict[Hashable, Program] = {}
 
     def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
         key = program_key(step, self.state, inputs, static)
         if key not in self.programs:
-            program = Program(self.device.programs, step, self.state, inputs, static)
-            self.programs[key] = program
+            self.programs[key] = Program(self.of, step, self.state, inputs, static)
         self.state, output = self.programs[key].results
         return output
 

@@ -1,6 +1,7 @@
 """Whatever a request asks for, it gets the same on one, two and four devices."""
 
 import dataclasses
+import threading
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from wide_models import MIXED, PROMPTS, facts, wide_engine
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup import pools
+from jaxspec.engine.setup.ahead import NAME
 from jaxspec.engine.step import compiled
 from jaxspec.models.parameters import num_bytes
 from jaxspec.models.sharding import on_one_device
@@ -134,3 +136,19 @@ def test_kept_programs_are_those_of_the_number_of_devices(tmp_path, monkeypatch)
     compiled._SHARED.clear()
     assert counts == [4, 4, 8], made
     assert tokens[0] == tokens[1] == tokens[2]
+
+
+@pytest.mark.usefixtures("compiles_anew")
+def test_programs_for_several_devices_are_made_ahead(monkeypatch):
+    monkeypatch.setattr(compiled, "_SHARED", {})
+    options = dict(method="none", cache_dir=False, compile_ahead=True)
+    engine = wide_engine(2, **options)
+    tokens = engine.generate(PROMPTS[0], GREEDY).token_ids
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            thread.join()
+    programs = [*engine.programs(draws=False), *engine.programs(draws=True)]
+    assert len(programs) > 4 and all(program.is_ready for program in programs)
+    waits = engine.loop.device.clock.waits.count
+    assert engine.generate(PROMPTS, GREEDY)[0].token_ids == tokens
+    assert engine.loop.device.clock.waits.count == waits
