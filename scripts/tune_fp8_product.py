@@ -2,17 +2,15 @@
 
     python scripts/tune_fp8_product.py --model 8B --tokens 128 256 512 --json splits.json
 
-Inputs in 16 bits are multiplied with widened weights, or as two numbers in 8 bits: then the split
-has a third entry, True. Every way is checked against XLA first; one that is wrong is told and not
-timed. At the end it prints the fastest of each shape as lines of the table in
-`pallas_kernels/fp8_product/measured.py`. `--rounded` is for inputs that are rounded to 8 bits.
+Every way is checked against XLA first; one that is wrong is told and not timed. At the end it
+prints the fastest of each shape as lines of the table in `pallas_kernels/fp8_product/measured.py`.
+`--rounded` is for inputs that are rounded to 8 bits.
 """
 
 import argparse
 import contextlib
 import fcntl
 import functools
-import itertools
 import math
 import sys
 import time
@@ -37,7 +35,7 @@ from measuring import about, tell, write_json
 
 from jaxspec import cli
 from pallas_kernels.fp8_product import mosaic, quantised_blocks, reference
-from pallas_kernels.fp8_product.plan import TILE, Plan, Split
+from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_of import plan_of
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.split_product import total_of
@@ -124,18 +122,12 @@ class Trial:
             *jax.jit(quantised_blocks)(matrix),
         )
         self.timed = product_operands(case, in_8_bits=True)
-        planned = functools.partial(
-            plan_of,
-            *self.operands,
-            quantise_inputs=case.quantise_inputs,
-            interpreted=interpreted,
+        self.plan = plan_of(
+            *self.operands, quantise_inputs=case.quantise_inputs, interpreted=interpreted
         )
-        self.plan, self.plans = planned(), [planned()]
-        if not case.quantise_inputs:
-            self.plans.append(planned(split=Split(TILE, parts=1, halved=True)))
 
     def programs(self) -> "dict[Split, Programs]":
-        splits = splits_of(self.plans)
+        splits = splits_of(self.plan)
         with ThreadPoolExecutor() as threads:
             return dict(zip(splits, threads.map(self.compiled, splits)))
 
@@ -152,7 +144,7 @@ class Trial:
         row = {
             "case": self.case.name,
             "shape": self.plan.shape,
-            "split": tuple(split) if split.halved else tuple(split)[:2],
+            "split": tuple(split),
             "chosen": split == self.plan.split,
             "error": error(program.once(*self.operands), wanted),
         }
@@ -190,14 +182,11 @@ class Trial:
         ]
 
 
-def splits_of(plans: Sequence[Plan]) -> list[Split]:
-    """Those that may be fast, and the one that is chosen today."""
-    return list(dict.fromkeys([*itertools.chain(*map(fast, plans)), plans[0].split]))
-
-
-def fast(plan: Plan) -> Iterator[Split]:
+def splits_of(plan: Plan) -> list[Split]:
+    """Those that may be fast, and the one that the plan chooses."""
     least = min(map(plan.time, plan.splits))
-    return (one for one in plan.splits if plan.time(one) <= SLOWEST * least)
+    fast = [one for one in plan.splits if plan.time(one) <= SLOWEST * least]
+    return list(dict.fromkeys([*fast, plan.split]))
 
 
 def error(found: Array, wanted: Array) -> float:
@@ -213,7 +202,7 @@ def told(row: dict[str, Any]) -> str:
     found = f"{row['us']:8.2f} us" if "us" in row else "  right, not timed"
     if not row["right"]:
         found = f"   WRONG: {row['error']:.2g}"
-    return f"{row['case']:<34} {row['split']!s:<16} {found}{'  (now)' * row['chosen']}"
+    return f"{row['case']:<34} {tuple(row['split'])!s:<14} {found}{'  (now)' * row['chosen']}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

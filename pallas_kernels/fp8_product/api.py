@@ -24,8 +24,7 @@ def fp8_product(
 
     One scale belongs to a block of 128 x 128 numbers, `scales` [outputs / 128, inputs / 128], or to
     all inputs of one output, `scales` [outputs, 1]. No number of the matrix is rounded, sums are
-    float32, and the result is rounded to the dtype of `x`. The kernel may take inputs as sums of
-    two e4m3 if that is faster, which changes them by up to 2^-17 of the largest of a piece.
+    float32, and the result is rounded to the dtype of `x`.
 
     With `quantise_inputs` each row of `x` is rounded to e4m3 too, with a scale for every piece of
     it: t = max(largest magnitude, 1e-10) / 448 for pieces of 128, or

@@ -5,7 +5,6 @@ first instruction writes its products instead, and what does not need them runs 
 """
 
 import functools
-from collections.abc import Sequence
 
 import jax.numpy as jnp
 
@@ -32,24 +31,24 @@ WITH_128_BYTES_PER_ROW = 0x40000040
 each other, swizzled: eight rows have 1024 bytes."""
 
 
-def begin_product(weights, chunks: Sequence, interpreted: bool):
-    """Begins UNIT outputs' weights @ the sum of chunks of rows, all with BLOCK inputs."""
+def begin_product(weights, rows, interpreted: bool):
+    """Begins UNIT outputs' weights @ rows, both with BLOCK inputs."""
     if interpreted:
-        left, *rights = (ref[...].astype(jnp.float32) for ref in (weights, *chunks))
+        left, right = (ref[...].astype(jnp.float32) for ref in (weights, rows))
         plgpu.commit_smem()
-        return sum(jnp.dot(left, right.T) for right in rights)
-    shape = (UNIT, chunks[0].shape[0])
+        return jnp.dot(left, right.T)
+    shape = (UNIT, rows.shape[0])
 
     @inline_mgpu(
-        arg_types=(CHUNK,) * (1 + len(chunks)),
+        arg_types=(CHUNK, CHUNK),
         return_type=plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=IN_FLIGHT),
     )
     def begin(_, *operands):
-        left, *rights = map(internals.shared_address, operands)
-        products = products_in_flight(shape[1], left, rights, BLOCK)
+        left, right = map(internals.shared_address, operands)
+        products = products_in_flight(shape[1], left, right, BLOCK)
         return internals.array_of(products, shape, IN_FLIGHT)[0]
 
-    return begin(weights, *chunks)
+    return begin(weights, rows)
 
 
 def wait_and_add(sums, products, scales, interpreted: bool):
@@ -74,27 +73,26 @@ def wait_and_add(sums, products, scales, interpreted: bool):
     return added(*arrays)
 
 
-def products_in_flight(rows: int, left, rights: list, inputs: int) -> list:
-    """Begins the product of 64 outputs at the address `left` with the sum of matrices of rows at
-    the addresses `rights`, all e4m3; returns the floats of this thread, which are there after
+def products_in_flight(rows: int, left, right, inputs: int) -> list:
+    """Begins the product of 64 outputs at the address `left` with a matrix of rows at the address
+    `right`, both e4m3; returns the floats of this thread, which are there after
     `wgmma.wait_group`."""
     count = rows // 2
     floats = ", ".join(f"${i}" for i in range(count))
     instruction = f"wgmma.mma_async.sync.aligned.m64n{rows}k{BYTES_OF_INSTRUCTION}.f32.e4m3.e4m3"
-    lines = ["wgmma.fence.sync.aligned;", *described("left", f"${count}")]
-    for number, _ in enumerate(rights):
-        lines += described("right", f"${count + 1 + number}")
-        for first in range(0, inputs, BYTES_OF_INSTRUCTION):
-            adds, along = int(number + first > 0), first // 16
-            lines += [
-                f"setp.ne.b32 adds, {adds}, 0;",
-                f"add.s64 a, left, {along};",
-                f"add.s64 b, right, {along};",
-                f"{instruction} {{{floats}}}, a, b, adds, 1, 1;",
-            ]
+    lines = ["wgmma.fence.sync.aligned;"]
+    lines += described("left", f"${count}") + described("right", f"${count + 1}")
+    for first in range(0, inputs, BYTES_OF_INSTRUCTION):
+        adds, along = int(first > 0), first // 16
+        lines += [
+            f"setp.ne.b32 adds, {adds}, 0;",
+            f"add.s64 a, left, {along};",
+            f"add.s64 b, right, {along};",
+            f"{instruction} {{{floats}}}, a, b, adds, 1, 1;",
+        ]
     registers = ".reg .pred adds; .reg .b32 low; .reg .b64 a, b, left, right;"
     text = "\n".join(["{", registers, *lines, "wgmma.commit_group.sync.aligned;", "}"])
-    return list(ptx(text, left, *rights, result_types=[internals.float32_type()] * count))
+    return list(ptx(text, left, right, result_types=[internals.float32_type()] * count))
 
 
 def described(name: str, address: str) -> list[str]:

@@ -44,11 +44,10 @@ class ThreadBlock:
     def operands(self, step) -> dict[str, Any]:
         """What a step multiplies, by the shared memory into which it is copied."""
         inputs = pl.ds(self.block(step) * BLOCK, BLOCK)
-        outputs = pl.ds(self.first_output, self.plan.tile)
-        return {"weights": self.weight.at[outputs, inputs], **self.rows_of(inputs)}
-
-    def rows_of(self, inputs) -> dict[str, Any]:
-        return {"rows": self.x.at[self.rows, inputs]}
+        return {
+            "weights": self.weight.at[pl.ds(self.first_output, self.plan.tile), inputs],
+            "rows": self.x.at[self.rows, inputs],
+        }
 
     def request(self, step) -> None:
         """Asks for the operands of a step."""

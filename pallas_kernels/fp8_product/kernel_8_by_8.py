@@ -1,4 +1,4 @@
-"""The body of the kernel for inputs in 8 bits, one number per input or two whose sum it is.
+"""The body of the kernel for inputs in 8 bits.
 
 The matrix instruction multiplies e4m3 by e4m3 from shared memory and keeps only about 14 bits of
 its sums, so it adds up no more than the products of one step. Those are then scaled, by the row's
@@ -45,10 +45,6 @@ class ThreadBlockOf8By8(ThreadBlock):
             operands["row_scales"] = self.row_scales.at[row_tile, self.block(step)]
         return operands
 
-    def rows_of(self, inputs) -> dict[str, Any]:
-        chunks = enumerate(self.plan.chunks)
-        return {name: self.x.at[number, self.rows, inputs] for number, name in chunks}
-
     def nothing(self):
         """Sums of each unit of outputs."""
         return (no_totals(self.plan.rows),) * self.plan.units
@@ -66,13 +62,11 @@ class ThreadBlockOf8By8(ThreadBlock):
         return tuple(added)
 
     def begin(self, stage, output, turn):
-        """Begins the products of a unit of outputs, from an output of the tile on. Those of the low
-        numbers come first: the tensor core cuts off what is small beside the sum so far."""
+        """Begins the products of a unit of outputs, from an output of the tile on."""
         if turn is not None:
             turn.take()
         weights = self.scratch["weights"].at[stage, pl.ds(output, UNIT)]
-        chunks = [self.scratch[name].at[stage] for name in reversed(self.plan.chunks)]
-        products = begin_product(weights, chunks, self.plan.interpreted)
+        products = begin_product(weights, self.scratch["rows"].at[stage], self.plan.interpreted)
         if turn is not None:
             turn.pass_on()
         return products

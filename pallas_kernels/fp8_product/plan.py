@@ -40,9 +40,6 @@ class Split(NamedTuple):
     """Outputs of a thread block."""
     parts: int
     """Parts of the inputs."""
-    halved: bool = False
-    """Whether inputs in 16 bits become two numbers in 8 bits each, for which weights need not be
-    widened."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Plan:
     @property
     def measured(self) -> Split | None:
         found = None if self.interpreted else MEASURED.get(self.shape)
-        return found and Split(*found[:2], *found[2:])
+        return found and Split(*found)
 
     @property
     def shape(self) -> tuple[int, int, int, str]:

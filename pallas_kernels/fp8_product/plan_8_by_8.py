@@ -7,15 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.fp8_product.chunk import UNIT
 from pallas_kernels.fp8_product.plan import FEW_ROWS, MULTIPROCESSORS, TILE, Plan, Split
-from pallas_kernels.fp8_product.quantise import (
-    BLOCK,
-    E4M3,
-    halved,
-    powers_of_two,
-    rounded,
-    scales_of_pieces,
-    scales_of_rows,
-)
+from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.jax_internals import plgpu
 
 MIDDLE_TILE, WIDE_TILE = 3 * UNIT, 4 * UNIT
@@ -47,7 +39,7 @@ class PlanOf8By8(Plan):
         if rows <= FEW_ROWS:
             return super().time(split)
         inputs = self.inputs / split.parts
-        from_cache = self.rounds_of(split) * inputs * (split.tile + self.numbers_per_input * rows)
+        from_cache = self.rounds_of(split) * inputs * (split.tile + rows)
         from_memory = CACHE_PER_MEMORY * self.inputs * self.outputs / MULTIPROCESSORS
         per_number = 2 if split.parts == 1 else 2 * 4 * split.parts
         results = per_number * self.row_tiles * rows * self.outputs / MULTIPROCESSORS
@@ -81,56 +73,9 @@ class PlanOf8By8(Plan):
         the others, which have finished the step before by then."""
         return min(1 if self.takes_turns else 2, self.stages - 1)
 
-    @property
-    def numbers_per_input(self) -> int:
-        return 1
-
-    def scales_of(self, largest: Any) -> Any:
-        """The scales of rows, or of pieces of them, with these largest magnitudes."""
-        return scales_of_pieces(largest) if self.blocks else scales_of_rows(largest)
-
-    def numbers(self, wide: Any, scales: Any) -> tuple[Any, ...]:
-        """The numbers in 8 bits of float32 inputs with these scales."""
-        return (rounded(wide / scales),)
-
-    @property
-    def chunks(self) -> tuple[str, ...]:
-        """Names of the chunks of rows that a step multiplies, by number."""
-        return ("rows", "low")[: self.numbers_per_input]
-
     def loaded(self) -> dict[str, Any]:
         operands = super().loaded()
-        for name in self.chunks:
-            operands[name] = operands["rows"]
         if self.blocks:
             scales = (self.stages, self.scales_at_once)
             operands["row_scales"] = plgpu.SMEM(scales, jnp.float32)
         return operands
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanOfHalves(PlanOf8By8):
-    """A call whose rows become two numbers in 8 bits per input."""
-
-    @property
-    def splits(self) -> list[Split]:
-        """Which ones are worth it has to be measured."""
-        return [split._replace(halved=True) for split in super().splits]
-
-    @property
-    def numbers_per_input(self) -> int:
-        return 2
-
-    def scales_of(self, largest: Any) -> Any:
-        return powers_of_two(largest)
-
-    def numbers(self, wide: Any, scales: Any) -> tuple[Any, ...]:
-        return halved(wide, scales)
-
-    @property
-    def stage_bytes(self) -> int:
-        return super().stage_bytes + BLOCK * self.rows
-
-    @property
-    def shape(self) -> tuple[int, int, int, str]:
-        return *super().shape[:3], jnp.dtype(self.dtype).name

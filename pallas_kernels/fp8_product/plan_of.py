@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from pallas_kernels.fp8_product.plan import Plan, Split
-from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8, PlanOfHalves
+from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import Shapes
@@ -33,8 +33,5 @@ def plan_of(
     of_blocks = (outputs // BLOCK, inputs // BLOCK)
     known = scales.shape in (of_blocks, (outputs, 1))
     require(known, f"scales of shape {scales.shape}", f"{of_blocks} or {(outputs, 1)}")
-    call = tokens, inputs, outputs, scales.shape == of_blocks, x.dtype, interpreted, split
-    if quantise_inputs:
-        return PlanOf8By8(*call)
-    plan = Plan(*call)
-    return PlanOfHalves(*call) if plan.split.halved else plan
+    kind = PlanOf8By8 if quantise_inputs else Plan
+    return kind(tokens, inputs, outputs, scales.shape == of_blocks, x.dtype, interpreted, split)

@@ -4,8 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 E4M3 = jnp.dtype(jnp.float8_e4m3fn)
 LARGEST = 448.0
@@ -60,36 +59,3 @@ def scales_of_pieces(largest: Float[Array, "..."]) -> Float[Array, "..."]:
 def scales_of_rows(largest: Float[Array, "..."]) -> Float[Array, "..."]:
     """The same of whole rows."""
     return (largest / LARGEST).clip(SMALLEST_ROW_SCALE)
-
-
-BEFORE_LARGEST = 2.0**-7
-"""With the largest number of a piece below 2^8, so that it is below the largest e4m3."""
-SMALLEST_POWER = 2.0**-100
-"""Scales are not made smaller for what is below it, so that they have inverses."""
-EXPONENT = 0x7F800000
-"""The bits of a float32 that are its power of two."""
-ONE_OVER = 254 << 23
-"""Less the bits of a power of two, these are the bits of its inverse."""
-
-
-def powers_of_two(largest: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Scales with which numbers up to these magnitudes are halved. The scale of a piece that is not
-    finite is infinite, so no product with it is finite."""
-    power = _bits(largest.clip(SMALLEST_POWER)) & EXPONENT
-    return lax.bitcast_convert_type(power, jnp.float32) * BEFORE_LARGEST
-
-
-def halved(
-    wide: Float[Array, "..."], scales: Float[Array, "..."]
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """Two e4m3 whose sum times the scale is the number. An e4m3 has four significant bits, so two
-    have the eight of a bfloat16. Only of numbers below 2^-9 of the largest, some bits are lost,
-    which are at most 2^-17 of the largest: a bfloat16 of that size is off by up to 2^-9 of it."""
-    scaled = wide * lax.bitcast_convert_type(ONE_OVER - _bits(scales), jnp.float32)
-    high: Any = rounded(scaled)
-    low: Any = rounded(scaled - high.astype(wide.dtype))
-    return high, low
-
-
-def _bits(numbers: Float[Array, "..."]) -> Int[Array, "..."]:
-    return lax.bitcast_convert_type(numbers, jnp.int32)

@@ -10,7 +10,13 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.fp8_product.plan import EIGHT, Plan
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
-from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
+from pallas_kernels.fp8_product.quantise import (
+    BLOCK,
+    E4M3,
+    rounded,
+    scales_of_pieces,
+    scales_of_rows,
+)
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, named, rows_in_lanes, strided
 
@@ -25,14 +31,14 @@ def rounded_rows(
     plan: PlanOf8By8,
     rows: Float[Array, "tokens inputs"],
     interpret: plgpu.InterpretGPUParams | None,
-) -> tuple[Float[Array, "numbers filled inputs"], Float[Array, "..."]]:
-    """Rows in e4m3, one number per input or two, and their scales: those of pieces tile by tile,
-    [row tiles, pieces, at once], or one of each row."""
+) -> tuple[Float[Array, "filled inputs"], Float[Array, "..."]]:
+    """Rows in e4m3, and their scales: those of pieces tile by tile, [row tiles, pieces, at once],
+    or one of each row."""
     body, grid, scales = in_pieces(plan) if plan.blocks else as_wholes(plan)
     return plgpu.kernel(
         named("round_rows", body),
         out_type=(
-            jax.ShapeDtypeStruct((plan.numbers_per_input, plan.padded, plan.inputs), E4M3),
+            jax.ShapeDtypeStruct((plan.padded, plan.inputs), E4M3),
             jax.ShapeDtypeStruct(scales, jnp.float32),
         ),
         grid=tuple(grid.values()),
@@ -58,24 +64,20 @@ def round_eight(plan: PlanOf8By8, x, numbers, scales) -> None:
     first, piece = lax.axis_index("eight") * EIGHT, lax.axis_index("piece")
     rows, inputs = pl.ds(first, EIGHT), pl.ds(piece * BLOCK, BLOCK)
     wide = load(x.at[rows, inputs], PIECES).astype(jnp.float32)
-    of_rows = plan.scales_of(abs(wide).max(axis=1))
-    in_8_bits = plan.numbers(wide, lax.broadcast_in_dim(of_rows, wide.shape, [0]))
-    for number, chunk in enumerate(in_8_bits):
-        store(numbers.at[number, rows, inputs], chunk)
+    of_rows = scales_of_pieces(abs(wide).max(axis=1))
+    store(numbers.at[rows, inputs], rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0])))
     within = pl.ds(lax.rem(first, plan.rows), EIGHT)
     store(scales.at[lax.div(first, plan.rows), piece, within], of_rows)
 
 
 def as_wholes(plan: PlanOf8By8) -> Rounding:
-    return functools.partial(round_one, plan), {"row": plan.padded}, (plan.padded,)
+    return round_one, {"row": plan.padded}, (plan.padded,)
 
 
-def round_one(plan: PlanOf8By8, x, numbers, scales) -> None:
-    """Rounds one row, all of which is in registers. Every number has the scale beside it, because
-    the bits of a single number cannot be worked on there."""
+def round_one(x, numbers, scales) -> None:
+    """Rounds one row, all of which is in registers."""
     row = lax.axis_index("row")
     wide = load(x.at[row], strided(x.shape[1], x.dtype)).astype(jnp.float32)
-    of_numbers = plan.scales_of(lax.broadcast(abs(wide).max(), wide.shape))
-    for number, chunk in enumerate(plan.numbers(wide, of_numbers)):
-        store(numbers.at[number, row], chunk)
-    scales[row] = of_numbers.max()
+    scale = scales_of_rows(abs(wide).max())
+    store(numbers.at[row], rounded(wide / scale))
+    scales[row] = scale

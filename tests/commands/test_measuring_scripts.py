@@ -2,7 +2,6 @@
 was measured, where, and with which code."""
 
 import importlib.util
-import itertools
 import json
 import pathlib
 import shlex
@@ -74,15 +73,12 @@ def kernels(report):
 
 
 def splits(report):
-    tried = {(row["case"], tuple(row["split"])): row for row in report["rows"]}
-    cases, ways = (
-        ("Qwen3-tiny out, 8 tokens", "Qwen3-tiny gate_up, 8 tokens"),
-        ((128, 1), (128, 1, True)),
-    )
-    assert tried.keys() == set(itertools.product(cases, ways))
-    for (_, way), row in tried.items():
-        assert row["chosen"] == (way == ways[0])
-        assert row["right"] and row["error"] < 4e-3
+    assert [row["case"] for row in report["rows"]] == [
+        "Qwen3-tiny out, 8 tokens",
+        "Qwen3-tiny gate_up, 8 tokens",
+    ]
+    for row in report["rows"]:
+        assert row["chosen"] and row["right"] and row["error"] < 4e-3
         assert "us" not in row  # the interpreter's time says nothing
 
 

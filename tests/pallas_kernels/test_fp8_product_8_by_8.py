@@ -33,6 +33,7 @@ EVERY_WAY_TO_SPLIT = [
     ("gate_up", 8),
     ("gate_up", 64),
     ("gate_up", 128),
+    ("gate_up", 512),
     ("down", 300),
     ("down", 512),
     ("down", 2048),
