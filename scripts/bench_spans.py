@@ -13,6 +13,10 @@ and half the second. With fixed widths a step counts the tokens that its width g
 the rates that acceptance is drawn from, so that luck decides nothing. The adaptive policy gives the
 requests of a step different widths, so its steps count the tokens that were emitted. Fixed widths
 have nothing to notice and get fewer steps per phase.
+
+With `--anchors docs/results/peers-h100.json`, every phase also has the tokens per second that the
+steps of other systems would give: those with whole blocks for every request, with as many tokens on
+average as ours of that width. Their steps were timed by themselves, not in this run.
 """
 
 import argparse
@@ -40,6 +44,7 @@ from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair
+from jaxspec.measure.peers import read_peers
 from jaxspec.models.shapes import NAMES
 
 LONGEST, FIRST_CHUNK, LATER_CHUNK = 1024, 512, 16
@@ -102,6 +107,7 @@ def main() -> None:
     options = parse()
     clock, begin = CompileClock(), time.perf_counter()
     pair = random_pair(options.model, options.block_size, jnp.bfloat16)
+    peers = read_peers(options.anchors, options.model) if options.anchors else []
     costs = compile_and_measure_costs(options, pair)
     report: dict[str, Any] = {
         **about(),
@@ -110,6 +116,7 @@ def main() -> None:
         "costs_ms": costs,
         "phases": [
             {"phase": str(phase), "tokens_per_s": {}, "emitted_per_s": {}}
+            | ({"peers_per_s": with_steps_of(peers, phase, options.block_size)} if peers else {})
             for phase in options.phases
         ],
     }
@@ -136,6 +143,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=500, help="per phase, of the adaptive policy")
     parser.add_argument("--fixed-steps", type=int, default=200, help="of the other policies")
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--anchors", help="JSON with other systems' step times, of blocks of 16")
     parser.add_argument("--json", help="file for the figures")
     return parser.parse_args()
 
@@ -194,6 +202,18 @@ def compile_and_measure_costs(options: argparse.Namespace, pair: Opened) -> dict
     with engine.borrow_device() as device:
         costs = measure_costs(device, plan)
     return {f"{batch} x {width}": 1e3 * cost for (batch, width), cost in costs.items()}
+
+
+def with_steps_of(
+    peers: Sequence[dict[str, Any]], phase: Phase, block_size: int
+) -> dict[str, float]:
+    """Tokens per second with other systems' steps in which every request has a whole block."""
+    tokens = phase.tokens(block_size, block_size)
+    return {
+        peer["system"]: 1e3 * tokens / peer["step_ms"]
+        for peer in peers
+        if (peer["mode"], peer["concurrency"]) == ("dflash", phase.requests)
+    }
 
 
 def add_policy(
@@ -314,6 +334,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         rates = "".join(f"{row['tokens_per_s'][policy]:>10.0f}" for policy in policies)
         share = f"{100 * row['of_the_best_fixed']:.1f} % of {row['best_fixed']}"
         lines.append(f"{row['phase']:<18}{rates}   {share}")
+        for system, rate in row.get("peers_per_s", {}).items():
+            widest = rate / row["tokens_per_s"]["adaptive"]
+            lines.append(f"  {system:<16}{rate:>10.0f}   {100 * widest:.1f} % of adaptive")
     return "\n".join(lines)
 
 

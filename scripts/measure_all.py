@@ -37,6 +37,8 @@ from jaxspec.measure.environment import code
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = "docs/results/peers-h100.json"
+MIXED = "6.54+4.24"
+"""Acceptance lengths of Qwen3-8B's drafter: half of the requests GSM8K's, half MT-Bench's."""
 ENDING_SECONDS = 20
 """Seconds that a process has to end, once it was asked to."""
 
@@ -141,7 +143,8 @@ GROUPS = {
         steps_of("eagle3", 4),
         Measurement(
             "spans-8b-mixed",
-            "scripts/bench_spans.py --model qwen3-8b --phases 8x6.4+3.0,16x6.4+3.0,32x6.4+3.0",
+            "scripts/bench_spans.py --model qwen3-8b --phases "
+            f"1x{MIXED},8x{MIXED},16x{MIXED},32x{MIXED} --anchors {PEERS}",
             300,
         ),
     ],

@@ -44,6 +44,7 @@ class Row:
     """What came of the faults in one engine."""
 
     lines: int = 0
+    """Lines of the engine that run; of several engines, each line once for every engine."""
     injections: int = 0
     outcomes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     wrong: list[str] = dataclasses.field(default_factory=list)
@@ -60,9 +61,9 @@ class Row:
             print(f"WRONG {self.wrong[-1]}", flush=True)
 
     def __add__(self, other: "Row") -> "Row":
-        """Both parts of the faults in one engine."""
+        """What came of both."""
         return Row(
-            self.lines,
+            self.lines + other.lines,
             self.injections + other.injections,
             self.outcomes + other.outcomes,
             self.wrong + other.wrong,
@@ -71,7 +72,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one process does of a sweep."""
+    """What one process does of a sweep. The first part counts the lines."""
 
     engine: str
     part: int
@@ -102,7 +103,7 @@ def swept(share: Share) -> Row:
     # The fake device reads host arrays too, and uploads would take half of the time.
     with mock.patch("jax.device_put", lambda values, place=None: values):
         true, lines = config.truth(), config.lines()
-        row = Row(lines=len(lines))
+        row = Row(lines=0 if share.part else len(lines))
         if share.each_line_once:
             injections = each_line_once()[share.engine]
         else:

@@ -4,6 +4,7 @@ was measured, where, and with which code."""
 import importlib.util
 import json
 import pathlib
+import runpy
 import shlex
 import sys
 
@@ -132,6 +133,20 @@ def check_environment(report) -> None:
 def named_commit(monkeypatch):
     monkeypatch.setenv(environment.COMMIT_VARIABLE, "0123abc")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for scripts that start others
+
+
+def test_other_systems_steps_give_as_many_tokens_as_ours_of_the_whole_width(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    script = runpy.run_path(str(ROOT / "scripts" / "bench_spans.py"))
+    peers = [
+        {"system": "one", "mode": "dflash", "concurrency": 2, "step_ms": 4.0},
+        {"system": "two", "mode": "dflash", "concurrency": 2, "step_ms": 8.0},
+        {"system": "two", "mode": "plain", "concurrency": 2, "step_ms": 1.0},
+        {"system": "two", "mode": "dflash", "concurrency": 8, "step_ms": 1.0},
+    ]
+    # Two requests that get 3 and 2 tokens of a step on average.
+    found = script["with_steps_of"](peers, script["Phase"](2, (3.0, 2.0)), block_size=16)
+    assert found == pytest.approx({"one": 5 / 4e-3, "two": 5 / 8e-3})
 
 
 @pytest.mark.slow

@@ -193,7 +193,6 @@ class FakeDevice(Device):
         drafting: Drafting | None = None,
         num_tokens: int | None = None,
     ):
-        assert num_tokens is None, "fake engines share out no tokens"
         name, fault = step.__name__, None
         for observer in tuple(self.observers):
             observer.program(step, inputs, {"draws": draws, "drafting": drafting})
@@ -209,6 +208,8 @@ class FakeDevice(Device):
             raise Fault(f"{name} did not start")
         after = state.copy()
         extra = {"drafting": drafting} if name in ("decode_step", "draft_step") else {}
+        if name == "verify_step":
+            extra = {"num_tokens": num_tokens}
         result = getattr(self, name)(after, *inputs, **extra)
         object.__setattr__(state, "deleted", True)
         if fault == "donated":
@@ -290,7 +291,18 @@ class FakeDevice(Device):
     def draft_step(self, state, slots, num_drafts, drafting):
         count = drafting.width - 1
         drafts = [self._draft(state, slot)[:count] for slot in np.asarray(slots).tolist()]
+        if drafting.num_tokens is not None:
+            num_drafts = self._shared_out(state, slots, num_drafts, drafting.num_tokens)
         return Drafts(jax.device_put(np.array(drafts, np.int32)), num_drafts)
+
+    def _shared_out(self, state, slots, num_drafts, num_tokens: int):
+        """Whoever comes last is served first, so that some get all and some get nothing."""
+        active = (state.lengths < state.limits)[np.asarray(slots)]
+        shares, left = np.where(active, np.asarray(num_drafts), 0), num_tokens - active.sum()
+        for row in reversed(range(len(shares))):
+            shares[row] = min(shares[row], left)
+            left -= shares[row]
+        return jax.device_put(shares.astype(np.int32))
 
     def replace_step(self, state, drafts, of_host):
         ours, theirs = np.asarray(drafts.num_drafts), np.asarray(of_host.num_drafts)
@@ -313,7 +325,7 @@ class FakeDevice(Device):
         right = sum(history) % WIDTH
         return [d if i < right else (d + 1) % OVERFLOWS for i, d in enumerate(drafts[1:])]
 
-    def verify_step(self, state, slots, drafts):
+    def verify_step(self, state, slots, drafts, num_tokens=None):
         active, said = [], []
         rows = zip(*(np.asarray(x).tolist() for x in (slots, drafts.tokens, drafts.num_drafts)))
         for slot, proposed, count in rows:
@@ -328,6 +340,8 @@ class FakeDevice(Device):
             said.append([next_token(text + block[: i + 1], seed, d) for i, d in enumerate(drawn)])
             state.write(state.cells, slot, length, block[: count + 1])
         count = (np.array(active) * np.asarray(drafts.num_drafts)).astype(np.int32)
+        if num_tokens is not None:
+            assert (count + np.array(active)).sum() <= num_tokens, "more than the step has room for"
         return Said(np.array(said, np.int32), count, np.array(active))
 
     def commit_step(self, state, slots, verified, accepted):
@@ -359,7 +373,7 @@ class FakeDevice(Device):
         )
         if drafting is not None:
             drafts = self.draft_step(state, slots, num_drafts, drafting)
-        verified = self.verify_step(state, slots, drafts)
+        verified = self.verify_step(state, slots, drafts, drafting and drafting.num_tokens)
         return self.accept_step(state, slots, drafts, verified)
 
 
@@ -389,6 +403,7 @@ def fake_engine(
     prefill_chunk: int = 5,
     prefill_budget: int = 15,
     adaptive: bool = False,
+    shares_tokens: bool = False,
     prefix_caching: bool = True,
     num_snapshots: int = 0,
 ) -> Engine:
@@ -410,6 +425,7 @@ def fake_engine(
         num_pages=num_pages,
         shapes=shapes,
         widths=widths,
+        shares_tokens=shares_tokens,
         proposer=0 if uses.drafter or on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and not exact,
@@ -423,7 +439,7 @@ def fake_engine(
     device = FakeDevice(fake_models(), plan)
     proposer = Guesser() if uses.host is not None else None
     costs = {(batch, width): 1.0 for batch in plan.shapes.batch_sizes for width in widths}
-    chooser = AdaptiveWidth(costs) if widths else None
+    chooser = AdaptiveWidth(costs, shares_tokens) if widths else None
     loop = Loop(device, lambda: FakeState(plan), plan, None, proposer, chooser)
     return Engine(loop, None, EngineOptions())
 

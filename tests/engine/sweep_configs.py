@@ -18,6 +18,7 @@ METHODS = {
     "ngram": {"method": "ngram"},
     "dflash+ngram": {"method": "dflash+ngram"},
     "adaptive": {"method": "dflash", "adaptive": True},
+    "shared": {"method": "dflash", "adaptive": True, "shares_tokens": True},
 }
 DRIVERS = ("lockstep", "overlapped")
 
@@ -28,7 +29,8 @@ def greedy(max_tokens: int, **params) -> SamplingParams:
 
 def fake_asks(method: str) -> Asks:
     """With adaptive widths, which tokens are drafts depends on the neighbours."""
-    sampled = greedy(7, temperature=0.7, seed=3, speculate=method != "adaptive")
+    on_its_own = method not in ("adaptive", "shared")
+    sampled = greedy(7, temperature=0.7, seed=3, speculate=on_its_own)
     return Asks(
         bystander=Ask((5, 6, 7, 5, 3), greedy(12)),
         submitted=Ask((5, 6, 7, 5, 9, 8), greedy(8)),  # its first page is the bystander's

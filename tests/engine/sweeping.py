@@ -275,6 +275,9 @@ def _check_nothing_is_leaked(engine: Engine) -> None:
         )
     if adaptive is not None:
         kept["kept by the choice of width"] = adaptive.outcomes
+        if adaptive.of_requests is not None:
+            of_requests = adaptive.of_requests
+            kept["kept to share out tokens"] = {*of_requests._counts, *of_requests._unread}
     if found := {name: what for name, what in kept.items() if what}:
         raise Wrong(f"leaked: {found}")
     if sorted(left.book.free) != list(range(1, loop.plan.num_pages)):

@@ -4,6 +4,7 @@ import collections
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -27,13 +28,23 @@ def test_an_exception_at_any_line_costs_nobody_a_token(tmp_path):
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    total = json.loads(report.read_text())["total"]
+    counts = json.loads(report.read_text())
+    total = counts["total"]
+    assert total["lines"] == sum(row["lines"] for row in counts["rows"].values())
+    assert min(row["lines"] for name, row in counts["rows"].items() if name != "signals") > 500
     print(f"\n{done.stdout.splitlines()[-1]}")
     assert total["injections"] > 550 and not total["wrong"]
     ends = total["outcomes"]
     assert "was not reached" not in ends
     assert ends["right"] > 1000 and ends["raised to its caller"] > 100
     assert ends["ended with the fault as its error"] > 50
+
+
+def test_lines_and_outcomes_of_all_parts_are_added_up():
+    Row = runpy.run_path(str(SCRIPT))["Row"]
+    parts = [Row(lines=7, injections=3), Row(injections=2, wrong=["a"]), Row(lines=5)]
+    total = sum(parts, Row())
+    assert (total.lines, total.injections, total.wrong) == (12, 5, ["a"])
 
 
 def test_a_sample_on_a_real_engine():

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exact_distribution import check_distribution
 from flax.traverse_util import flatten_dict, unflatten_dict
 from golden_pair import (
     ALL_SIZES,
@@ -67,6 +68,11 @@ def test_exact():
     outputs = engine.generate([case["prompt"] for case in cases], budget(40))
     for output, case in zip(outputs, cases):
         check_golden(output, case, 40)
+
+
+def test_speculation_keeps_the_distribution():
+    prompt = trajectories("dflash2")[5]["prompt"]
+    check_distribution(golden_engine("dflash2"), opened("dflash2"), prompt)
 
 
 def test_a_narrower_width_drafts_the_same_first_tokens():

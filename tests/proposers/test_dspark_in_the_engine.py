@@ -1,7 +1,6 @@
 """DSpark with everything else that an engine does."""
 
 import dataclasses
-import itertools
 import logging
 
 import jax
@@ -16,10 +15,10 @@ from dspark_pairs import (
     recorded,
     with_config,
 )
+from exact_distribution import check_distribution
 from golden_pair import GOLDENS, budget, opened
 
 from jaxspec.engine.setup.load_models import open_models
-from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import UsageError
 from jaxspec.models.config import MarkovHead
 from jaxspec.models.parameters import random_params
@@ -223,39 +222,9 @@ def test_what_does_not_fit_is_refused_in_one_line(caplog):
 
 @pytest.mark.parametrize(("candidates", "threshold"), [(None, 0.0), (16, 0.3)])
 def test_speculation_keeps_the_distribution(candidates, threshold):
-    """Three tokens of two likeliest each, over 240 seeds, against the exact product of the target's
-    own distributions. The limit is the 1 - 1e-6 quantile of chi-squared for 7 degrees."""
-    pair, count = choosing_among(candidates), 240
-    prompt = recorded("dspark")[5]["prompt"]
+    pair = choosing_among(candidates)
     engine = engine_over(pair, confidence_threshold=threshold)
-    params = [budget(4, temperature=3.0, top_k=2, seed=1000 + seed) for seed in range(count)]
-    outputs = engine.generate([prompt] * count, params)
-    exact = exact_distribution(pair, prompt)
-    seen = dict.fromkeys(exact, 0)
-    for output in outputs:
-        seen[tuple(output.token_ids[:3])] += 1
-    assert min(exact.values()) * count > 5, "outcomes too rare for the test"
-    assert sum((seen[k] - count * p) ** 2 / (count * p) for k, p in exact.items()) < 40.5
-    accepted = sum(output.stats.num_accepted_draft_tokens for output in outputs)
-    assert accepted > count / 10, "drafts were accepted, so the test sees them"
-
-
-def exact_distribution(pair: Opened, prompt: list[int]) -> dict[tuple[int, ...], float]:
-    logits = jax.jit(pair.logits)
-    exact = {(): 1.0}
-    for _ in range(3):
-        sequences = jnp.asarray([[*prompt, *prefix] for prefix in exact], jnp.int32)
-        rows = np.asarray(logits(pair.params["target"], sequences))[:, -1]
-        branches = [_branches(prefix, p, row) for (prefix, p), row in zip(exact.items(), rows)]
-        exact = dict(itertools.chain.from_iterable(branches))
-    return exact
-
-
-def _branches(prefix: tuple[int, ...], probability: float, row: np.ndarray):
-    top = np.argsort(-row)[:2]
-    likelihood = np.exp(row[top] / 3.0)
-    for token, p in zip(top, likelihood / likelihood.sum()):
-        yield (*prefix, int(token)), probability * p
+    check_distribution(engine, pair, recorded("dspark")[5]["prompt"])
 
 
 def test_the_engine_says_what_it_runs():
