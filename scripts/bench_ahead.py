@@ -85,7 +85,7 @@ def build(options: argparse.Namespace, pair: Opened, ahead: bool) -> Engine:
 
 def beside(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of one request's steps while programs are made, and afterwards."""
-    is_at_work = lambda: engine._ahead.is_at_work
+    is_at_work = lambda: engine.is_compiling_ahead
     programs, steps = engine.loop.device.programs, []
     first = engine.warm_up([PROMPT], max_tokens=options.tokens)
     begin = time.perf_counter()
