@@ -94,6 +94,9 @@ def _chat(arguments: argparse.Namespace) -> None:
     talk = _talk(arguments, engine, params)
     talk.prepare()
     _converse(talk)
+    if engine.is_compiling_ahead:
+        cli.say("ends when a program is compiled that was begun; the next start will find it")
+    engine.close()
 
 
 def _talk(arguments: argparse.Namespace, engine: "Engine", params: SamplingParams) -> "Talk":

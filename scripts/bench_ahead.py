@@ -65,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512, help="of each request")
+    parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--json", help="file for the figures")
     return parser.parse_args()
 
@@ -74,6 +75,7 @@ def build(options: argparse.Namespace, pair: Opened, ahead: bool) -> Engine:
         pair.models,
         pair.params,
         max_batch=options.slots,
+        max_model_len=options.max_model_len,
         prefix_caching=False,
         driver="overlapped",
         compile_ahead=ahead,
@@ -83,9 +85,9 @@ def build(options: argparse.Namespace, pair: Opened, ahead: bool) -> Engine:
 
 def beside(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of one request's steps while programs are made, and afterwards."""
-    is_at_work = lambda: engine._ahead.is_at_work
+    is_at_work = lambda: engine.is_compiling_ahead
     programs, steps = engine.loop.device.programs, []
-    first = engine.warm_up([PROMPT])
+    first = engine.warm_up([PROMPT], max_tokens=options.tokens)
     begin = time.perf_counter()
     while not steps or is_at_work():
         steps += step_times(engine, 1, options.tokens, is_at_work)

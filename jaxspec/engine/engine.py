@@ -179,6 +179,11 @@ class Engine(TextGeneration):
         self.loop.close()
         self._ahead.end()
 
+    @property
+    def is_compiling_ahead(self) -> bool:
+        """Whether programs are being made that no request needs yet."""
+        return self._ahead.is_at_work
+
     def __enter__(self) -> "Engine":
         self.loop.refuse_if_closed()
         return self

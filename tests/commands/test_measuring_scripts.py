@@ -92,7 +92,10 @@ def ahead(report):
 
 
 SCRIPTS_AND_CHECKS = {
-    "bench_ahead": ("--model tiny --dtype float32 --slots 1 --tokens 32", ahead),
+    "bench_ahead": (
+        "--model tiny --dtype float32 --slots 1 --tokens 32 --max-model-len 128",
+        ahead,
+    ),
     "bench_steps": (
         "--model tiny --draft dflash-b2 --concurrency 1 --prompt 8 --max-model-len 40 "
         "--page-size 8 --steps 2 --accepted 1",

@@ -24,8 +24,12 @@ class Engine:
     chat_template = None
     tokenizer = types.SimpleNamespace(encode=lambda text, add_special_tokens: [*text.encode()])
     max_model_len = 10_000
+    is_compiling_ahead = True
     plan = types.SimpleNamespace(shapes=types.SimpleNamespace(width_for=lambda length: 64))
     loop = types.SimpleNamespace(device=types.SimpleNamespace(clock=Clock()))
+
+    def close(self):
+        print("closed", file=sys.stderr)
 
     def stream(self, prompts, params):
         text = bytes(prompts[0]).decode()
@@ -107,3 +111,7 @@ def test_both_end_the_program_at_the_prompt(key):
     code, shown = talk(("> ", "hi\r"), ("hi']", ""), ("> ", f"{key}\r"), flags=("-q",))
     assert code == 0 and "Traceback" not in shown
     assert "tokens per pass" not in shown  # quiet
+
+
+def test_a_wait_at_the_end_is_said(talked):
+    assert re.search(r"ends when a program is compiled that was begun.*\r?\nclosed", talked[1])

@@ -71,7 +71,7 @@ def wait_for(engine) -> None:
     [thread] = [one for one in threading.enumerate() if one.name == NAME] or [None]
     if thread is not None:
         thread.join(SECONDS)
-    assert not engine._ahead.is_at_work
+    assert not engine.is_compiling_ahead
 
 
 def not_ready(engine, draws: bool) -> list[str]:
@@ -149,7 +149,7 @@ def test_nothing_is_begun_any_more_at_the_end(making, monkeypatch, name):
         timer.join()
         thread.join(SECONDS)
         monkeypatch.undo()
-    assert len(making.ahead) == 1 and not engine._ahead.is_at_work
+    assert len(making.ahead) == 1 and not engine.is_compiling_ahead
 
 
 def test_an_engine_that_nobody_closed_can_be_freed(making):
@@ -226,7 +226,7 @@ import os, signal, sys, threading
 from golden_pair import budget, golden_engine, trajectories
 engine = golden_engine(compile_ahead=True, max_batch=16, batch_sizes=None, cache_dir=False)
 engine.generate(trajectories()[0]["prompt"], budget(6))
-print("at work", engine._ahead.is_at_work, flush=True)
+print("at work", engine.is_compiling_ahead, flush=True)
 if sys.argv[1] == "interrupt":
     os.kill(os.getpid(), signal.SIGINT)
     threading.Event().wait(60)
