@@ -160,6 +160,32 @@ def beside_a_long_prompt(times: Times, decoding: int, **options: Any) -> dict[st
     } | _percentiles("gap_ms", gaps)
 
 
+def while_prompts_arrive(times: Times, decoding: int, **options: Any) -> dict[str, Any]:
+    """Requests decode while prompts come, two every second, each for a few tokens."""
+    engine = simulated_engine(times, 32, **options)
+    begin, count = 1500.0, 20
+    others = [Arrival(0.0, PROMPT, 12_000)] * decoding
+    come = [Arrival(begin + 500.0 * number, PROMPT, 8) for number in range(count)]
+    lives = lived(engine, [*others, *come], at_once=32)
+    firsts = [one.first_token_ms for one in lives[decoding:]]
+    gaps = [gap for one in lives[:decoding] for gap in one.gaps_between(begin, begin + 500 * count)]
+    row = {"decoding": decoding} | _percentiles("first_token_ms", firsts)
+    row |= _percentiles("gap_ms", gaps)
+    return row | {"gap_p99_over_p50": row["gap_ms_p99"] / row["gap_ms_p50"]}
+
+
+def at_rate(times: Times, rate: float, **options: Any) -> dict[str, Any]:
+    """Prompts come at random times, so many every second."""
+    engine, count = simulated_engine(times, 32, **options), int(20 * rate)
+    due = np.cumsum(np.random.default_rng(4).exponential(1e3 / rate, count))
+    lives = lived(engine, [Arrival(float(at), PROMPT, OUTPUT) for at in due], at_once=count)
+    per_token = [(one.times[-1] - one.times[0]) / (one.tokens - 1) for one in lives]
+    row = {"arrivals_per_s": rate, "tokens_per_s": 1e3 * count * OUTPUT / lives[-1].times[-1]}
+    row |= _percentiles("first_token_ms", [one.first_token_ms for one in lives])
+    row |= _percentiles("gap_ms", [gap for one in lives for gap in one.gaps_between(0, due[-1])])
+    return row | _percentiles("per_token_ms", per_token)
+
+
 def burst(times: Times, decoding: int, count: int, **options: Any) -> dict[str, Any]:
     """Many short prompts come at once."""
     engine = simulated_engine(times, 32, **options)
@@ -193,6 +219,10 @@ def simulated(times: Times, **options: Any) -> Iterator[tuple[str, dict[str, Any
         yield "whole_pass", whole_passes(times, slots, **options)
     for decoding in (1, 8, 30):
         yield "beside_a_long_prompt", beside_a_long_prompt(times, decoding, **options)
+    for decoding in (1, 8, 16, 30):
+        yield "while_prompts_arrive", while_prompts_arrive(times, decoding, **options)
+    for rate in (2.0, 5.0, 10.0, 15.0):
+        yield "at_rate", at_rate(times, rate, **options)
     for decoding, count in ((0, 32), (16, 16)):
         yield "burst", burst(times, decoding, count, **options)
 
