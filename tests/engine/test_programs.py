@@ -120,7 +120,7 @@ def test_mixed_steps_run_once_all_programs_are_ready_and_first_steps_do_without(
         mixed = [one for one in engine.programs(draws) if one.name == "mixed_step"]
         assert [one.inputs[2].tokens.shape for one in mixed] == [(1, 6)]
     prompts = [[1, 2, 3], [4] * 20, [5] * 9]
-    engine.warm_up(prompts)
+    engine.warm_up(prompts, THIRTY)
     assert read_in_turn(engine, prompts).count("mixed_step") == 0
     assert not any(one.is_ready for one in engine.programs(False) if one.name == "mixed_step")
     engine.warm_up()
@@ -129,13 +129,16 @@ def test_mixed_steps_run_once_all_programs_are_ready_and_first_steps_do_without(
     assert compiled == []
 
 
+THIRTY = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
 def read_in_turn(engine: Engine, prompts: list[list[int]]) -> list[str]:
     """What runs while these prompts come, each when the one before it decodes."""
     watcher, ids, ended = watch(engine), [], set()
     engine.reset_prefix_cache()
     while len(ended) < len(prompts):
         if len(ids) < len(prompts):
-            ids.append(engine.submit(prompts[len(ids)], SamplingParams(max_tokens=25)))
+            ids.append(engine.submit(prompts[len(ids)], THIRTY))
         for _ in range(3):
             ended |= {event.index for event in engine.step(ids) if event.output}
     engine.loop.device.observers.remove(watcher)

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 
 from jaxspec.engine.plan.options import EngineOptions
-from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.plan import NOT_DECODING, Plan
 from jaxspec.engine.step.io import Models
 
 log = logging.getLogger("jaxspec")
@@ -28,6 +28,8 @@ def why_not(plan: Plan, models: Models) -> str | None:
     """Why decode steps cannot read prompts; None if they can."""
     if not getattr(models.target, "rows_may_continue", False):
         return "the target's layers read a chunk of a prompt as one row"
+    if plan.num_slots <= NOT_DECODING:
+        return f"max_batch is {plan.num_slots}, so a slot never stays free"
     if plan.exact:
         return "exact reads all prompts by one program"
     if plan.reads_before_decoding:

@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 from jaxspec.engine.step.io import Drafting
 
+NOT_DECODING = 2
+"""Slots beside those that decode, in a step that also reads a prompt: the prompt's, and one that is
+free."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
@@ -171,6 +175,15 @@ class Plan:
             accepts_on_host=lockstep,
         )
 
+    @property
+    def mixed_sizes(self) -> tuple[int, ...]:
+        """Batch sizes of steps that also read a prompt: its slot and a free one are not in the
+        batch."""
+        if not self.beside:
+            return ()
+        largest = self.shapes.batch_for(self.num_slots - NOT_DECODING)
+        return tuple(batch for batch in self.shapes.batch_sizes if batch <= largest)
+
     def mixed_programs(self, batch: int, draws: bool) -> DecodePrograms:
         """The program of a step that also reads `beside` tokens of a prompt. There is one for each
         batch size: the device drafts in it if it ever does."""
@@ -198,8 +211,8 @@ class Plan:
                     if width > 1 or host_drafts or not (only_needed and always)
                 )
                 yield from dict.fromkeys(programs)
-        if self.beside:
-            yield from (self.mixed_programs(batch, draws) for batch in self.shapes.batch_sizes)
+        for batch in self.mixed_sizes:
+            yield self.mixed_programs(batch, draws)
 
 
 def shapes_for(max_batch: int, prefill_chunk: int, exact: bool) -> Shapes:

@@ -54,6 +54,12 @@ def tokens_to_read(request: Request) -> int:
     return len(request.prompt) + max(request.resumed - 1, 0) - request.begins_at
 
 
+def mixed_programs(plan: Plan, ready: Sequence[Request], chosen: Request) -> DecodePrograms:
+    """The program that decodes these requests and reads a chunk of this one's prompt."""
+    draws = any(request.draws for request in (*ready, chosen))
+    return plan.mixed_programs(plan.shapes.batch_for(len(ready)), draws)
+
+
 def launch_mixed(
     device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs, chunk: PromptChunk
 ) -> tuple[StepResult, StepResult]:

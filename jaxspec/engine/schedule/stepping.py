@@ -9,11 +9,16 @@ import jax
 import numpy as np
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
-from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.requests.request import Request
 from jaxspec.engine.schedule import ledger
 from jaxspec.engine.schedule.admission import Seat, choose_seat
-from jaxspec.engine.schedule.beside import choose_beside, is_ready, launch_mixed
+from jaxspec.engine.schedule.beside import (
+    choose_beside,
+    is_ready,
+    launch_mixed,
+    mixed_programs,
+)
 from jaxspec.engine.schedule.decode import (
     DecodeChoice,
     choose_decode,
@@ -156,10 +161,14 @@ class Stepping:
     # Reading prompts
 
     def _read_prompts(self) -> bool:
-        """Launches programs that read prompts, as many as are allowed, or a decode step that also
-        reads one. Returns whether it did."""
-        if not self.ledger.waiting and all(one.is_prefilled for one in self._candidates()):
-            return False
+        """Launches programs that read prompts, if there are some to be read. Returns whether it
+        did."""
+        all_read = not self.ledger.waiting and all(r.is_prefilled for r in self._candidates())
+        return not all_read and self._launch_reading()
+
+    def _launch_reading(self) -> bool:
+        """Launches as many of these programs as are allowed, or a decode step that also reads a
+        prompt. Returns whether it did."""
         before, ready = len(self.ledger.launched), self._ready_to_decode()
         if not ready:
             self.ledger = ledger.nobody_decodes(self.ledger)
@@ -214,21 +223,28 @@ class Stepping:
     def _read_beside(self, ready: list[Request]) -> bool:
         """Launches a decode step that also reads a chunk of a prompt, if one is to be read so and
         the program is ready. Returns whether it did."""
-        while (chosen := self._choose_beside(ready)) is not None and self._find_more([chosen]):
-            pass
+        chosen = self._choose_beside(ready)
+        while chosen is not None and self._find_more([chosen]):
+            chosen = self._choose_beside(ready)
         if chosen is None:
             return False
-        batch, draws = len(ready), any(request.draws for request in (*ready, chosen))
-        programs = self.plan.mixed_programs(self.plan.shapes.batch_for(batch), draws)
+        programs = mixed_programs(self.plan, ready, chosen)
         if not is_ready(self.device, programs):
             return False
+        self._decode_and_read(programs, ready, chosen)
+        return True
+
+    def _decode_and_read(
+        self, programs: DecodePrograms, ready: list[Request], chosen: Request
+    ) -> None:
+        """Launches the step. The prompt is noted first, as its chunk counts to this step and not
+        to what is read before the next one."""
         self.tried = tuple(request.id for request in (*ready, chosen))
         inputs = decode_inputs(self.device, self.plan, DecodeChoice(programs, ()), ready)
         chunk = prompt_chunk([chosen], 1, programs.beside, self.plan.num_slots)
         decoded, first = launch_mixed(self.device, programs, inputs, chunk)
         self._note_read(first, Chunk(1, programs.beside, (0,)), [chosen])
-        self._note_launched(Launched(self.tried[:batch], decoded))
-        return True
+        self._note_launched(Launched(self.tried[:-1], decoded))
 
     def _choose_beside(self, ready: Sequence[Request]) -> Request | None:
         return choose_beside(self.plan, self.ledger, self._candidates(), ready)
