@@ -25,7 +25,7 @@ class ChunkRead:
 
     features: Float[Array, "batch width features"]
     """The target's hidden states of the chunk, for the proposers."""
-    tokens: Int[Array, "batch 1"]
+    tokens: Int[Array, "batch tokens"]
     """The target's token after each chunk."""
     logprobs: TopLogprobs | None
     """Log probabilities of these; None in a program that draws nothing."""
@@ -97,7 +97,7 @@ def chunk_block(models: Models, state: EngineState, chunk: PromptChunk) -> Block
 
 def last_of_chunk(
     chunk: PromptChunk, hidden: Float[Array, "batch width hidden"]
-) -> Float[Array, "batch 1 hidden"]:
+) -> Float[Array, "batch tokens hidden"]:
     """The hidden states of each chunk's last token."""
     last = jnp.maximum(chunk.counts - 1, 0)[:, None, None]
     return jnp.take_along_axis(hidden, last, axis=1)

@@ -98,12 +98,12 @@ def _rows_of_chunk(models: Models, state: EngineState, chunk: PromptChunk, width
 
 def _apart(
     both: Float[Array, "filled width size"], batch: int
-) -> tuple[Float[Array, "batch width size"], Float[Array, "1 tokens size"]]:
+) -> tuple[Float[Array, "batch width size"], Float[Array, "{1} tokens size"]]:
     """The rows of drafts, and those of the chunk as the tokens of one request."""
     return both[:batch], both[batch:].reshape(1, -1, both.shape[-1])
 
 
 def _one_below_the_other(
-    of_drafts: Float[Array, "batch width hidden"], last: Float[Array, "1 1 hidden"]
+    of_drafts: Float[Array, "batch width hidden"], last: Float[Array, "{1} {1} hidden"]
 ) -> Float[Array, "tokens 1 hidden"]:
     return jnp.concatenate([of_drafts.reshape(-1, 1, of_drafts.shape[-1]), last])
