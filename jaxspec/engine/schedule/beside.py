@@ -22,7 +22,7 @@ from jaxspec.engine.step.io import PromptChunk, StepResult
 from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.upload import prompt_chunk
 
-MOST_STEPS = 12
+MOST_STEPS = 8
 """Steps that the prompts may take to be read if each step reads a chunk."""
 
 

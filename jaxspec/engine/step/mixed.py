@@ -105,5 +105,5 @@ def _apart(
 
 def _one_below_the_other(
     of_drafts: Float[Array, "batch width hidden"], last: Float[Array, "{1} {1} hidden"]
-) -> Float[Array, "tokens 1 hidden"]:
+) -> Float[Array, "packed {1} hidden"]:
     return jnp.concatenate([of_drafts.reshape(-1, 1, of_drafts.shape[-1]), last])
