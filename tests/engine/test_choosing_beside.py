@@ -1,15 +1,21 @@
 """Which prompts a decode step reads a chunk of, and which are read by programs of their own."""
 
 import dataclasses
+import logging
 
 import pytest
 from fake_device import continuation, fake_engine
+from golden_pair import ALL_SIZES, HOUSE, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxspec.engine.plan.beside import why_not
+from jaxspec.engine.plan.kernels import kernel_uses
 from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.planning import plan_engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.beside import MOST_STEPS, choose_beside, tokens_to_read
+from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import StepObserver
 from jaxspec.errors import UsageError
 
@@ -203,6 +209,63 @@ def test_the_choice_is_a_pure_one():
 
 
 # The option
+
+
+CANNOT = {
+    "exact reads all prompts": dict(exact=True, **ALL_SIZES),
+    "the host reads every result": dict(driver="lockstep"),
+    "the host reads every": dict(method="dflash+ngram"),
+    "adaptive has": dict(adaptive=True, method="dflash"),
+    "so a slot never stays free": dict(max_batch=2, batch_sizes=(2,), prefill_shapes=((2, 32),)),
+}
+
+
+@pytest.mark.parametrize("reason", CANNOT)
+def test_the_log_says_where_the_option_has_no_effect(reason, caplog):
+    models, house = opened().models, {"driver": "overlapped", **HOUSE}
+    options = EngineOptions(**house | CANNOT[reason], prefill_beside_decoding=40)
+    with caplog.at_level(logging.WARNING, "jaxspec"):
+        _, plan = plan_engine(models, options)
+    assert plan.beside == 0 and not plan.mixed_sizes
+    assert "prefill_beside_decoding has no effect: " in caplog.text and reason in caplog.text
+    caplog.clear()
+    by_default = dataclasses.replace(
+        options, prefill_beside_decoding=EngineOptions.prefill_beside_decoding
+    )
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        plan_engine(models, by_default)
+    assert "prefill_beside_decoding" not in caplog.text
+
+
+def test_a_target_of_somebody_else_is_shown_chunks_as_one_row(caplog):
+    class Other:
+        pass
+
+    plan = engine_with().plan
+    assert "one row" in why_not(plan, Models(Other()))
+    assert why_not(plan, opened().models) is None
+
+
+def test_chunks_are_whole_rows_for_every_batch_that_leaves_two_slots():
+    sizes = dict(max_batch=6, batch_sizes=None, prefill_shapes=None, driver="overlapped")
+    plan_of = lambda tokens: plan_engine(
+        opened().models, EngineOptions(**{**HOUSE, **sizes}, prefill_beside_decoding=tokens)
+    )[1]
+    assert [plan_of(tokens).beside for tokens in (1, 8, 60)] == [8, 8, 56]
+    mixed = [one for one in plan_of(60).every_decode(draws=False) if one.beside]
+    assert [(one.batch, one.width, one.beside) for one in mixed] == [
+        (1, 8, 56),
+        (2, 8, 56),
+        (4, 8, 56),
+    ]
+    assert all(one.drafting is not None and not one.apart for one in mixed)
+
+
+def test_the_kernels_report_has_the_sizes_of_mixed_steps():
+    options = EngineOptions(**{"driver": "overlapped", **HOUSE}, prefill_beside_decoding=24)
+    models, plan = plan_engine(opened().models, options)
+    written = [use for use in kernel_uses(models, plan) if use.op == "paged_attention"]
+    assert any((4 + 3, 8) in use.sizes for use in written if use.model == "target")
 
 
 def test_the_option_is_checked():
