@@ -18,6 +18,7 @@ from jaxspec.engine.schedule.beside import MOST_STEPS, choose_beside, tokens_to_
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import StepObserver
 from jaxspec.errors import UsageError
+from jaxspec.models.qwen3 import Qwen3
 
 CHUNK = 4
 
@@ -237,13 +238,13 @@ def test_the_log_says_where_the_option_has_no_effect(reason, caplog):
     assert "prefill_beside_decoding" not in caplog.text
 
 
-def test_a_target_of_somebody_else_is_shown_chunks_as_one_row(caplog):
-    class Other:
-        pass
+def test_a_target_of_somebody_else_is_shown_chunks_as_one_row():
+    class Other(Qwen3):
+        rows_may_continue = False
 
-    plan = engine_with().plan
-    assert "one row" in why_not(plan, Models(Other()))
-    assert why_not(plan, opened().models) is None
+    plan, ours = engine_with().plan, opened().models
+    assert "one row" in why_not(plan, Models(Other(ours.target.config)))
+    assert why_not(plan, ours) is None
 
 
 def test_chunks_are_whole_rows_for_every_batch_that_leaves_two_slots():
