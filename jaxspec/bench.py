@@ -75,6 +75,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "exact", "driver", "kernels", "fp8_activations")
     add_flags(group, EngineOptions, "tensor_parallel_size")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk", "prefill_budget")
+    add_flags(group, EngineOptions, "prefill_beside_decoding")
     add_flags(group, EngineOptions, "prefix_caching", default=False)
     room = "Positions of a request that there is room for (default: those of the longest request)"
     add_flags(group, EngineOptions, "max_model_len", default=None, help=room)
@@ -331,7 +332,7 @@ def _engines(
 
 def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engines' options that the flags set; their sizes follow from the requests."""
-    numbers = ("page_size", "prefill_chunk", "prefill_budget")
+    numbers = ("page_size", "prefill_chunk", "prefill_budget", "prefill_beside_decoding")
     numbers += ("num_drafts", "confidence_threshold", "tensor_parallel_size")
     choices = ("exact", "adaptive", "driver", "kernels", "prefix_caching", "cache_dir")
     choices += ("fp8_activations",)

@@ -12,7 +12,11 @@ Times are of the 8B shape on one H100. Decode steps: `dflash_engine_ms` of steps
 batch size. Prefill: the time per token of prefill-8b-h100.json for the tokens of the shape, padding
 among them, and for attention to what the prompts hold already; besides, `CALL_MS` per call, chosen
 so that calls of 1 and 4 prompts of 512 tokens take 13 and 44 ms, as in runs of the bench; but never
-less than a plain decode step at one slot, which reads the weights. Host: the two figures of
+less than a plain decode step at one slot, which reads the weights. A decode step that also reads a
+chunk of a prompt was not measured: each row of the chunk, of as many tokens as a request has in a
+step, is taken to cost what one more request costs, between the measured batch sizes and beyond the
+largest, although nothing is drafted for it; besides attention to what the prompt holds already.
+Host: the two figures of
 host-cpu.json for a step of 1 and of 32 requests, as a time per program and one per request that is
 read; and to give a request its slot, a 32nd of what the last of 32 requests waited for theirs in
 bench-8b-h100.json, whose engine gave all slots before it launched anything. Between two steps the
@@ -121,6 +125,21 @@ def whole_passes(times: Times, slots: int, **options: Any) -> dict[str, Any]:
     return passes[0] | {"share": statistics.mean(shares), "share_of_each_draw": shares}
 
 
+def half_full(times: Times, slots: int, **options: Any) -> dict[str, Any]:
+    """Half as many requests at once as there are slots, a new one as one ends."""
+    speeds, gaps, firsts = [], [], []
+    for draw in range(DRAWS):
+        engine = simulated_engine(times, slots, **{"seed": 1000 * draw} | options)
+        work = [Arrival(None, PROMPT, OUTPUT)] * (REQUESTS_PER_SLOT * slots)
+        lives = lived(engine, work, at_once=slots // 2)
+        took = device_of(engine).clock.milliseconds
+        speeds.append(1e3 * sum(one.tokens for one in lives) / took)
+        gaps += [gap for one in lives for gap in one.gaps_between(0, took)]
+        firsts += [one.first_token_ms for one in lives]
+    named = {"slots": slots, "tokens_per_s": statistics.mean(speeds)}
+    return named | _percentiles("first_token_ms", firsts) | _percentiles("gap_ms", gaps)
+
+
 def whole_pass(times: Times, slots: int, **options: Any) -> dict[str, Any]:
     """As many requests at once as there are slots, a new one as one ends."""
     engine = simulated_engine(times, slots, **options)
@@ -160,6 +179,32 @@ def beside_a_long_prompt(times: Times, decoding: int, **options: Any) -> dict[st
     } | _percentiles("gap_ms", gaps)
 
 
+def while_prompts_arrive(times: Times, decoding: int, **options: Any) -> dict[str, Any]:
+    """Requests decode while prompts come, two every second, each for a few tokens."""
+    engine = simulated_engine(times, 32, **options)
+    begin, count = 1500.0, 20
+    others = [Arrival(0.0, PROMPT, 12_000)] * decoding
+    come = [Arrival(begin + 500.0 * number, PROMPT, 8) for number in range(count)]
+    lives = lived(engine, [*others, *come], at_once=32)
+    firsts = [one.first_token_ms for one in lives[decoding:]]
+    gaps = [gap for one in lives[:decoding] for gap in one.gaps_between(begin, begin + 500 * count)]
+    row: dict[str, Any] = {"decoding": decoding, "batch_sizes": engine.plan.shapes.batch_sizes}
+    row |= _percentiles("first_token_ms", firsts) | _percentiles("gap_ms", gaps)
+    return row | {"gap_p99_over_p50": row["gap_ms_p99"] / row["gap_ms_p50"]}
+
+
+def at_rate(times: Times, rate: float, **options: Any) -> dict[str, Any]:
+    """Prompts come at random times, so many every second."""
+    engine, count = simulated_engine(times, 32, **options), int(20 * rate)
+    due = np.cumsum(np.random.default_rng(4).exponential(1e3 / rate, count))
+    lives = lived(engine, [Arrival(float(at), PROMPT, OUTPUT) for at in due], at_once=count)
+    per_token = [(one.times[-1] - one.times[0]) / (one.tokens - 1) for one in lives]
+    row = {"arrivals_per_s": rate, "tokens_per_s": 1e3 * count * OUTPUT / lives[-1].times[-1]}
+    row |= _percentiles("first_token_ms", [one.first_token_ms for one in lives])
+    row |= _percentiles("gap_ms", [gap for one in lives for gap in one.gaps_between(0, due[-1])])
+    return row | _percentiles("per_token_ms", per_token)
+
+
 def burst(times: Times, decoding: int, count: int, **options: Any) -> dict[str, Any]:
     """Many short prompts come at once."""
     engine = simulated_engine(times, 32, **options)
@@ -191,8 +236,16 @@ def _counted(launched: Sequence[tuple[str, int, int]]) -> dict[str, int]:
 def simulated(times: Times, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for slots in SLOTS:
         yield "whole_pass", whole_passes(times, slots, **options)
+    for slots in (8, 16, 32):
+        yield "half_full", half_full(times, slots, **options)
     for decoding in (1, 8, 30):
         yield "beside_a_long_prompt", beside_a_long_prompt(times, decoding, **options)
+    for decoding in (1, 8, 16, 30):
+        yield "while_prompts_arrive", while_prompts_arrive(times, decoding, **options)
+    as_in_bench_serving = options | {"batch_sizes": (1, 32)}
+    yield "while_prompts_arrive", while_prompts_arrive(times, 16, **as_in_bench_serving)
+    for rate in (2.0, 5.0, 10.0, 15.0):
+        yield "at_rate", at_rate(times, rate, **options)
     for decoding, count in ((0, 32), (16, 16)):
         yield "burst", burst(times, decoding, count, **options)
 

@@ -51,6 +51,15 @@ class Times:
     admission: float
     """The host's work until a request has its slot."""
 
+    def mixed(self, batch: int, rows: int, pairs: int) -> float:
+        """A decode step that also reads so many rows of a prompt. A row is taken to cost what one
+        more request costs a decode step, which also drafts for it."""
+        sizes, measured = [*self.decode], [*self.decode.values()]
+        per_row = (measured[-1] - measured[-2]) / (sizes[-1] - sizes[-2])
+        beyond = max(batch + rows - sizes[-1], 0) * per_row
+        in_step = float(np.interp(batch + rows, sizes, measured)) + beyond
+        return in_step + self.attention_per_pair * pairs
+
     def prefill(self, tokens: int, pairs: int) -> float:
         work = self.per_token * tokens + self.attention_per_pair * pairs
         return max(self.least, work + CALL_MS)
@@ -144,14 +153,35 @@ class TimedDevice(Device):
         self.launched.append(("prefill", batch, width))
         return self._result(took, np.ones(batch, int), np.zeros(batch, int), batch)
 
-    def decode_step(self, slots: Any, num_drafts: Any, drafting: Any, draws: bool) -> StepResult:
+    def has(self, step: Any, *inputs: Any, **static: Any) -> bool:
+        return True
+
+    def mixed_step(
+        self, slots: Any, num_drafts: Any, chunk: Any, drafting: Any, draws: bool
+    ) -> tuple[StepResult, StepResult]:
+        [slot], [start], [count] = map(np.asarray, (chunk.slots, chunk.starts, chunk.counts))
+        rows = np.size(chunk.tokens) // self.plan.width
+        took = self.times.mixed(len(slots), rows, int(start * count))
+        self.lengths[slot] = start + count
+        decoded = self.decode_step(slots, num_drafts, drafting, draws, took)
+        self.launched[-1] = ("mixed", *self.launched[-1][1:])
+        return decoded, self._result(0.0, np.ones(1, int), np.zeros(1, int), 1)
+
+    def decode_step(
+        self,
+        slots: Any,
+        num_drafts: Any,
+        drafting: Any,
+        draws: bool,
+        took: float | None = None,
+    ) -> StepResult:
         slots, batch = np.asarray(slots), len(slots)
         active = self.lengths[slots] < self.limits[slots]
         drawn = [self._accepted(slot) for slot in slots]
         emitted = active * (np.array(drawn) + 1)
         self.lengths[slots] += emitted
         self.launched.append(("decode", batch, self.plan.width))
-        took = self.times.decode[batch]
+        took = self.times.decode[batch] if took is None else took
         return self._result(took, emitted, active * num_drafts, int(active.sum()))
 
     def _accepted(self, slot: int) -> int:

@@ -60,3 +60,8 @@ def block_after(
     kept = (offsets < counts[:, None]) & (pages > 0)
     cells = jnp.where(kept, pages * page_size + positions % page_size, offsets % page_size)
     return Block(slots, lengths, counts, positions, cells, page_table, final)
+
+
+def joined(one: Block, other: Block) -> Block:
+    """The requests of both blocks in one, whose width is theirs."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)

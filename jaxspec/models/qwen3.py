@@ -61,6 +61,9 @@ class Qwen3(LanguageModel):
         return choices_of_layers(shape, (BlockMask(causal=True),))
 
     takes_packed = True
+    rows_may_continue = True
+    """Several rows of a batch may be tokens of one request, each row right behind the one before
+    it: a layer writes the keys and values of all rows before any of them attends."""
 
     def __call__(
         self,

@@ -19,7 +19,7 @@ from jaxspec.engine.plan.plan import Plan, shapes_for
 from jaxspec.engine.requests.request import NOT_FINITE
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.step.device import Device
-from jaxspec.engine.step.io import Drafting, Models, StepResult
+from jaxspec.engine.step.io import Drafting, Models, PromptChunk, StepResult
 from jaxspec.engine.step.state import EngineState
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
@@ -36,6 +36,7 @@ OVERFLOWS, OVERFLOWS_AT = 48, 12
 """After a text with this token, logits are not finite from this position on."""
 WIDTH = 4
 POISON, TRASH = -1, -2
+DRAFTING = ("decode_step", "draft_step", "mixed_step")
 
 
 class Fault(Exception):
@@ -207,7 +208,7 @@ class FakeDevice(Device):
         if fault == "before":
             raise Fault(f"{name} did not start")
         after = state.copy()
-        extra = {"drafting": drafting} if name in ("decode_step", "draft_step") else {}
+        extra = {"drafting": drafting} if name in DRAFTING else {}
         if name == "verify_step":
             extra = {"num_tokens": num_tokens}
         result = getattr(self, name)(after, *inputs, **extra)
@@ -217,7 +218,12 @@ class FakeDevice(Device):
         if fault == "read":
             object.__setattr__(after, "deleted", True)
         self.state = after
+        if name == "mixed_step":
+            return tuple(self._step_result(part, fault) for part in result)
         return self._step_result(result, fault) if isinstance(result, tuple) else result
+
+    def has(self, step, *inputs, **static) -> bool:
+        return True
 
     def accept_on_host(self, drafts, verified):
         fetched = (drafts.tokens, verified.tokens, verified.num_drafts)
@@ -232,13 +238,12 @@ class FakeDevice(Device):
     def _is_cursed(self, step: str, inputs: tuple) -> bool:
         if step in ("admit_step", "copy_step", "replace_step"):
             return False
-        slots = inputs[0].slots if step == "prefill_step" else inputs[0]
-        tokens = inputs[0].tokens if step == "prefill_step" else np.zeros(0)
-        held = [
-            self.state.read(self.state.cells, s, self.state.lengths[s])
-            for s in np.asarray(slots).tolist()
-        ]
-        return CURSED in np.asarray(tokens) or any(CURSED in tokens for tokens in held)
+        chunks = [part for part in inputs if isinstance(part, PromptChunk)]
+        slots = [] if step == "prefill_step" else np.asarray(inputs[0]).tolist()
+        slots += [slot for chunk in chunks for slot in np.asarray(chunk.slots).tolist()]
+        held = [self.state.read(self.state.cells, s, self.state.lengths[s]) for s in slots]
+        read = [np.asarray(chunk.tokens) for chunk in chunks]
+        return any(CURSED in tokens for tokens in (*held, *read))
 
     def _step_result(self, result: tuple, fault: str | None) -> StepResult:
         error = Fault("its result cannot be read") if fault in ("read", "unread") else None
@@ -376,6 +381,12 @@ class FakeDevice(Device):
         verified = self.verify_step(state, slots, drafts, drafting and drafting.num_tokens)
         return self.accept_step(state, slots, drafts, verified)
 
+    def mixed_step(self, state, slots, num_drafts, chunk, drafting):
+        """The chunk is read before the requests commit, and its own slot commits after them."""
+        assert not {*np.asarray(chunk.slots).tolist()} & {*np.asarray(slots).tolist()}
+        first = self.prefill_step(state, chunk)
+        return self.decode_step(state, slots, num_drafts, drafting), first
+
 
 @dataclasses.dataclass(frozen=True)
 class Said:
@@ -406,6 +417,7 @@ def fake_engine(
     shares_tokens: bool = False,
     prefix_caching: bool = True,
     num_snapshots: int = 0,
+    beside: int = 0,
 ) -> Engine:
     uses = METHODS[method]
     on_device = uses.device is not None and driver == "overlapped"
@@ -435,6 +447,7 @@ def fake_engine(
         prefix_caching=prefix_caching,
         saves_every=halts if num_snapshots else 0,
         num_snapshots=num_snapshots,
+        beside=beside,
     )
     device = FakeDevice(fake_models(), plan)
     proposer = Guesser() if uses.host is not None else None

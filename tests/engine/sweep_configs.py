@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from fake_device import OVERFLOWS, fake_engine
+from fake_device import OVERFLOWS, WIDTH, fake_engine
 from sweeping import Ask, Asks, Injection, Line, Truth, counted, injections, outcomes, run, truth
 
 import jaxspec
@@ -97,7 +97,20 @@ def fakes() -> dict[str, Config]:
             recovers=True,
         ),
     }
-    return configs | recovering | saving
+    # A slot stays free, without which nobody is read beside the others.
+    roomy = {"beside": WIDTH, "num_slots": 9, "num_pages": 80}
+    beside = {
+        f"overlapped {name}, prompts beside": Config(
+            partial(fake_engine, **METHODS[name], **roomy), fake_asks(name)
+        )
+        for name in ("dflash", "ngram")
+    }
+    beside["overlapped dflash, prompts beside, after a fault"] = Config(
+        partial(_failing, "overlapped", METHODS["dflash"] | roomy),
+        fake_asks("dflash"),
+        recovers=True,
+    )
+    return configs | recovering | saving | beside
 
 
 def each_line_once(configs: dict[str, Config]) -> dict[str, list[Injection]]:

@@ -8,6 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from watching import watch
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -108,6 +109,40 @@ def test_after_warm_up_a_mixed_run_compiles_nothing(tiny_pair, layout):
     for (step, _, _), program in programs.items():
         memory = program.memory_analysis()
         assert memory.alias_size_in_bytes >= pools, f"{step} does not write the pools in place"
+
+
+def test_mixed_steps_run_once_all_programs_are_ready_and_first_steps_do_without(tiny_pair):
+    """Prompts that come while others decode are read beside them, and nothing is compiled then."""
+    sizes = dict(max_model_len=60, page_size=4, max_batch=4, batch_sizes=(4,))
+    shapes = dict(prefill_chunk=6, prefill_shapes=((1, 6),), prefill_beside_decoding=6)
+    engine = Engine.from_models(*tiny_pair, driver="overlapped", **sizes, **shapes)
+    for draws in (False, True):
+        mixed = [one for one in engine.programs(draws) if one.name == "mixed_step"]
+        assert [one.inputs[2].tokens.shape for one in mixed] == [(1, 6)]
+    prompts = [[1, 2, 3], [4] * 20, [5] * 9]
+    engine.warm_up(prompts, THIRTY)
+    assert read_in_turn(engine, prompts).count("mixed_step") == 0
+    assert not any(one.is_ready for one in engine.programs(False) if one.name == "mixed_step")
+    engine.warm_up()
+    with compilations() as compiled:
+        assert read_in_turn(engine, prompts).count("mixed_step") > 4
+    assert compiled == []
+
+
+THIRTY = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+def read_in_turn(engine: Engine, prompts: list[list[int]]) -> list[str]:
+    """What runs while these prompts come, each when the one before it decodes."""
+    watcher, ids, ended = watch(engine), [], set()
+    engine.reset_prefix_cache()
+    while len(ended) < len(prompts):
+        if len(ids) < len(prompts):
+            ids.append(engine.submit(prompts[len(ids)], THIRTY))
+        for _ in range(3):
+            ended |= {event.index for event in engine.step(ids) if event.output}
+    engine.loop.device.observers.remove(watcher)
+    return watcher.ran
 
 
 def test_nothing_is_compiled_any_more_once_interrupted():

@@ -59,6 +59,22 @@ def test_who_decodes_waits_for_one_chunk_of_a_long_prompt_and_the_short_one_behi
     assert row["short_first_token_ms"] < 2 * (step + chunk) < row["long_first_token_ms"]
 
 
+def test_a_prompt_that_a_decode_step_reads_makes_gaps_as_long_as_more_requests_do(
+    simulation, times
+):
+    off, on = (
+        simulation.while_prompts_arrive(times, 8, prefill_beside_decoding=tokens)
+        for tokens in (0, 128)
+    )
+    assert off["gap_ms_p50"] == pytest.approx(times.decode[8])
+    assert on["gap_ms_p50"] == pytest.approx(times.decode[8])
+    assert off["gap_ms_p99"] > times.decode[16] + times.prefill(512, 0)
+    assert on["gap_ms_p99"] == pytest.approx(times.mixed(8, 8, 384 * 128), abs=0.1)
+    assert times.mixed(8, 8, 0) == times.decode[16] and on["gap_p99_over_p50"] < 1.3
+    assert on["first_token_ms_p50"] < 4 * times.mixed(9, 8, 0) + times.decode[16] + 5
+    assert times.mixed(32, 16, 0) == pytest.approx(2 * times.decode[32] - times.decode[16])
+
+
 def test_a_smaller_budget_makes_shorter_gaps_and_later_first_tokens(simulation, times):
     small, large = (simulation.burst(times, 16, 16, prefill_budget=b) for b in (256, 2048))
     assert small["gap_ms_max"] < times.decode[32] + times.prefill(4 * 64, 0) + times.admission

@@ -232,7 +232,37 @@ def load() -> list[Table]:
     ]
     waits = [[f"{row['first_token_ms_max']:.1f}" for row in file["burst"]] for file in files]
     names = "32 of them, nobody decodes", "16 of them, 16 requests decode"
-    return [passes, beside, [list(row) for row in zip(names, *waits, strict=True)]]
+    bursts = [list(row) for row in zip(names, *waits, strict=True)]
+    return [passes, beside, bursts, *in_decode_steps()]
+
+
+def in_decode_steps() -> list[Table]:
+    """Loads with prompts that decode steps do not read, and that they do."""
+    files = results("simulated-load-between"), results("simulated-load")
+    pairs = lambda name: zip(*(file[name] for file in files), strict=True)
+    both = lambda key, pair, digits=1: [f"{row[key]:.{digits}f}" for row in pair]
+    arriving = [
+        [
+            str(off["decoding"]),
+            f"{off['gap_ms_p50']:.1f}",
+            *both("gap_ms_p99", (off, on)),
+            *both("gap_p99_over_p50", (off, on), 2),
+            *both("first_token_ms_p50", (off, on)),
+        ]
+        for off, on in pairs("while_prompts_arrive")
+    ]
+    keys = ("gap_ms_p99", 1), ("per_token_ms_p50", 2)
+    keys += ("first_token_ms_p50", 1), ("first_token_ms_p99", 1)
+    rates = [
+        [f"{pair[0]['arrivals_per_s']:.0f}", *(x for key, n in keys for x in both(key, pair, n))]
+        for pair in pairs("at_rate")
+    ]
+    keys = ("tokens_per_s", 0), ("gap_ms_p99", 1), ("first_token_ms_p50", 1)
+    half = [
+        [str(pair[0]["slots"]), *(x for key, n in keys for x in both(key, pair, n))]
+        for pair in pairs("half_full")
+    ]
+    return [arriving, rates, half]
 
 
 def share_of_ideal(row: dict[str, Any]) -> str:

@@ -70,6 +70,10 @@ class EngineOptions(SpeculationOptions):
     prefill_budget: int = 2048
     """Most prompt tokens that are read between two decode steps, padding among them. Fewer make the
     gaps between tokens shorter, more read prompts faster. At least one program is run."""
+    prefill_beside_decoding: int = 128
+    """Prompt tokens that a decode step reads besides, while only short prompts wait to be read, so
+    that gaps between tokens are hardly longer while prompts arrive; 0 to read prompts only between
+    decode steps."""
     batch_sizes: tuple[int, ...] | None = None
     """Batch sizes that decode steps are compiled for, in increasing order and ending with
     `max_batch`; by default powers of two."""
@@ -121,6 +125,10 @@ class EngineOptions(SpeculationOptions):
                 f"batch_sizes is {self.batch_sizes}; expected sizes up to max_batch, which is "
                 f"{self.max_batch}"
             )
+        if self.prefill_beside_decoding < 0:
+            raise UsageError(
+                f"prefill_beside_decoding is {self.prefill_beside_decoding}; expected 0 or more"
+            )
         if self.num_pages is not None and self.num_pages < 1:
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
         if self.num_snapshots is not None and self.num_snapshots < 0:
@@ -159,6 +167,7 @@ class EngineKeywords(TypedDict, total=False):
     seed: int
     prefill_chunk: int
     prefill_budget: int
+    prefill_beside_decoding: int
     batch_sizes: tuple[int, ...] | None
     prefill_shapes: tuple[tuple[int, int], ...] | None
     prefix_caching: bool

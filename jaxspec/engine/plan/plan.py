@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 from jaxspec.engine.step.io import Drafting
 
+NOT_DECODING = 2
+"""Slots beside those that decode, in a step that also reads a prompt: the prompt's, and one that is
+free."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
@@ -41,8 +45,8 @@ class Shapes:
 
 @dataclasses.dataclass(frozen=True)
 class DecodePrograms:
-    """Which programs one decode step runs. Only `Plan.decode_programs` chooses them, and
-    `Plan.every_decode` enumerates its possible results."""
+    """Which programs one decode step runs. Only `Plan.decode_programs` and `Plan.mixed_programs`
+    choose them, and `Plan.every_decode` enumerates their possible results."""
 
     batch: int
     width: int
@@ -56,6 +60,8 @@ class DecodePrograms:
     apart: bool
     """Whether drafting, verification and acceptance run as separate programs."""
     accepts_on_host: bool
+    beside: int = 0
+    """Tokens of a prompt that the target reads beside the requests, in whole rows; 0 for none."""
 
     @property
     def takes_host_drafts(self) -> bool:
@@ -108,6 +114,9 @@ class Plan:
 
     prefill_budget: int = 2048
     """Most prompt tokens that are read between two decode steps, padding among them."""
+    beside: int = 0
+    """Tokens of a prompt that a decode step may read beside the requests; 0 if prompts are only
+    read between decode steps."""
     prefix_caching: bool = False
     """Whether requests whose texts begin alike share pages."""
     saves_every: int = 0
@@ -166,6 +175,22 @@ class Plan:
             accepts_on_host=lockstep,
         )
 
+    @property
+    def mixed_sizes(self) -> tuple[int, ...]:
+        """Batch sizes of steps that also read a prompt: its slot and a free one are not in the
+        batch."""
+        if not self.beside:
+            return ()
+        largest = self.shapes.batch_for(self.num_slots - NOT_DECODING)
+        return tuple(batch for batch in self.shapes.batch_sizes if batch <= largest)
+
+    def mixed_programs(self, batch: int, draws: bool) -> DecodePrograms:
+        """The program of a step that also reads `beside` tokens of a prompt. There is one for each
+        batch size: the device drafts in it if it ever does."""
+        assert self.beside, "no step reads prompts beside the requests"
+        programs = self.decode_programs(batch, self.width, host_drafts=False, draws=draws)
+        return dataclasses.replace(programs, beside=self.beside)
+
     def _shared_tokens(self, batch: int, width: int) -> int | None:
         """Tokens of a step that shares them out, in eights, which the kernels take."""
         if not self.shares_tokens or batch == 1 or width == self.width:
@@ -174,8 +199,8 @@ class Plan:
         return in_eights if in_eights < batch * self.width else None
 
     def every_decode(self, draws: bool, only_needed: bool = False) -> Iterator[DecodePrograms]:
-        """Every result that `decode_programs` can return. `only_needed` leaves out steps without
-        drafts if the drafter drafts in every step unless a request opts out."""
+        """Every result that `decode_programs` and `mixed_programs` can return. `only_needed` leaves
+        out steps without drafts if the drafter drafts in every step unless a request opts out."""
         drafted = () if self.proposer is None else self.widths[1:] or (self.width,)
         always = self.drafter and not self.widths and not self.exact
         for batch in self.shapes.batch_sizes:
@@ -186,6 +211,8 @@ class Plan:
                     if width > 1 or host_drafts or not (only_needed and always)
                 )
                 yield from dict.fromkeys(programs)
+        for batch in self.mixed_sizes:
+            yield self.mixed_programs(batch, draws)
 
 
 def shapes_for(max_batch: int, prefill_chunk: int, exact: bool) -> Shapes:

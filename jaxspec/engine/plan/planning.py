@@ -6,6 +6,7 @@ import functools
 import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.plan.beside import with_prefill_beside
 from jaxspec.engine.plan.confidence import with_confidence_threshold
 from jaxspec.engine.plan.fp8 import with_fp8_activations
 from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
@@ -41,6 +42,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     if options.fp8_activations:
         models = with_fp8_activations(models)
     plan = _plan(models, options)
+    plan = with_prefill_beside(plan, models, options)
     models = with_shards(models, Shards(options.tensor_parallel_size, in_order=options.exact))
     if plan.drafter:
         models = with_confidence_threshold(models, options.confidence_threshold)

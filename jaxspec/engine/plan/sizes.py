@@ -21,6 +21,7 @@ SIZES = (
     "num_snapshots",
     "prefill_chunk",
     "prefill_budget",
+    "prefill_beside_decoding",
     "tensor_parallel_size",
 )
 """Options that are sizes of arrays, or numbers of tokens."""

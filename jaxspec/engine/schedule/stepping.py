@@ -9,11 +9,22 @@ import jax
 import numpy as np
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
-from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.requests.request import Request
 from jaxspec.engine.schedule import ledger
 from jaxspec.engine.schedule.admission import Seat, choose_seat
-from jaxspec.engine.schedule.decode import choose_decode, decode_inputs, launch_decode
+from jaxspec.engine.schedule.beside import (
+    choose_beside,
+    is_ready,
+    launch_mixed,
+    mixed_programs,
+)
+from jaxspec.engine.schedule.decode import (
+    DecodeChoice,
+    choose_decode,
+    decode_inputs,
+    launch_decode,
+)
 from jaxspec.engine.schedule.drafters import Drafters
 from jaxspec.engine.schedule.pages import PageBook, new_book
 from jaxspec.engine.schedule.prefill import Allowance, Chunk, allowance_of, choose_prefill
@@ -22,6 +33,7 @@ from jaxspec.engine.schedule.results import progress_in
 from jaxspec.engine.schedule.saved_states import new_states
 from jaxspec.engine.schedule.scoring import with_scores
 from jaxspec.engine.step.device import Device, begin_copies
+from jaxspec.engine.step.io import StepResult
 from jaxspec.engine.step.state import EngineState
 from jaxspec.engine.step.steps import admit_step, copy_step, prefill_step
 from jaxspec.engine.step.upload import admission_of, prompt_chunk
@@ -149,14 +161,21 @@ class Stepping:
     # Reading prompts
 
     def _read_prompts(self) -> bool:
-        """Launches programs that read prompts, as many as are allowed. Returns whether it did."""
-        if not self.ledger.waiting and all(one.is_prefilled for one in self._candidates()):
-            return False
+        """Launches programs that read prompts, if there are some to be read. Returns whether it
+        did."""
+        all_read = not self.ledger.waiting and all(r.is_prefilled for r in self._candidates())
+        return not all_read and self._launch_reading()
+
+    def _launch_reading(self) -> bool:
+        """Launches as many of these programs as are allowed, or a decode step that also reads a
+        prompt. Returns whether it did."""
         before, ready = len(self.ledger.launched), self._ready_to_decode()
         if not ready:
             self.ledger = ledger.nobody_decodes(self.ledger)
         allowance = allowance_of(self.plan, self.ledger, ready)
         self._admit_some()
+        if self._read_beside(ready):
+            return True
         while choice := self._choose_prefill(allowance):
             if not self._find_more(choice[1]):
                 self._prefill(*choice)
@@ -188,14 +207,47 @@ class Stepping:
         scored = any(request.scores_next_chunk for request in chosen)
         width = chunk.width
         inputs = prompt_chunk(chosen, chunk.batch, width, self.plan.num_slots, scored)
-        result = self.device.run(prefill_step, inputs, draws=draws)
-        after = [replace(r, prefilled=min(r.prefilled + width, r.next_halt)) for r in chosen]
+        self._note_read(self.device.run(prefill_step, inputs, draws=draws), chunk, chosen)
+
+    def _note_read(self, result: StepResult, chunk: Chunk, chosen: Sequence[Request]) -> None:
+        """A program was launched that reads the next chunk of these prompts."""
+        after = [replace(r, prefilled=min(r.prefilled + chunk.width, r.next_halt)) for r in chosen]
         for before, request in zip(chosen, after):
             self._tell_drafters(request, _newly_read(before, request))
         silent = frozenset(r.id for r in after if r.resumed or not r.is_prefilled)
-        self._note_launched(Launched(self.tried, result, silent, chunk.tokens), after)
+        ids = tuple(request.id for request in after)
+        self._note_launched(Launched(ids, result, silent, chunk.tokens), after)
         for request in after:
             self._save_state(request)
+
+    def _read_beside(self, ready: list[Request]) -> bool:
+        """Launches a decode step that also reads a chunk of a prompt, if one is to be read so and
+        the program is ready. Returns whether it did."""
+        chosen = self._choose_beside(ready)
+        while chosen is not None and self._find_more([chosen]):
+            chosen = self._choose_beside(ready)
+        if chosen is None:
+            return False
+        programs = mixed_programs(self.plan, ready, chosen)
+        if not is_ready(self.device, programs):
+            return False
+        self._decode_and_read(programs, ready, chosen)
+        return True
+
+    def _decode_and_read(
+        self, programs: DecodePrograms, ready: list[Request], chosen: Request
+    ) -> None:
+        """Launches the step. The prompt is noted first, as its chunk counts to this step and not
+        to what is read before the next one."""
+        self.tried = tuple(request.id for request in (*ready, chosen))
+        inputs = decode_inputs(self.device, self.plan, DecodeChoice(programs, ()), ready)
+        chunk = prompt_chunk([chosen], 1, programs.beside, self.plan.num_slots)
+        decoded, first = launch_mixed(self.device, programs, inputs, chunk)
+        self._note_read(first, Chunk(1, programs.beside, (0,)), [chosen])
+        self._note_launched(Launched(self.tried[:-1], decoded))
+
+    def _choose_beside(self, ready: Sequence[Request]) -> Request | None:
+        return choose_beside(self.plan, self.ledger, self._candidates(), ready)
 
     def _tell_drafters(
         self, request: Request, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0

@@ -94,6 +94,6 @@ def _temporary_bytes(models: Models, params: Params, plan: Plan) -> int:
     batch = max(plan.shapes.batch_sizes)
     in_prefill = max(batch * width for batch, width in plan.shapes.prefill_shapes)
     in_decode = batch * max(plan.width, *plan.widths, 1)
-    rows, with_logits = max(in_prefill, in_decode), max(in_decode, PIECE)
+    rows, with_logits = max(in_prefill, in_decode + plan.beside), max(in_decode + 1, PIECE)
     vocab_size = models.target.vocab_size
     return memory.temporary_bytes(params, vocab_size, rows, with_logits, draws=True)

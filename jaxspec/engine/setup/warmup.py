@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.engine.plan.plan import DecodePrograms, Plan, Shapes
+from jaxspec.engine.schedule.beside import launch_mixed, shapes_of_inputs
 from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
 from jaxspec.engine.schedule.prefill import chunks_of
 from jaxspec.engine.step.compiled import Program, Programs
@@ -53,20 +54,25 @@ def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[
         chunk = jax.eval_shape(empty)
         yield lambda device, chunk=chunk: device.run(prefill_step, chunk, draws=draws or plan.exact)
     for programs in plan.every_decode(draws, only_needed):
-        inputs = _decode_inputs(programs)
-        yield lambda device, programs=programs, inputs=inputs: launch_decode(
-            device, programs, inputs
-        )
+        yield partial(_launch, programs=programs)
+
+
+def _launch(device: Device | Tracer, programs: DecodePrograms) -> None:
+    if programs.beside:
+        launch_mixed(device, programs, *shapes_of_inputs(programs))
+    else:
+        launch_decode(device, programs, _decode_inputs(programs))
 
 
 def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
-    """The plan reduced to the sizes of the first steps of these prompts, until one of them ends."""
+    """The plan reduced to the sizes of the first steps of these prompts, until one of them ends.
+    They have no use for steps that read prompts beside requests that decode."""
     lengths = [len(prompt) for prompt in prompts[: plan.num_slots]]
     chunks = chunks_of(plan.shapes, lengths, plan.prefill_budget, plan.saves_every)
     used = {(chunk.batch, chunk.width) for chunk in chunks}
     prefill = tuple(shape for shape in plan.shapes.prefill_shapes if shape in used)
     batch = plan.shapes.batch_for(len(lengths))
-    return dataclasses.replace(plan, shapes=Shapes((batch,), prefill))
+    return dataclasses.replace(plan, shapes=Shapes((batch,), prefill), beside=0)
 
 
 def make_first_programs(

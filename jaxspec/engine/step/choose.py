@@ -27,16 +27,34 @@ def target_tokens(
     which may be packed."""
     if packing is not None and draws:
         hidden, packing = packing.unpack(hidden), None
-    logits = models.target.apply({"params": params["target"]}, hidden, method="logits")
+    logits = head(models, params, hidden)
+    tokens, logprobs = tokens_from(models, state, slots, logits, positions, draws, drafts)
+    return tokens if packing is None else packing.unpack(tokens), logprobs
+
+
+def head(
+    models: Models, params: Params, hidden: Float[Array, "filled tokens hidden"]
+) -> Float[Array, "filled tokens outputs"]:
+    """The target's logits, of this device's part of the vocabulary if it is cut."""
+    return models.target.apply({"params": params["target"]}, hidden, method="logits")
+
+
+def tokens_from(
+    models: Models,
+    state: EngineState,
+    slots: Int[Array, " batch"],
+    logits: Float[Array, "filled tokens outputs"],
+    positions: Int[Array, "batch width"],
+    draws: bool,
+    drafts: Drafts | None = None,
+) -> tuple[Int[Array, "filled tokens"], TopLogprobs | None]:
+    """The target's tokens from its logits; packed ones only if nothing is drawn."""
     if models.shards.count > 1 and not draws:
-        likeliest, largest = models.shards.likeliest(logits)
-        tokens = _finite(likeliest, largest)
-        return tokens if packing is None else packing.unpack(tokens), None
+        return _finite(*models.shards.likeliest(logits)), None
     logits = models.shards.gathered(logits)
     likeliest = greedy(logits)
     if not draws:
-        tokens = _marked(likeliest, logits, likeliest)
-        return tokens if packing is None else packing.unpack(tokens), None
+        return _marked(likeliest, logits, likeliest), None
     sampling = state.sampling.of(slots)
     if drafts is None or drafts.logits is None:
         tokens = sample(logits, sampling, positions)

@@ -16,6 +16,7 @@ from jaxspec.engine.programs.fingerprint import fingerprint
 from jaxspec.engine.programs.store import Kept, ProgramStore
 from jaxspec.engine.step import steps
 from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.observer import Step
 from jaxspec.engine.step.sharded import step_over_shards
 from pallas_kernels.kept import settings
@@ -27,6 +28,7 @@ STATIC: dict[Step, tuple[str, ...]] = {
     steps.copy_step: (),
     steps.prefill_step: ("draws",),
     steps.decode_step: ("drafting", "draws"),
+    mixed_step: ("drafting", "draws"),
     steps.draft_step: ("drafting",),
     steps.replace_step: (),
     steps.verify_step: ("draws", "num_tokens"),

@@ -106,6 +106,10 @@ class Device:
         self.state, output = program(self.params, self.state, *inputs)
         return output
 
+    def has(self, step: Step, *inputs: Any, **static: Any) -> bool:
+        """Whether the program is ready that `run` would run for inputs of these shapes."""
+        return self.programs.ready(step, self.state, inputs, static) is not None
+
     def _wait_for(self, program: Program) -> jax.stages.Compiled:
         """Makes a program that is not ready."""
         self.tell_of_waiting()

@@ -17,7 +17,6 @@ which some request returns log probabilities of its prompt.
 """
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -33,10 +32,19 @@ from jaxspec.acceptance.scores import (
     without_drafts,
 )
 from jaxspec.acceptance.shares import shared_out
-from jaxspec.cache.block import Block, block_after
-from jaxspec.cache.packing import Packing, packing_of
+from jaxspec.cache.packing import packing_of
 from jaxspec.engine.requests.sampling_params import MAX_LOGPROBS
-from jaxspec.engine.step.choose import as_input, target_tokens
+from jaxspec.engine.step.choose import as_input, head, target_tokens
+from jaxspec.engine.step.forward import (
+    ChunkRead,
+    absorbed,
+    chunk_block,
+    drafted_block,
+    keep_chunk,
+    last_of_chunk,
+    read_block,
+    verified_drafts,
+)
 from jaxspec.engine.step.io import (
     Admission,
     Drafting,
@@ -47,7 +55,6 @@ from jaxspec.engine.step.io import (
 )
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import (
-    Committed,
     DraftInputs,
     Drafts,
     Params,
@@ -94,29 +101,14 @@ def prefill_step(
     """Reads a chunk of every prompt. If a prompt ends with its chunk, the target's token after it
     is the first output token."""
     with jax.named_scope("prefill"):
-        table, width = state.page_table[chunk.slots], chunk.tokens.shape[1]
-        rows = chunk.starts, chunk.counts, table, width, models.page_size
-        block = block_after(chunk.slots, *rows, final=True)
-        hidden, features, cache = _read(models, params, state, chunk.tokens, block)
-        ends = chunk.starts + chunk.counts
-        final = jnp.maximum(chunk.counts - 1, 0)[:, None, None]
-        last = jnp.take_along_axis(hidden, final, axis=1)
-        tokens, logprobs = target_tokens(
-            models, params, state, chunk.slots, last, ends[:, None], draws
-        )
-        newest = tokens[:, 0]
-        if chunk.known is not None:
-            newest = jnp.where(chunk.known < 0, newest, chunk.known)
-        state = dataclasses.replace(
-            state,
-            cache=cache.commit(block),
-            proposers=_absorb(models, params, state, block, chunk.tokens, features),
-            lengths=state.lengths.at[chunk.slots].set(ends),
-            last_tokens=state.last_tokens.at[chunk.slots].set(as_input(newest)),
-        )
+        block = chunk_block(models, state, chunk)
+        hidden, features, cache = read_block(models, params, state, chunk.tokens, block)
+        last, ends = last_of_chunk(chunk, hidden), chunk.starts + chunk.counts
+        chosen = target_tokens(models, params, state, chunk.slots, last, ends[:, None], draws)
+        state = dataclasses.replace(state, cache=cache.commit(block))
+        state, result = keep_chunk(models, params, state, chunk, ChunkRead(features, *chosen))
         of_prompt = _prompt_logprobs(models, params, chunk, hidden)
-        ones, none = jnp.ones_like(ends), jnp.zeros_like(ends)
-        return state, StepResult(tokens, ones, none, logprobs, of_prompt)
+        return state, dataclasses.replace(result, prompt=of_prompt)
 
 
 def decode_step(
@@ -202,17 +194,15 @@ def verify_step(
     """One target forward over [newest, drafts...]: writes the block and commits none of it. With
     `num_tokens`, only as many tokens are read, without padding between the requests."""
     with jax.named_scope("verify"):
-        active, width = state.active(slots), drafts.tokens.shape[1] + 1
-        counts = active * (drafts.num_drafts + 1)
-        block = state.block(slots, counts, width, models.page_size)
-        tokens = jnp.concatenate([state.last_tokens[slots][:, None], drafts.tokens], axis=1)
-        packing = None if num_tokens is None else packing_of(counts, width, num_tokens)
-        hidden, features, cache = _read(models, params, state, tokens, block, packing)
-        answers, logprobs = target_tokens(
+        block, tokens = drafted_block(models, state, slots, drafts)
+        width = tokens.shape[1]
+        packing = None if num_tokens is None else packing_of(block.counts, width, num_tokens)
+        hidden, features, cache = read_block(models, params, state, tokens, block, packing)
+        chosen = target_tokens(
             models, params, state, slots, hidden, block.positions + 1, draws, drafts, packing
         )
         features = features if packing is None else packing.unpack(features)
-        verified = Verified(answers, active * drafts.num_drafts, active, features, logprobs)
+        verified = verified_drafts(state, slots, drafts, features, *chosen)
         return dataclasses.replace(state, cache=cache), verified
 
 
@@ -257,7 +247,7 @@ def commit_step(
         committed = dataclasses.replace(
             state,
             cache=state.cache.commit(block),
-            proposers=_absorb(models, params, state, block, tokens, verified.features),
+            proposers=absorbed(models, params, state, block, tokens, verified.features),
             lengths=state.lengths.at[slots].add(emitted),
             last_tokens=state.last_tokens.at[slots].set(as_input(newest)),
             **_with_outcomes(state, slots, verified, accepted),
@@ -283,19 +273,6 @@ def _draft_inputs(
         page_size=models.page_size,
         scored=state.scores is not None,
     )
-
-
-def _read(
-    models: Models,
-    params: Params,
-    state: EngineState,
-    tokens: Int[Array, "batch width"],
-    block: Block,
-    packing: Packing | None = None,
-) -> tuple[Float[Array, "filled tokens hidden"], Float[Array, "filled tokens features"], Any]:
-    """Runs the target over a block of tokens."""
-    packed = () if packing is None else (packing,)
-    return models.target.apply({"params": params["target"]}, tokens, block, state.cache, *packed)
 
 
 def _shared_out(state: EngineState, inputs: DraftInputs, drafts: Drafts, num_tokens: int) -> Drafts:
@@ -351,23 +328,5 @@ def _prompt_logprobs(
     if chunk.following is None:
         return None
     with jax.named_scope("prompt_logprobs"):
-        apply = partial(models.target.apply, {"params": params["target"]}, method="logits")
-        head = lambda hidden: models.shards.gathered(apply(hidden))
-        return top_logprobs_in_pieces(head, hidden, chunk.following, MAX_LOGPROBS)
-
-
-def _absorb(
-    models: Models,
-    params: Params,
-    state: EngineState,
-    block: Block,
-    tokens: Int[Array, "batch width"],
-    features: Float[Array, "batch width features"],
-) -> tuple[Any, ...]:
-    """The states of all proposers after these tokens."""
-    committed = Committed(block, tokens, features, models.target)
-    with jax.named_scope("context"):
-        return tuple(
-            proposer.absorb(params, of_proposer, committed)
-            for proposer, of_proposer in zip(models.proposers, state.proposers, strict=True)
-        )
+        whole = lambda hidden: models.shards.gathered(head(models, params, hidden))
+        return top_logprobs_in_pieces(whole, hidden, chunk.following, MAX_LOGPROBS)

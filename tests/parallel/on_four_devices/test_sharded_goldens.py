@@ -6,6 +6,7 @@ The pairs have two heads of keys and values, so two is all that divides.
 import jax
 import pytest
 from golden_pair import GOLDENS, budget, check_golden, golden_engine, trajectories
+from mixed_runs import mixed_engine, staggered
 
 DRAFTERS = ["a", "as", "anchor_first", "dflash2", "dflash2_speculators", "dspark", "eagle3"]
 IN_8_BITS = "fp8-block"
@@ -59,3 +60,13 @@ def test_the_target_s_own_text_is_what_all_goldens_say():
     """Greedy decoding is compared with a list that no drafter had a part in."""
     case = trajectories()[0]
     assert case["greedy"][:96] == case["dflash_tokens"][:96]
+
+
+def test_steps_that_read_prompts_beside_requests_that_decode():
+    cases, engine = trajectories("a")[1:5], mixed_engine(tokens=12, tensor_parallel_size=2)
+    params = [budget(60), budget(30), budget(40, temperature=0.8, seed=3), budget(20)]
+    outputs, mixed = staggered(engine, [case["prompt"] for case in cases], params)
+    for i in (0, 1, 3):
+        check_golden(outputs[i], cases[i], params[i].max_tokens)
+    [alone] = golden_engine(tensor_parallel_size=2).generate([cases[2]["prompt"]], [params[2]])
+    assert outputs[2].token_ids == alone.token_ids and mixed >= 3

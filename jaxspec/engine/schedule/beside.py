@@ -1,0 +1,90 @@
+"""Chooses whether a decode step also reads a chunk of a prompt, and runs such a step.
+
+A chunk that is read beside the requests that decode makes their step a little longer. A program of
+its own would stop them for as long as it takes to read all weights, but it reads more tokens at
+once, and the prompt's slot decodes sooner. So a decode step reads prompts only while few of their
+tokens are to be read, and while a slot is free: with all slots taken, what counts is throughput.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.engine.plan.plan import DecodePrograms, Plan, Shapes
+from jaxspec.engine.requests.request import Request
+from jaxspec.engine.schedule.decode import DecodeInputs
+from jaxspec.engine.schedule.prefill import Allowance, choose_prefill
+from jaxspec.engine.schedule.record import Ledger
+from jaxspec.engine.step.device import Device, Tracer
+from jaxspec.engine.step.io import PromptChunk, StepResult
+from jaxspec.engine.step.mixed import mixed_step
+from jaxspec.engine.step.upload import prompt_chunk
+
+MOST_STEPS = 8
+"""Steps that the prompts may take to be read if each step reads a chunk."""
+
+
+def choose_beside(
+    plan: Plan, ledger: Ledger, running: Sequence[Request], ready: Sequence[Request]
+) -> Request | None:
+    """The prompt of which the step that decodes these requests reads a chunk. None if programs of
+    their own read prompts: while nobody has more than a first token, while no slot is free, and
+    while much is to be read.
+
+    What counts is the whole of each prompt. A long one is read by such programs to its end, and
+    those that come meanwhile with it.
+    """
+    decodes = any(request.num_tokens > 1 for request in ready)
+    all_taken = ledger.waiting or len(ledger.running) == plan.num_slots
+    if not (plan.beside and decodes) or all_taken:
+        return None
+    unread = [request for request in running if not request.is_prefilled]
+    steps = sum(-(-tokens_to_read(request) // plan.beside) for request in unread)
+    if steps > MOST_STEPS or any(request.reads_whole_prompt for request in unread):
+        return None
+    one_chunk = Allowance(ledger.read_since_decode + plan.beside, once=True)
+    choice = choose_prefill(Shapes((), ((1, plan.beside),)), ledger, running, one_chunk)
+    return None if choice is None else choice[1][0]
+
+
+def tokens_to_read(request: Request) -> int:
+    """Tokens of the request that were not in the cache when it came."""
+    return len(request.prompt) + max(request.resumed - 1, 0) - request.begins_at
+
+
+def mixed_programs(plan: Plan, ready: Sequence[Request], chosen: Request) -> DecodePrograms:
+    """The program that decodes these requests and reads a chunk of this one's prompt."""
+    draws = any(request.draws for request in (*ready, chosen))
+    return plan.mixed_programs(plan.shapes.batch_for(len(ready)), draws)
+
+
+def launch_mixed(
+    device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs, chunk: PromptChunk
+) -> tuple[StepResult, StepResult]:
+    """Runs the step, or with a `Tracer` traces its program. The results are those of the requests
+    that decode, and that of the prompt."""
+    of_requests = inputs.slots, inputs.num_drafts
+    return device.run(mixed_step, *of_requests, chunk, **_static(programs))
+
+
+def is_ready(device: Device, programs: DecodePrograms) -> bool:
+    """Whether the program was made. No step waits for it, as others can do its work."""
+    inputs, chunk = shapes_of_inputs(programs)
+    return device.has(mixed_step, inputs.slots, inputs.num_drafts, chunk, **_static(programs))
+
+
+@functools.lru_cache
+def shapes_of_inputs(programs: DecodePrograms) -> tuple[DecodeInputs, PromptChunk]:
+    """The inputs of the step without their numbers."""
+
+    def inputs() -> tuple[DecodeInputs, PromptChunk]:
+        integers = jnp.zeros(programs.batch, jnp.int32)
+        return DecodeInputs(integers, integers, None), prompt_chunk([], 1, programs.beside, 0)
+
+    return jax.eval_shape(inputs)
+
+
+def _static(programs: DecodePrograms) -> dict:
+    return {"drafting": programs.drafting, "draws": programs.draws}

@@ -1,0 +1,109 @@
+"""A decode step that reads a chunk of a prompt too, so that the target's weights are read once.
+
+    tokens      width
+    request 0   newest d1 d2 d3
+    request 1   newest d1 d2 d3
+    chunk       t8  t9  t10 t11      the chunk's rows continue each other: tokens 8 to 15 of one
+                t12 t13 t14 t15      prompt are two rows of its slot, behind 8 and 12 tokens
+
+A layer writes the keys and values of all rows before any of them attends, so a row of the chunk
+sees the rows before it where it sees its context: in the pages.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.cache.block import Block, block_after, joined
+from jaxspec.engine.step.choose import head, tokens_from
+from jaxspec.engine.step.forward import (
+    ChunkRead,
+    drafted_block,
+    keep_chunk,
+    last_of_chunk,
+    read_block,
+    verified_drafts,
+)
+from jaxspec.engine.step.io import Drafting, Models, PromptChunk, StepResult, Verified
+from jaxspec.engine.step.state import EngineState
+from jaxspec.engine.step.steps import accept_step, draft_step
+from jaxspec.proposers.device import Drafts, Params, no_drafts
+
+Slots = Int[Array, " batch"]
+
+
+def mixed_step(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    num_drafts: Int[Array, " batch"],
+    chunk: PromptChunk,
+    *,
+    drafting: Drafting | None,
+    draws: bool,
+) -> tuple[EngineState, tuple[StepResult, StepResult]]:
+    """A decode step of every request, in which the target also reads a chunk of one prompt, as many
+    whole rows. The results are those of a decode step and those of a prefill step."""
+    drafts = no_drafts(slots.size)
+    if drafting is not None:
+        state, drafts = draft_step(models, params, state, slots, num_drafts, drafting=drafting)
+    with jax.named_scope("verify"):
+        state, verified, read = _verify_beside(models, params, state, slots, drafts, chunk, draws)
+    state, decoded = accept_step(models, params, state, slots, drafts, verified)
+    with jax.named_scope("prefill"):
+        state, first = keep_chunk(models, params, state, chunk, read)
+    return state, (decoded, first)
+
+
+def _verify_beside(
+    models: Models,
+    params: Params,
+    state: EngineState,
+    slots: Slots,
+    drafts: Drafts,
+    chunk: PromptChunk,
+    draws: bool,
+) -> tuple[EngineState, Verified, ChunkRead]:
+    """One target forward over [newest, drafts...] and the chunk, and the head once over what needs
+    logits of it: all rows of drafts, and the chunk's last token."""
+    block, tokens = drafted_block(models, state, slots, drafts)
+    batch, width = tokens.shape
+    both = joined(block, _rows_of_chunk(models, state, chunk, width))
+    tokens = jnp.concatenate([tokens, chunk.tokens.reshape(-1, width)])
+    hidden, features, cache = read_block(models, params, state, tokens, both)
+    of_drafts, of_chunk = _apart(hidden, batch)
+    logits = head(models, params, _one_below_the_other(of_drafts, last_of_chunk(chunk, of_chunk)))
+    positions, ends = block.positions + 1, (chunk.starts + chunk.counts)[:, None]
+    own = logits[:-1].reshape(batch, width, -1)
+    answers = tokens_from(models, state, slots, own, positions, draws, drafts)
+    chosen = tokens_from(models, state, chunk.slots, logits[-1:], ends, draws)
+    of_drafts, of_chunk = _apart(features, batch)
+    verified = verified_drafts(state, slots, drafts, of_drafts, *answers)
+    return dataclasses.replace(state, cache=cache), verified, ChunkRead(of_chunk, *chosen)
+
+
+def _rows_of_chunk(models: Models, state: EngineState, chunk: PromptChunk, width: int) -> Block:
+    """The chunk as rows of a block, each right behind the one before it. A row that has none of its
+    tokens is behind its last one: what lies further on was not written."""
+    rows = chunk.tokens.shape[1] // width
+    before = jnp.arange(rows, dtype=jnp.int32) * width
+    lengths = chunk.starts + jnp.minimum(before, chunk.counts)
+    counts = jnp.clip(chunk.counts - before, 0, width)
+    slots = jnp.repeat(chunk.slots, rows)
+    return block_after(slots, lengths, counts, state.page_table[slots], width, models.page_size)
+
+
+def _apart(
+    both: Float[Array, "filled width size"], batch: int
+) -> tuple[Float[Array, "batch width size"], Float[Array, "{1} tokens size"]]:
+    """The rows of drafts, and those of the chunk as the tokens of one request."""
+    return both[:batch], both[batch:].reshape(1, -1, both.shape[-1])
+
+
+def _one_below_the_other(
+    of_drafts: Float[Array, "batch width hidden"], last: Float[Array, "{1} {1} hidden"]
+) -> Float[Array, "packed {1} hidden"]:
+    return jnp.concatenate([of_drafts.reshape(-1, 1, of_drafts.shape[-1]), last])
