@@ -1,7 +1,8 @@
 """What a recurrent layer remembers: one state per slot, and the block that was written last.
 
 Reading a block leaves the states as they were and keeps what the layer made of its tokens; commit
-makes the rows from it again, and runs those that are kept through the states.
+makes the rows from it again, and runs those that are kept through the states. Read in matrix
+products, a block also keeps what each row corrects, which commit only has to add.
 
     step n      read     states ----> outputs of every row;  written := the block
                 commit   states + the first `counts` rows ----> states;  written := None
@@ -18,8 +19,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from pallas_kernels import mixer_fold
+from pallas_kernels import block_fold, mixer_fold
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.gated_delta.block_form import Corrected
 from pallas_kernels.gated_delta.reference import before_block, put
 
 Matrices = Float[Array, "slots value_heads key_dim value_dim"]
@@ -54,8 +56,8 @@ class Rows:
             counts,
             implementation=self.implementation,
         )
-        after = last_inputs(states.tails_before(block), self.inputs, counts)
         # Without the barrier XLA may write the tails before they are read above, from a copy.
+        after = states.last_inputs_of(self.inputs, block)
         matrices, after = jax.lax.optimization_barrier((matrices, after))
         return States(matrices, put(states.tails, block.slots, after, counts))
 
@@ -69,6 +71,25 @@ def rows_of(
 ) -> Rows:
     of_head = decay_bias[None, None], log_rate[None, None]
     return Rows(inputs, taps[None], *of_head, implementation)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CorrectedRows:
+    """The tokens of a block that was read in matrix products, of which any number can be kept.
+
+    Every array has three axes, as those of `Rows`."""
+
+    inputs: Float[Array, "batch width outputs"]
+    """What the layer made of the tokens; only the convolution's channels are read."""
+    corrected: Corrected
+    implementation: Implementation = dataclasses.field(metadata={"static": True})
+
+    def added_to(self, states: "States", block: Block) -> "States":
+        of_slots = states.matrices, block.slots, block.lengths, block.counts
+        matrices = block_fold(*self.corrected, *of_slots, implementation=self.implementation)
+        after = states.last_inputs_of(self.inputs, block)
+        return States(matrices, put(states.tails, block.slots, after, block.counts))
 
 
 @jax.tree_util.register_dataclass
@@ -93,7 +114,7 @@ class States:
     """Float32, as the sums of a long text need it."""
     tails: Tails
     """The last inputs of the convolution: of as many tokens as it looks back."""
-    written: Rows | Ends | None = None
+    written: Rows | CorrectedRows | Ends | None = None
     """The block that was written last; None between steps."""
 
     def commit(self, block: Block) -> "States":
@@ -105,6 +126,12 @@ class States:
         assert self.written is None, "states are copied between steps"
         copied = lambda rows: rows.at[target].set(rows[source])
         return States(copied(self.matrices), copied(self.tails))
+
+    def last_inputs_of(
+        self, inputs: Float[Array, "batch width outputs"], block: Block
+    ) -> Float[Array, "batch recent channels"]:
+        """The tails once what is kept of the block is among them."""
+        return last_inputs(self.tails_before(block), inputs, block.counts)
 
     def tails_before(self, block: Block) -> Float[Array, "batch recent channels"]:
         """Those of the block's requests: zeros at the start of a text."""
