@@ -111,7 +111,7 @@ class Turn(NamedTuple):
         pl.when(self.own == 0)(self.take)
 
 
-def times_each(acc, pieces, interpreted: bool, turn: Turn | None = None):
+def timeseach(acc, pieces, interpreted: bool, turn: Turn | None = None):
     """`acc` plus the products of pieces, each a function that brings the left side into registers
     and a right side in shared memory. A left side is brought while the product before it runs, or,
     if warpgroups take turns, while those of others run."""
@@ -157,7 +157,7 @@ def zeros_in_place_of(array, layout, interpreted: bool):
     every product registers of its own if they do not begin in the same ones."""
     if interpreted:
         return jnp.zeros_like(array)
-    return _each(internals.zero_in_place_of, layout, array)
+    return each(internals.zero_in_place_of, layout, array)
 
 
 def rounded_sum(a, b, layout, interpreted: bool):
@@ -166,21 +166,21 @@ def rounded_sum(a, b, layout, interpreted: bool):
     on the number of rows."""
     if interpreted:
         return a + b
-    return _each(_instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
+    return each(instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
 
 
 def scaled_sum(sums, products, scales, layout, interpreted: bool):
     """`sums + products * scales` in float32, rounded once wherever it is compiled."""
     if interpreted:
         return sums + products * scales
-    return _each(_instruction("fma.rn.f32 $0, $1, $2, $3;"), layout, products, scales, sums)
+    return each(instruction("fma.rn.f32 $0, $1, $2, $3;"), layout, products, scales, sums)
 
 
-def _instruction(text: str) -> Callable[..., Any]:
+def instruction(text: str) -> Callable[..., Any]:
     return lambda *numbers: ptx(text, *numbers, result_types=float32_type())
 
 
-def _each(compute: Callable[..., Any], layout, *arrays):
+def each(compute: Callable[..., Any], layout, *arrays):
     """What a function computes from the numbers of arrays in float32."""
 
     @inline_mgpu(

@@ -46,14 +46,20 @@ def only_mixer_fold(
 
 def block_step(given: tuple, counts: Array, left: Any, implementation: Implementation) -> tuple:
     out, corrected = block_read(*given, implementation=implementation)
-    folded = block_fold(*corrected, *given[5:], counts, implementation=implementation)
-    return out, folded
+    return out, folded(given, corrected, counts, implementation)
 
 
 def only_block_fold(
     given: tuple, counts: Array, left: Any, implementation: Implementation
 ) -> tuple:
-    return None, block_fold(*left, *given[5:], counts, implementation=implementation)
+    return None, folded(given, left, counts, implementation)
+
+
+def folded(given: tuple, left: Any, counts: Array, implementation: Implementation) -> Array:
+    """The states; nobody reads the tails that are moved on."""
+    inputs, tails, *_ = given
+    of_slots = tails, *given[5:], counts
+    return block_fold(inputs, *left, *of_slots, implementation=implementation)[0]
 
 
 LAYERS = {

@@ -22,6 +22,7 @@ from jaxspec.cache.block import Block
 from pallas_kernels import block_fold, mixer_fold
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.gated_delta.block_form import Corrected
+from pallas_kernels.gated_delta.projection import last_inputs
 from pallas_kernels.gated_delta.reference import before_block, put
 
 Matrices = Float[Array, "slots value_heads key_dim value_dim"]
@@ -56,8 +57,8 @@ class Rows:
             counts,
             implementation=self.implementation,
         )
+        after = last_inputs(states.tails_before(block), self.inputs, counts)
         # Without the barrier XLA may write the tails before they are read above, from a copy.
-        after = states.last_inputs_of(self.inputs, block)
         matrices, after = jax.lax.optimization_barrier((matrices, after))
         return States(matrices, put(states.tails, block.slots, after, counts))
 
@@ -86,10 +87,10 @@ class CorrectedRows:
     implementation: Implementation = dataclasses.field(metadata={"static": True})
 
     def added_to(self, states: "States", block: Block) -> "States":
-        of_slots = states.matrices, block.slots, block.lengths, block.counts
-        matrices = block_fold(*self.corrected, *of_slots, implementation=self.implementation)
-        after = states.last_inputs_of(self.inputs, block)
-        return States(matrices, put(states.tails, block.slots, after, block.counts))
+        kept = block.slots, block.lengths, block.counts
+        of_layer = states.tails, states.matrices, *kept
+        given = self.inputs, *self.corrected, *of_layer
+        return States(*block_fold(*given, implementation=self.implementation))
 
 
 @jax.tree_util.register_dataclass
@@ -127,26 +128,9 @@ class States:
         copied = lambda rows: rows.at[target].set(rows[source])
         return States(copied(self.matrices), copied(self.tails))
 
-    def last_inputs_of(
-        self, inputs: Float[Array, "batch width outputs"], block: Block
-    ) -> Float[Array, "batch recent channels"]:
-        """The tails once what is kept of the block is among them."""
-        return last_inputs(self.tails_before(block), inputs, block.counts)
-
     def tails_before(self, block: Block) -> Float[Array, "batch recent channels"]:
         """Those of the block's requests: zeros at the start of a text."""
         return before_block(self.tails, block.slots, block.lengths)
-
-
-def last_inputs(
-    before: Float[Array, "batch recent channels"],
-    inputs: Float[Array, "batch width outputs"],
-    counts: Int[Array, " batch"],
-) -> Float[Array, "batch recent channels"]:
-    """The last inputs of the convolution once the first `counts` of a block are among them."""
-    seen = jnp.concatenate([before, inputs[..., : before.shape[2]]], axis=1)
-    last = counts[:, None] + jnp.arange(before.shape[1], dtype=counts.dtype)
-    return jnp.take_along_axis(seen, last[..., None], axis=1)
 
 
 def empty_states(

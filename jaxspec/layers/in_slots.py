@@ -6,10 +6,11 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxspec.cache.block import Block
-from jaxspec.cache.states import CorrectedRows, Ends, States, last_inputs, rows_of
+from jaxspec.cache.states import CorrectedRows, Ends, States, rows_of
 from jaxspec.layers.gated_delta import GatedDelta, in_block_form
 from pallas_kernels import block_read, delta_prefill, mixer_read
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.gated_delta.projection import last_inputs
 
 
 @dataclasses.dataclass(frozen=True)

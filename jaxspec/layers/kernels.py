@@ -144,21 +144,19 @@ def choices_of_recurrence(
         given = array(*tokens, size_of(sizes.inputs)), *of_rows, states, rows, rows
         if not row_by_row and in_block_form(shape.implementation, *given):
             yield "block_read", BLOCK_READ.choice(shape.implementation, *given)
-            yield "block_fold", BLOCK_FOLD.choice(shape.implementation, *_corrected(shape, sizes))
+            folded = given[0], *_corrected(shape, sizes), tails, states, rows, rows, rows
+            yield "block_fold", BLOCK_FOLD.choice(shape.implementation, *folded)
         else:
             yield "mixer_read", MIXER_READ.choice(shape.implementation, *given)
             yield "mixer_fold", MIXER_FOLD.choice(shape.implementation, *given, rows)
 
 
 def _corrected(shape: StackShape, sizes: DeltaSizes) -> Iterator[jax.ShapeDtypeStruct]:
-    """What `block_fold` takes."""
+    """What `block_read` leaves for `block_fold`."""
     array, keys = _arrays(shape), sizes.channels[0].size
     yield array(shape.batch, shape.width, keys)
     yield array(shape.batch, shape.width, sizes.values.size, dtype=jnp.float32)
     yield array(shape.batch, 1, sizes.value_heads * OF_HEAD, dtype=jnp.float32)
-    matrix = sizes.value_heads, sizes.key_dim, sizes.value_dim
-    yield array(shape.batch, *matrix, dtype=jnp.float32)
-    yield from [array(shape.batch, dtype=jnp.int32)] * 3
 
 
 def choices_of_layers(

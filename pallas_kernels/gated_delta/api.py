@@ -166,19 +166,24 @@ def block_read(
 
 
 def block_fold(
+    inputs: Float[Array, "batch width outputs"],
     keys: Float[Array, "batch width keys"],
     corrections: Float[Array, "batch width values"],
     decayed: Float[Array, "batch 1 decays"],
+    tails: Float[Array, "slots recent channels"],
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
     *,
     implementation: Implementation = "auto",
-) -> Float[Array, "slots value_heads key_dim value_dim"]:
+) -> tuple[
+    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
+]:
     """The states after the first `counts[r]` rows of each block that `block_read` read, as
-    `mixer_fold` gives them except for rounding. The first three arrays are those of `Corrected`."""
-    given = keys, corrections, decayed, state, slots, lengths, counts
+    `mixer_fold` gives them except for rounding, and the tails after these rows. Keys, corrections
+    and decays are what is `Corrected`. Both results are written in place if they are donated."""
+    given = inputs, keys, corrections, decayed, tails, state, slots, lengths, counts
     return BLOCK_FOLD(implementation, *given)
 
 

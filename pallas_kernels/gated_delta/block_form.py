@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.gated_delta.chunks import solved
-from pallas_kernels.gated_delta.projection import Recurrent
+from pallas_kernels.gated_delta.projection import Recurrent, last_inputs
 from pallas_kernels.gated_delta.reference import (
     EPS,
     before_block,
@@ -91,14 +91,18 @@ def block_read(
 
 
 def block_fold(
+    inputs: Float[Array, "batch width outputs"],
     keys: Float[Array, "batch width keys"],
     corrections: Float[Array, "batch width values"],
     decayed: Float[Array, "batch 1 decays"],
+    tails: Float[Array, "slots recent channels"],
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
-) -> Float[Array, "slots value_heads key_dim value_dim"]:
+) -> tuple[
+    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
+]:
     (batch, width, _), (_, heads, key_dim, value_dim) = keys.shape, state.shape
     kept = (jnp.arange(width) < counts[:, None])[:, None, :, None]
     by_head = lambda x, dim: jnp.moveaxis(x.reshape(batch, width, -1, dim), 2, 1)
@@ -110,7 +114,8 @@ def block_fold(
     with jax.default_matmul_precision("highest"):
         added = key.mT @ jnp.where(kept, by_head(corrections, value_dim) * leaves, 0)
     after = jnp.exp(last)[..., None] * before_block(state, slots, lengths) + added
-    return put(state, slots, after, counts)
+    last = last_inputs(before_block(tails, slots, lengths), inputs, counts)
+    return put(state, slots, after, counts), put(tails, slots, last, counts)
 
 
 def rows_are_finite(made: Recurrent) -> Bool[Array, "batch width"]:

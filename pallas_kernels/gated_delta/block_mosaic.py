@@ -56,18 +56,23 @@ def block_read(
 
 @kept(static_argnames=("interpret",))
 def block_fold(
+    inputs: Float[Array, "batch width outputs"],
     keys: Float[Array, "batch width keys"],
     corrections: Float[Array, "batch width values"],
     decayed: Float[Array, "batch 1 decays"],
+    tails: Float[Array, "slots recent channels"],
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
     *,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> Float[Array, "slots value_heads key_dim value_dim"]:
-    check_block_fold(keys, corrections, decayed, state, slots, lengths, counts)
-    states: Any = jax.new_ref(state)
+) -> tuple[
+    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
+]:
+    corrected = keys, corrections, decayed
+    check_block_fold(inputs, *corrected, tails, state, slots, lengths, counts)
+    written: Any = jax.new_ref(state), jax.new_ref(tails)
     plgpu.kernel(
         named("block_fold", fold_block),
         out_type=(),
@@ -77,5 +82,5 @@ def block_fold(
         thread_name="warpgroup",
         scratch_types=scratch_of_folding(),
         interpret=interpret,
-    )(keys, corrections, decayed, slots, lengths, counts, states)
-    return jax.freeze(states)
+    )(inputs, *corrected, slots, lengths, counts, *written)
+    return jax.freeze(written[0]), jax.freeze(written[1])

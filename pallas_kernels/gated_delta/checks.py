@@ -67,9 +67,11 @@ def check_block_read(inputs: Shapes, *others: Any) -> None:
 
 
 def check_block_fold(
+    inputs: Float[Shapes, "batch width outputs"],
     keys: Float[Shapes, "batch width keys"],
     corrections: Float[Shapes, "batch width values"],
     decayed: Float[Shapes, "batch 1 decays"],
+    tails: Float[Shapes, "slots recent channels"],
     state: Float[Shapes, "slots value_heads key_dim value_dim"],
     *others: Any,
 ) -> None:
@@ -81,6 +83,8 @@ def check_block_fold(
     value = array((batch, width, values // value_dim, value_dim), corrections.dtype)
     require(width <= BLOCK_ROWS, f"{width} rows in a block", f"at most {BLOCK_ROWS}")
     check(key, value, scalars, scalars, state)
+    same = tails.dtype == inputs.dtype
+    require(same, f"tails in {tails.dtype}", f"{inputs.dtype}, as the projection")
 
 
 def check(

@@ -51,7 +51,7 @@ def by_kernel(given: dict) -> tuple:
     return *read, fold_by_kernel
 
 
-def fold_by_kernel(*given: jax.Array) -> jax.Array:
+def fold_by_kernel(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
     with no_races() as interpret:
         return jax.block_until_ready(block_mosaic.block_fold(*given, interpret=interpret))
 
@@ -69,12 +69,26 @@ def agrees(given: dict, run) -> None:
     assert out.dtype == given["inputs"].dtype and np.isfinite(kept(given, expected)).all()
     near = NEAR_BFLOAT16 if out.dtype == jnp.bfloat16 else NEAR_FLOAT32
     np.testing.assert_allclose(kept(given, out), kept(given, expected), rtol=near, atol=near)
-    after = np.asarray(fold(*corrected, *chosen(given, OF_SLOTS)))
-    wanted = np.array(given["state"], np.float64)
+    after, tails = fold(*to_fold(given, corrected))
+    wanted, last = np.array(given["state"], np.float64), np.array(given["tails"])
     for r, (slot, count) in enumerate(zip(given["slots"], given["counts"])):
         if count > 0:
             wanted[slot] = states[r, count]
+            last[slot] = seen_by_convolution(given, r)[count : count + last.shape[1]]
     np.testing.assert_allclose(after, wanted, rtol=NEAR_FLOAT32, atol=NEAR_FLOAT32)
+    np.testing.assert_array_equal(np.asarray(tails, np.float32), last.astype(np.float32))
+
+
+def to_fold(given: dict, corrected) -> tuple:
+    return given["inputs"], *corrected, given["tails"], *chosen(given, OF_SLOTS)
+
+
+def seen_by_convolution(given: dict, request: int) -> np.ndarray:
+    """The tail before a request's block, and the block's channels."""
+    tail = np.array(given["tails"][given["slots"][request]])
+    if given["lengths"][request] == 0:
+        tail = np.zeros_like(tail)
+    return np.concatenate([tail, given["inputs"][request, :, : tail.shape[1]]])
 
 
 def equal_keys(batch: int, width: int = 16, **case) -> dict:
@@ -146,15 +160,16 @@ def test_many_blocks_drift_no_further_than_rows():
         given["counts"] = jnp.asarray(draw.integers(1, 17, 1), jnp.int32)
         exact = formula(given | {"state": wanted})[1][0, given["counts"][0]]
         _, corrected, fold = by_reference(given)
-        found, wanted = fold(*corrected, *chosen(given, OF_SLOTS)), wanted.at[4].set(exact)
+        found, wanted = fold(*to_fold(given, corrected))[0], wanted.at[4].set(exact)
     np.testing.assert_allclose(found[4], wanted[4], rtol=NEAR_FLOAT32, atol=NEAR_FLOAT32)
 
 
 def test_padding_that_shares_a_slot_leaves_it_as_it_is():
     given = spoilt(drawn(batch=4, width=2, value_heads=1))
     _, corrected, fold = by_kernel(given)
-    after = fold(*corrected, *chosen(given, OF_SLOTS))
+    after, tails = fold(*to_fold(given, corrected))
     np.testing.assert_array_equal(after[2], given["state"][2])
+    np.testing.assert_array_equal(tails[2], given["tails"][2])
 
 
 @pytest.mark.parametrize("row", [0, 3])
@@ -202,11 +217,12 @@ def test_they_compile_without_spills_and_fold_in_place(
     shapes = jax.eval_shape(lambda: drawn(**case))
     compiled(jax.jit(block_mosaic.block_read).lower(*chosen(placed(shapes), READ)))
     _, corrected = jax.eval_shape(block_mosaic.block_read, *chosen(shapes, READ))
-    folding = jax.jit(block_mosaic.block_fold, donate_argnums=len(corrected))
-    program = compiled(folding.lower(*placed((*corrected, *chosen(shapes, OF_SLOTS)))))
+    first = 1 + len(corrected)
+    folding = jax.jit(block_mosaic.block_fold, donate_argnums=(first, first + 1))
+    program = compiled(folding.lower(*placed(to_fold(shapes, corrected))))
     assert_no_spills("".join(capfd.readouterr()))
-    states = shapes["state"]
-    assert program.memory_analysis().alias_size_in_bytes == states.size * 4
+    states, tails = shapes["state"], shapes["tails"]
+    assert program.memory_analysis().alias_size_in_bytes == states.size * 4 + tails.size * 2
     shape = f"f32[{','.join(map(str, states.shape))}]"
     lines = program.as_text().splitlines()
     assert not [line for line in lines if " copy(" in line and shape in line]
