@@ -111,7 +111,7 @@ class Turn(NamedTuple):
         pl.when(self.own == 0)(self.take)
 
 
-def timeseach(acc, pieces, interpreted: bool, turn: Turn | None = None):
+def times_each(acc, pieces, interpreted: bool, turn: Turn | None = None):
     """`acc` plus the products of pieces, each a function that brings the left side into registers
     and a right side in shared memory. A left side is brought while the product before it runs, or,
     if warpgroups take turns, while those of others run."""

@@ -33,29 +33,25 @@ def chain_of(case: MixerCase, implementation: Implementation, calls: int) -> Cal
     return chain
 
 
-def mixer_step(given: tuple, counts: Array, left: Any, implementation: Implementation) -> tuple:
+def mixer_step(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
     out = mixer_read(*given, implementation=implementation)
     return out, mixer_fold(*given, counts, implementation=implementation)
 
 
-def only_mixer_fold(
-    given: tuple, counts: Array, left: Any, implementation: Implementation
-) -> tuple:
+def only_mixer_fold(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
     return None, mixer_fold(*given, counts, implementation=implementation)
 
 
-def block_step(given: tuple, counts: Array, left: Any, implementation: Implementation) -> tuple:
+def block_step(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
     out, corrected = block_read(*given, implementation=implementation)
     return out, folded(given, corrected, counts, implementation)
 
 
-def only_block_fold(
-    given: tuple, counts: Array, left: Any, implementation: Implementation
-) -> tuple:
+def only_block_fold(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
     return None, folded(given, left, counts, implementation)
 
 
-def folded(given: tuple, left: Any, counts: Array, implementation: Implementation) -> Array:
+def folded(given: Any, left: Any, counts: Array, implementation: Implementation) -> Array:
     """The states; nobody reads the tails that are moved on."""
     inputs, tails, *_ = given
     of_slots = tails, *given[5:], counts
