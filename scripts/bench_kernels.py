@@ -37,7 +37,7 @@ from kernel_cases import (
     WriteCase,
 )
 from measuring import about, write_json
-from time_mixers import chain_of, inputs_of, left_of
+from time_mixers import chain_of, inputs_of
 
 from jaxspec import cli
 from jaxspec.console.files import read_json
@@ -350,11 +350,11 @@ def delta_inputs(case: DeltaCase) -> tuple[tuple[Array, ...], Array]:
 
 def time_mixer(case: MixerCase, implementation: Implementation) -> float:
     of_state = 4 * case.slots * case.value_heads * case.dim**2
-    inputs, of_rows, state = inputs_of(case, int(min(CALLS, -(-BYTES_BEYOND_CACHE // of_state))))
-    left = left_of(case, inputs, of_rows, state)
+    layers = int(min(CALLS, -(-BYTES_BEYOND_CACHE // of_state)))
+    inputs, of_rows, of_slots, left = inputs_of(case, layers)
     chain = chain_of(case, implementation, CALLS)
-    outputs = jax.eval_shape(chain, (state, None), inputs, of_rows, left)[1]
-    carried = state, jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), outputs)
+    outputs = jax.eval_shape(chain, (of_slots, None), inputs, of_rows, left)[1]
+    carried = of_slots, jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), outputs)
     return seconds_per_call(chain, carried, (inputs, of_rows, left), CALLS)
 
 

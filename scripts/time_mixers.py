@@ -1,5 +1,6 @@
 """Times what a recurrent layer does in a decode step: for `bench_kernels.py`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,45 +18,47 @@ TAPS = 4
 def chain_of(case: MixerCase, implementation: Implementation, calls: int) -> Callable[..., Any]:
     """Layers one after the other. Their states are in one array, so that each waits for the one
     before. Outputs are returned, or nothing would compute them."""
-    layer = LAYERS[case.op]
+    layer = functools.partial(LAYERS[case.op], implementation)
 
     def chain(carried: tuple, inputs: Array, of_rows: tuple, left: Any) -> tuple:
-        state, outputs = carried[0], []
-        layers = state.shape[0] // case.slots
-        whole = jnp.full(case.slots, 512, jnp.int32), jnp.full(case.slots, case.counts, jnp.int32)
+        of_slots, outputs = carried[0], []
+        layers = of_slots[1].shape[0] // case.slots
+        lengths, counts = (jnp.full(case.slots, n, jnp.int32) for n in (512, case.counts))
         for i in range(calls):
             slots = i % layers * case.slots + jnp.arange(case.slots, dtype=jnp.int32)
-            given = inputs, *of_rows, state, slots, whole[0]
-            out, state = layer(given, whole[1], left, implementation)
+            tails, state = of_slots
+            given = inputs, tails, *of_rows, state, slots, lengths
+            out, of_slots = layer(given, counts, left)
             outputs.append(out)
-        return state, outputs
+        return of_slots, outputs
 
     return chain
 
 
-def mixer_step(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
+def mixer_step(implementation: Implementation, given: tuple, counts: Array, left: Any) -> tuple:
     out = mixer_read(*given, implementation=implementation)
-    return out, mixer_fold(*given, counts, implementation=implementation)
+    return out, only_mixer_fold(implementation, given, counts, left)[1]
 
 
-def only_mixer_fold(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
-    return None, mixer_fold(*given, counts, implementation=implementation)
+def only_mixer_fold(
+    implementation: Implementation, given: tuple, counts: Array, left: Any
+) -> tuple:
+    """The tails stay as they are, which in a layer another kernel moves on."""
+    return None, (given[1], mixer_fold(*(*given, counts), implementation=implementation))
 
 
-def block_step(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
+def block_step(implementation: Implementation, given: tuple, counts: Array, left: Any) -> tuple:
     out, corrected = block_read(*given, implementation=implementation)
-    return out, folded(given, corrected, counts, implementation)
+    return out, only_block_fold(implementation, given, counts, corrected)[1]
 
 
-def only_block_fold(given: Any, counts: Array, left: Any, implementation: Implementation) -> tuple:
-    return None, folded(given, left, counts, implementation)
-
-
-def folded(given: Any, left: Any, counts: Array, implementation: Implementation) -> Array:
-    """The states; nobody reads the tails that are moved on."""
+def only_block_fold(
+    implementation: Implementation, given: tuple, counts: Array, left: Any
+) -> tuple:
     inputs, tails, *_ = given
-    of_slots = tails, *given[5:], counts
-    return block_fold(inputs, *left, *of_slots, implementation=implementation)[0]
+    folded: tuple[Any, ...] = inputs, *left, tails, *given[5:], counts
+    state, tails = block_fold(*folded, implementation=implementation)
+    return None, (tails, state)
 
 
 LAYERS = {
@@ -66,30 +69,22 @@ LAYERS = {
 }
 
 
-def inputs_of(case: MixerCase, layers: int) -> tuple[Array, tuple[Array, ...], Array]:
-    """The projection, what rows are made with, and the states of so many layers."""
+def inputs_of(case: MixerCase, layers: int) -> tuple[Array, tuple, tuple, Any]:
+    """The projection, what rows are made with, tails and states of so many layers, and what a read
+    has left for the fold."""
     keys = jax.random.split(jax.random.key(0), 4)
     channels = (2 * case.key_heads + case.value_heads) * case.dim
     outputs = channels + case.value_heads * (case.dim + 2)
-    slots = layers * case.slots
     of_heads = jnp.full(case.value_heads, -2.0)
-    return (
-        normal(keys[0], (case.slots, case.width, outputs)),
-        (
-            normal(keys[1], (slots, TAPS - 1, channels)),
-            normal(keys[2], (TAPS, channels)),
-            of_heads,
-            of_heads,
-        ),
-        jax.random.normal(keys[3], (slots, case.value_heads, case.dim, case.dim)),
-    )
-
-
-def left_of(case: MixerCase, inputs: Array, of_rows: tuple, state: Array) -> Any:
-    """What a read has left for the fold."""
+    inputs = normal(keys[0], (case.slots, case.width, outputs))
+    of_rows = normal(keys[2], (TAPS, channels)), of_heads, of_heads
+    matrix = case.value_heads, case.dim, case.dim
+    tails = normal(keys[1], (layers * case.slots, TAPS - 1, channels))
+    state = jax.random.normal(keys[3], (layers * case.slots, *matrix))
     slots = jnp.arange(case.slots, dtype=jnp.int32)
-    given = inputs, *of_rows, state, slots, jnp.ones(case.slots, jnp.int32)
-    return jax.jit(lambda *given: block_read(*given, implementation="xla")[1])(*given)
+    given = inputs, tails, *of_rows, state, slots, jnp.ones(case.slots, jnp.int32)
+    left = jax.jit(lambda *given: block_read(*given, implementation="xla")[1])(*given)
+    return inputs, of_rows, (tails, state), left
 
 
 def normal(key: Array, shape: tuple[int, ...]) -> Float[Array, "..."]:

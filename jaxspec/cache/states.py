@@ -87,10 +87,17 @@ class CorrectedRows:
     implementation: Implementation = dataclasses.field(metadata={"static": True})
 
     def added_to(self, states: "States", block: Block) -> "States":
-        kept = block.slots, block.lengths, block.counts
-        of_layer = states.tails, states.matrices, *kept
-        given = self.inputs, *self.corrected, *of_layer
-        return States(*block_fold(*given, implementation=self.implementation))
+        matrices, tails = block_fold(
+            self.inputs,
+            *self.corrected,
+            states.tails,
+            states.matrices,
+            block.slots,
+            block.lengths,
+            block.counts,
+            implementation=self.implementation,
+        )
+        return States(matrices, tails)
 
 
 @jax.tree_util.register_dataclass

@@ -88,7 +88,7 @@ def states_of(
     method: str, prompt: list[int], exact: bool = True, **options
 ) -> dict[int, list[np.ndarray]]:
     engine = hybrid_engine(method, exact=exact, batch_sizes=None, prefill_shapes=None, **options)
-    assert engine.models.target.row_by_row == exact
+    assert engine.loop.device.models.target.row_by_row == exact
     keeper = Keeper(engine)
     with engine.observe(keeper):
         engine.generate(prompt, budget(40))
