@@ -25,10 +25,9 @@ from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import WHOLE, Shards
 from pallas_kernels.dispatch import Implementation, kernels_run
 from pallas_kernels.gated_delta.api import BLOCK_READ
-from pallas_kernels.gated_delta.checks import MOST_ROWS
+from pallas_kernels.gated_delta.block_form import WIDEST
 from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
 from pallas_kernels.split_product import total_of
-from pallas_kernels.tiles import Shapes
 
 FLOAT32 = ("decay_bias", "log_rate")
 """Parameters that are float32 in a model of any dtype."""
@@ -175,10 +174,10 @@ class GatedDelta(nn.Module):
         return (normed.reshape(gate.shape) * gate).astype(self.dtype)
 
 
-def in_block_form(implementation: Implementation, inputs: Shapes, *others: Any) -> bool:
+def in_block_form(implementation: Implementation, inputs: Any, *others: Any) -> bool:
     """Whether a block is read and folded in matrix products (`block_read`), and not row by row. A
     single row has nothing to be multiplied at once. If kernels run, theirs must be able to."""
-    if not 1 < inputs.shape[1] <= MOST_ROWS:
+    if not 1 < inputs.shape[1] <= WIDEST:
         return False
     if not kernels_run(implementation):
         return True

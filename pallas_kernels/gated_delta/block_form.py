@@ -46,13 +46,17 @@ class Corrected(NamedTuple):
     """As the convolution leaves them, not normed."""
     corrections: Float[Array, "batch width values"]
     """Divided by the length of their keys."""
-    decayed: Float[Array, "batch 1 decays"]
+    decayed: Float[Array, "batch ... decays"]
     """For each value head 128 numbers, of which the first are the sums of the log decays up to and
     including each row."""
 
 
 OF_HEAD = 128
 """Numbers of `Corrected.decayed` for each head, one for each thread of a warpgroup."""
+
+
+WIDEST = 64
+"""Rows of the widest block that layers read in this form."""
 
 
 def block_read(
@@ -94,7 +98,7 @@ def block_fold(
     inputs: Float[Array, "batch width outputs"],
     keys: Float[Array, "batch width keys"],
     corrections: Float[Array, "batch width values"],
-    decayed: Float[Array, "batch 1 decays"],
+    decayed: Float[Array, "batch ... decays"],
     tails: Float[Array, "slots recent channels"],
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],

@@ -59,7 +59,7 @@ def block_fold(
     inputs: Float[Array, "batch width outputs"],
     keys: Float[Array, "batch width keys"],
     corrections: Float[Array, "batch width values"],
-    decayed: Float[Array, "batch 1 decays"],
+    decayed: Float[Array, "batch ... decays"],
     tails: Float[Array, "slots recent channels"],
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],

@@ -70,7 +70,7 @@ def check_block_fold(
     inputs: Float[Shapes, "batch width outputs"],
     keys: Float[Shapes, "batch width keys"],
     corrections: Float[Shapes, "batch width values"],
-    decayed: Float[Shapes, "batch 1 decays"],
+    decayed: Float[Shapes, "batch ... decays"],
     tails: Float[Shapes, "slots recent channels"],
     state: Float[Shapes, "slots value_heads key_dim value_dim"],
     *others: Any,
