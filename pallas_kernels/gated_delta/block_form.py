@@ -144,6 +144,6 @@ def in_rows(
 
 def lengths_of(
     key: Float[Array, "batch width key_heads key_dim"], heads: int
-) -> Float[Array, "batch value_heads width 1"]:
+) -> Float[Array, "batch value_heads width ..."]:
     squared = jnp.square(wide(key)).sum(axis=-1, keepdims=True) + EPS
     return jnp.repeat(jnp.moveaxis(jnp.sqrt(squared), 2, 1), heads // key.shape[2], axis=1)
