@@ -44,7 +44,8 @@ def only_mixer_fold(
     implementation: Implementation, given: tuple, counts: Array, left: Any
 ) -> tuple:
     """The tails stay as they are, which in a layer another kernel moves on."""
-    return None, (given[1], mixer_fold(*(*given, counts), implementation=implementation))
+    folded: tuple[Any, ...] = *given, counts
+    return None, (given[1], mixer_fold(*folded, implementation=implementation))
 
 
 def block_step(implementation: Implementation, given: tuple, counts: Array, left: Any) -> tuple:
