@@ -71,11 +71,21 @@ def shared(batch: int, lengths: tuple[float, float]) -> float:
     return load.speed
 
 
+GSM8K, MT_BENCH = 6.54, 4.24
+
+
 @pytest.mark.parametrize(
-    ("batch", "of_16", "of_best"), [(8, 0.97, 0.97), (16, 1.1, 1.04), (32, 1.2, 1.03)]
+    ("batch", "lengths", "of_16", "of_best"),
+    [
+        (8, (6.4, 3.0), 0.97, 0.97),
+        (16, (6.4, 3.0), 1.1, 1.04),
+        (32, (6.4, 3.0), 1.2, 1.03),
+        (8, (GSM8K, MT_BENCH), 0.97, 0.97),
+        (16, (GSM8K, MT_BENCH), 1.04, 0.99),
+        (32, (GSM8K, MT_BENCH), 1.14, 0.99),
+    ],
 )
-def test_half_of_the_requests_accept_more(batch, of_16, of_best):
-    lengths = 6.4, 3.0
+def test_half_of_the_requests_accept_more(batch, lengths, of_16, of_best):
     equal = {width: fixed(batch, lengths, width) for width in (1, 4, 8, 16)}
     speed = shared(batch, lengths)
     assert speed > of_16 * equal[16]
