@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +14,10 @@ from jaxspec.cache.states import States
 from jaxspec.engine.setup.memory import temporary_bytes
 from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.io import Drafting, Models
+from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.state import empty_state
 from jaxspec.engine.step.steps import copy_step, decode_step
+from jaxspec.engine.step.upload import prompt_chunk
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import num_bytes, random_params
 from jaxspec.models.presets import dflash_for, published
@@ -25,9 +28,10 @@ PAGES_PER_SLOT, PAGE_SIZE = 17, 64
 
 
 def lowered_step(
-    name: str, slots: int, num_tokens: int | None = None, plain: bool = False
+    name: str, slots: int, num_tokens: int | None = None, plain: bool = False, beside: int = 0
 ) -> tuple[jax.stages.Lowered, Any, Any]:
-    """The step, and the shapes of parameters and state. A plain one has no drafts."""
+    """The step, and the shapes of parameters and state. A plain one has no drafts. Also one that
+    reads so many tokens of a prompt `beside` its requests."""
     pages = slots * PAGES_PER_SLOT + 1
     target = published(name)
     draft = dflash_for(target)
@@ -45,12 +49,14 @@ def lowered_step(
     sizes = slots, pages, PAGES_PER_SLOT, positions, tracked
     state = jax.eval_shape(lambda: empty_state(models, *sizes))
     integers = placed(jax.ShapeDtypeStruct((slots,), jnp.int32))
-    lowered = JITTED[decode_step].lower(
+    chunks = [jax.eval_shape(partial(prompt_chunk, [], 1, beside, 0))] if beside else []
+    lowered = JITTED[mixed_step if beside else decode_step].lower(
         models,
         placed(params),
         placed(state),
         integers,
         integers,
+        *placed(chunks),
         drafting=None if plain else Drafting(0, draft.block_size, num_tokens=num_tokens),
         draws=False,
     )
@@ -95,6 +101,31 @@ def test_the_step_is_one_command_buffer_in_place(
     per_slot = 15e6 if vocab < 200_000 else 30e6
     assert planned < slots * per_slot or name.endswith("fp8")  # planned for XLA's products
 
+    [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
+    assert top_level == ["kCommandBuffer"]
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_step_that_reads_a_prompt_too_is_one_command_buffer_in_place(
+    monkeypatch, capfd, tmp_path: pathlib.Path
+):
+    """The head is multiplied once, and the temporaries are no larger than planned."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    slots, beside, block = 8, 128, 16
+    lowered, params, state = lowered_step("qwen3-8b", slots, beside=beside)
+    vocab = published("qwen3-8b").vocab_size
+    heads = re.findall(rf"dot_general.*-> tensor<(\S+)x{vocab}x", lowered.as_text())
+    assert sorted(heads) == sorted([f"{slots * block + 1}x1", f"{slots}x{block - 1}"])
+    program = compiled(lowered, xla_dump_to=str(tmp_path))
+    assert_no_spills("".join(capfd.readouterr()))
+    caches = jax.tree.leaves((state.cache, state.proposers))
+    for shape in {cache.shape for cache in caches}:
+        assert_no_pool_copies(program, shape)
+    rows = slots * block
+    planned = temporary_bytes(params, vocab, rows + beside, rows + 1, draws=False)
+    assert program.memory_analysis().temp_size_in_bytes <= planned
     [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
     assert top_level == ["kCommandBuffer"]
