@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import zipfile
 from pathlib import PurePosixPath
 
@@ -136,17 +137,32 @@ def test_the_headers_are_functions_of_held_out_text(module):
         assert row["header"].startswith("def ") and row["header"].endswith(":")
 
 
+def test_the_package_names_every_source_with_its_licence():
+    """Those that it learned from, which the held-out packages are not."""
+    text = json.loads((SCRIPTS.parent / "docs" / "results" / "demo-text.json").read_text())
+    used = [row for row in text["packages"] if row["documents"]]
+    folder = SCRIPTS.parent / "jaxspec" / "demo"
+    lines = (folder / "SOURCES.md").read_text().splitlines()
+    assert len(used) == 111 and [line for line in lines if line.startswith("| ")][1:] == [
+        f"| {row['name']} | {row['version']} | {row['licence']} |" for row in used
+    ]
+    texts = (folder / "LICENCES.txt").read_text()
+    names = {name for row in used for name in re.split(" AND | OR ", row["licence"])}
+    assert all(name in texts for name in names)
+
+
 @pytest.mark.slow
 def test_a_tiny_pair_is_judged(module, monkeypatch, tmp_path):
     archives, path = module("demo_archive"), tmp_path / "text.tar.xz"
     held_out = [(PurePosixPath("thing/code.py"), CODE * 3)]
     archives.write_archive(path, archives.Archive(held_out, held_out, {}))
     pair = f"--target {GOLDENS / 'target'} --draft {GOLDENS / 'draft'} --text {path}"
-    sizes = "--headers 2 --tokens 8 --pieces 1 --batch 2 --show 1"
+    sizes = "--headers 2 --typed 1 --tokens 8 --pieces 1 --batch 2 --show 1"
     result = tmp_path / "result.json"
     assert not run("judge_pair", [*pair.split(), *sizes.split(), f"--json={result}"], monkeypatch)
     report = json.loads(result.read_text())
     assert report["greedy"]["headers"] == len(report["continuations"]) == 2
+    assert len(report["typed"]) == 1 and report["greedy"]["typed_loop"] in (0, 1)
     assert 0 <= report["greedy"]["parse"] <= report["greedy"]["parse_or_begin_python"] <= 1
     assert report["greedy"]["acceptance_length"] >= 1 <= report["sampled"]["acceptance_length"]
     assert report["loss_per_character"]["thing"] > 1, "the model's weights are random"
