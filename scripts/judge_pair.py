@@ -4,11 +4,11 @@
     python scripts/judge_pair.py --text demo-text.tar.xz --target DIR --draft DIR --json FILE
 
 The headers of demo_headers.json, each with an end of line, are continued greedily and at a
-temperature, and the prompts of demo_typed.txt greedily. Of the first 300 characters of each greedy continuation the report says whether the
-function parses up to its end, and whether the text repeats itself. The loss is per character of the
-archive's held-out documents, so that targets of other vocabularies can be compared. Lengths of
-acceptance are given over all steps, and over those up to the function's end, which loops lengthen
-less.
+temperature, and the prompts of demo_typed.txt greedily. Of the first 300 characters of each greedy
+continuation the report says whether the text repeats itself, and after a header whether the
+function parses up to its end. The loss is per character of the archive's held-out documents, so
+that targets of other vocabularies can be compared. Lengths of acceptance are given over all steps,
+and over those up to the function's end, which loops lengthen less.
 """
 
 import argparse
