@@ -137,18 +137,31 @@ def test_the_headers_are_functions_of_held_out_text(module):
         assert row["header"].startswith("def ") and row["header"].endswith(":")
 
 
-def test_the_package_names_every_source_with_its_licence():
+def test_the_package_names_every_source_with_its_licence(module):
     """Those that it learned from, which the held-out packages are not."""
     text = json.loads((SCRIPTS.parent / "docs" / "results" / "demo-text.json").read_text())
-    used = [row for row in text["packages"] if row["documents"]]
     folder = SCRIPTS.parent / "jaxspec" / "demo"
-    lines = (folder / "SOURCES.md").read_text().splitlines()
-    assert len(used) == 111 and [line for line in lines if line.startswith("| ")][1:] == [
-        f"| {row['name']} | {row['version']} | {row['licence']} |" for row in used
-    ]
-    texts = (folder / "LICENCES.txt").read_text()
+    page = (folder / "SOURCES.md").read_text()
+    assert page == module("demo_sources").sources_page(text["packages"])
+    used = [row for row in text["packages"] if row["documents"]]
+    assert page.count("\n| ") == 1 + len(used) == 112 and "| toolz |" not in page
+    licences = (folder / "LICENCES.txt").read_text()
     names = {name for row in used for name in re.split(" AND | OR ", row["licence"])}
-    assert all(name in texts for name in names)
+    assert all(name in licences for name in names)
+
+
+def test_notices_of_copyright_are_read_and_templates_are_not(module, tmp_path):
+    text = (
+        "The MIT License\n\n  Copyright (c) 2014 Somebody\n\nThe above copyright notice\n"
+        "copyright notice and this permission\n   Copyright [yyyy] [name of copyright owner]\n"
+        "(c) 2020-2021 Others | Inc.\nCopyright (c) 2014 Somebody\n"
+    )
+    files = {"thing-1.0.dist-info/licenses/LICENSE.txt": text, "thing/NOTICE": "Copyright 2000 x"}
+    package = module("gather_demo_text").package_of(wheel(tmp_path, "thing", files))
+    assert package.copyright == ["Copyright (c) 2014 Somebody", "(c) 2020-2021 Others | Inc."]
+    row = {"documents": 1, "name": "thing", "version": "1.0", "licence": "MIT"}
+    line = module("demo_sources").line_of(row | {"copyright": package.copyright})
+    assert line.endswith("| Copyright (c) 2014 Somebody; (c) 2020-2021 Others / Inc. |\n")
 
 
 @pytest.mark.slow
