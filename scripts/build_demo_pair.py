@@ -1,7 +1,7 @@
 """Builds the demo pair from Python source: tokenizer, target, on-policy data, drafter.
 
+    python scripts/build_demo_pair.py --text demo-text.tar.xz --out DIR
     python scripts/build_demo_pair.py --text FOLDER [FOLDER ...] --out DIR
-    python scripts/build_demo_pair.py --text demo-text.tar.xz --out DIR --preset library
     python scripts/build_demo_pair.py --text FOLDER --out DIR --preset tiny    # minutes on a CPU
     python scripts/build_demo_pair.py --text FOLDER --out DIR --preset large   # the larger pair
 
@@ -344,7 +344,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--drafter", type=Path, metavar="DIR", help="start from this drafter for that target"
     )
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="library")
     add_overrides(parser.add_argument_group("instead of the preset's values"))
     parser.add_argument("--log-every", type=int, default=50, metavar="STEPS")
     options = parser.parse_args()

@@ -6,7 +6,8 @@ demo_packages.txt names the packages, their versions and the hashes of their whe
 downloads and checks; PIP_INDEX_URL and pip's other variables say where from. Only packages under a
 permissive licence are read, and of them the library proper: no tests, no generated code, no copies
 of other projects, nothing that mostly repeats what came before it. The list of what was taken, with
-licences, is written beside the archive and into docs/results with --json.
+licences and notices of copyright, is in the archive, is written into docs/results with --json, and
+as the page that goes with the weights with --sources.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from zipfile import ZipFile
 from demo_archive import Archive, write_archive
 from demo_licences import licence_of
 from demo_selection import cleaned, in_library, ruled_out, worth_learning
+from demo_sources import notices_of, sources_page
 from measuring import write_json
 
 from jaxspec import cli
@@ -38,6 +40,7 @@ from jaxspec.training.pretraining.corpus import (
 HERE = Path(__file__).parent
 PACKAGES = HERE / "demo_packages.txt"
 HELD_OUT = HERE / "demo_held_out.txt"
+PSF = "Copyright (c) 2001-2024 Python Software Foundation; All Rights Reserved"
 HELD_OUT_PACKAGES = ("boltons", "more-itertools", "toolz")
 """Packages none of whose files is learned from: the judge's functions are from them and from the
 held-out files of the standard library."""
@@ -49,6 +52,8 @@ class Package(NamedTuple):
     licence: str
     sha256: str | None
     """Hash of the wheel; the standard library comes from a folder."""
+    copyright: list[str]
+    """Its notices of copyright."""
     documents: list[Document]
 
 
@@ -58,6 +63,8 @@ def main() -> None:
     archive = gather(packages, set(HELD_OUT.read_text().split()), options.most_characters)
     write_archive(options.out, archive)
     write_json(options.json, archive.manifest)
+    if options.sources is not None:
+        options.sources.write_text(sources_page(archive.manifest["packages"]))
     for row in archive.manifest["packages"]:
         print(f"{row['name']:20} {row['version']:14} {row['licence']:26} {row['characters']:>9,}")
     total = sum(row["characters"] for row in archive.manifest["packages"])
@@ -74,7 +81,7 @@ def standard_library(folder: Path) -> Package:
     if not documents:
         raise LoadError(f"no file named *.py below {folder}; expected a standard library")
     version = folder.name.removeprefix("python")
-    return Package("python", version, "PSF-2.0", None, list(readable(documents)))
+    return Package("python", version, "PSF-2.0", None, [PSF], list(readable(documents)))
 
 
 def downloaded(requirements: Path) -> Iterator[Package]:
@@ -98,8 +105,9 @@ def package_of(wheel: Path) -> Package:
         if licence is None:
             raise LoadError(f"{wheel.name} names no permissive licence; take it off the list")
         files = [(PurePosixPath(n), opened.read(n)) for n in names if n.endswith(".py")]
+        notices = notices_of(opened)
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return Package(normal(name), version, licence, sha256, list(readable(files)))
+    return Package(normal(name), version, licence, sha256, notices, list(readable(files)))
 
 
 def normal(name: str) -> str:
@@ -165,6 +173,7 @@ def row_of(package: Package, taken: list[Document], held_out: int) -> dict[str, 
         "name": package.name,
         "version": package.version,
         "licence": package.licence,
+        "copyright": package.copyright,
         "sha256": package.sha256,
         "documents": len(taken),
         "held_out_documents": held_out,
@@ -181,6 +190,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--most-characters", type=int, default=1_100_000, help="of one package")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list there too")
+    parser.add_argument("--sources", type=Path, metavar="FILE", help="write a page of them there")
     return parser.parse_args()
 
 

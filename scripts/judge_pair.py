@@ -4,11 +4,11 @@
     python scripts/judge_pair.py --text demo-text.tar.xz --target DIR --draft DIR --json FILE
 
 The headers of demo_headers.json, each with an end of line, are continued greedily and at a
-temperature. Of the first 300 characters of each greedy continuation the report says whether the
-function parses up to its end, and whether the text repeats itself. The loss is per character of the
-archive's held-out documents, so that targets of other vocabularies can be compared. Lengths of
-acceptance are given over all steps, and over those up to the function's end, which loops lengthen
-less.
+temperature, and the prompts of demo_typed.txt greedily. Of the first 300 characters of each greedy
+continuation the report says whether the text repeats itself, and after a header whether the
+function parses up to its end. The loss is per character of the archive's held-out documents, so
+that targets of other vocabularies can be compared. Lengths of acceptance are given over all steps,
+and over those up to the function's end, which loops lengthen less.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import functools
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from demo_archive import read_archive
 from jaxtyping import Array, Float, Int
-from judging import Verdict, judged
+from judging import CHARACTERS, Verdict, judged, loops
 from measure_held_out import engine_of
 from measuring import about, write_json
 
@@ -45,8 +45,9 @@ from jaxspec.training.pretraining.corpus import Document
 from jaxspec.training.scores import bound
 
 HEADERS = Path(__file__).with_name("demo_headers.json")
-TYPED = "def quicksort(", "def fibonacci(n):\n", "class Stack:\n", "def read_lines(path):\n"
-"""Prompts as somebody types them who tries the pair; their continuations are only shown."""
+TYPED = Path(__file__).with_name("demo_typed.txt")
+"""Prompts as somebody types them who tries the pair, one a line; whether their continuations loop
+is judged, and nothing else."""
 PAGE_SIZE = 64
 PIECE = 1200
 """Characters of a held-out document that are read at once."""
@@ -67,10 +68,11 @@ def judge(options: argparse.Namespace) -> dict[str, Any]:
     opened = open_models(options.target, options.draft, dtype=options.dtype)
     assert opened.tokenizer is not None, "models from a folder come with a tokenizer"
     headers = [row["header"] for row in json.loads(HEADERS.read_text())][: options.headers]
-    prompts = [*(header + "\n" for header in headers), *TYPED]
+    typed = TYPED.read_text().splitlines()[: options.typed]
+    prompts = [*(header + "\n" for header in headers), *typed]
     greedy = continued(options, opened, prompts, temperature=0.0)
     drawn = continued(options, opened, prompts[: len(headers)], options.temperature)
-    of_headers = greedy[: len(headers)]
+    of_headers, of_typed = greedy[: len(headers)], greedy[len(headers) :]
     verdicts = [
         judged(header, one.text, one.finish_reason == "stop")
         for header, one in zip(headers, of_headers)
@@ -88,7 +90,9 @@ def judge(options: argparse.Namespace) -> dict[str, Any]:
         report["loss_per_character"] = losses(options, opened)
     rows = zip(headers, of_headers, verdicts)
     report["continuations"] = [continuation(*row) for row in rows]
-    report["typed"] = {p: one.text for p, one in zip(TYPED, greedy[len(headers) :])}
+    report["typed"] = [typed_row(*row) for row in zip(typed, of_typed)]
+    report["greedy"]["typed"] = len(typed)
+    report["greedy"]["typed_loop"] = share_of(row["loops"] for row in report["typed"])
     show(report, options.show)
     return report
 
@@ -112,16 +116,19 @@ def continued(
 
 def shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
     def share(name: str) -> float:
-        return round(statistics.mean(getattr(verdict, name) for verdict in verdicts), 3)
+        return share_of(getattr(verdict, name) for verdict in verdicts)
 
-    ended = [verdict.ended and verdict.parses for verdict in verdicts]
     return {
         "headers": len(verdicts),
         "parse": share("parses"),
         "parse_or_begin_python": share("sound"),
-        "end_and_parse": round(statistics.mean(ended), 3),
+        "end_and_parse": share_of(verdict.ended and verdict.parses for verdict in verdicts),
         "loop": share("loops"),
     }
+
+
+def share_of(verdicts: Iterable[bool]) -> float:
+    return round(statistics.mean(verdicts), 3)
 
 
 def lengths(
@@ -209,9 +216,18 @@ def continuation(header: str, one: RequestOutput, verdict: Verdict) -> dict[str,
     }
 
 
+def typed_row(prompt: str, one: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "text": one.text,
+        "loops": loops(one.text[:CHARACTERS]),
+        "acceptance_length": round(one.stats.mean_acceptance_length, 2),
+    }
+
+
 def show(report: dict[str, Any], count: int) -> None:
-    for prompt, text in report["typed"].items():
-        print(f"--- {prompt.rstrip()}>>>{text}")
+    for row in report["typed"][:count]:
+        print(f"--- {row['prompt']}>>>{row['text']}")
     for row in report["continuations"][:: max(len(report["continuations"]) // max(count, 1), 1)]:
         print(f"--- parses {row['parses']}, loops {row['loops']}\n{row['header']}\n{row['text']}")
 
@@ -227,6 +243,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--method", default="dflash")
     parser.add_argument("--temperature", type=float, default=0.8, help="of the sampled text")
     parser.add_argument("--headers", type=int, default=64)
+    parser.add_argument("--typed", type=int, metavar="COUNT", help="of demo_typed.txt [all]")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--pieces", type=int, default=100, help="of each held-out package")
     parser.add_argument("--batch", type=int, default=8)

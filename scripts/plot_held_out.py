@@ -1,9 +1,8 @@
 """Draws how often each draft of a block is accepted, from the JSON files of measure_held_out.py.
 
     python scripts/plot_held_out.py docs/results/demo-cpu.json docs/results/demo-cpu-sampled.json \\
-        docs/results/demo-h100.json --out docs/demo-acceptance.png
-    python scripts/plot_held_out.py docs/results/demo-h100.json docs/results/large-h100.json \\
-        --out docs/large-acceptance.png
+        --out docs/demo-acceptance.png
+    python scripts/plot_held_out.py docs/results/large-h100.json --out docs/large-acceptance.png
 """
 
 import argparse

@@ -9,7 +9,7 @@ from jaxspec.console.models import NamedModels, chosen_models
 from jaxspec.demo import demo_pair
 from jaxspec.errors import UsageError
 
-PROMPT = "for i in range("
+PROMPT = "class Cache:"
 SMALL = dict(max_batch=1, max_model_len=112)
 
 
@@ -25,7 +25,7 @@ def test_it_says_what_plain_decoding_says(outputs):
     drafted, plain = outputs
     assert drafted.token_ids == plain.token_ids and len(plain.token_ids) == 40
     assert plain.stats.num_spec_steps == 0
-    assert "self.assertEqual(" in drafted.text
+    assert "def __init__(self, " in drafted.text
 
 
 def test_its_drafts_are_accepted(outputs):
@@ -43,7 +43,7 @@ def test_the_command_says_what_it_runs(outputs, capsys):
     assert "the demo pair of the package" in first and "(no --model given)" in first
     length = outputs[0].stats.mean_acceptance_length
     assert f"mean acceptance length {length:.2f}" in err
-    assert re.search(r"^weights: 23 MB ready in [\d.]+ s$", err, re.M)
+    assert re.search(r"^weights: 29 MB ready in [\d.]+ s$", err, re.M)
     assert re.search(r"^programs: \d ready in [\d.]+ s$", err, re.M)
     assert re.search(r"^40 tokens in [\d.]+ s$", err, re.M)
     rates = r"\(\d+ against \d+ tokens/s, measured with 31 tokens\)$"

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import zipfile
 from pathlib import PurePosixPath
 
@@ -136,17 +137,45 @@ def test_the_headers_are_functions_of_held_out_text(module):
         assert row["header"].startswith("def ") and row["header"].endswith(":")
 
 
+def test_the_package_names_every_source_with_its_licence(module):
+    """Those that it learned from, which the held-out packages are not."""
+    text = json.loads((SCRIPTS.parent / "docs" / "results" / "demo-text.json").read_text())
+    folder = SCRIPTS.parent / "jaxspec" / "demo"
+    page = (folder / "SOURCES.md").read_text()
+    assert page == module("demo_sources").sources_page(text["packages"])
+    used = [row for row in text["packages"] if row["documents"]]
+    assert page.count("\n| ") == 1 + len(used) == 112 and "| toolz |" not in page
+    licences = (folder / "LICENCES.txt").read_text()
+    names = {name for row in used for name in re.split(" AND | OR ", row["licence"])}
+    assert all(name in licences for name in names)
+
+
+def test_notices_of_copyright_are_read_and_templates_are_not(module, tmp_path):
+    text = (
+        "The MIT License\n\n  Copyright (c) 2014 Somebody\n\nThe above copyright notice\n"
+        "copyright notice and this permission\n   Copyright [yyyy] [name of copyright owner]\n"
+        "(c) 2020-2021 Others | Inc.\nCopyright (c) 2014 Somebody\n"
+    )
+    files = {"thing-1.0.dist-info/licenses/LICENSE.txt": text, "thing/NOTICE": "Copyright 2000 x"}
+    package = module("gather_demo_text").package_of(wheel(tmp_path, "thing", files))
+    assert package.copyright == ["Copyright (c) 2014 Somebody", "(c) 2020-2021 Others | Inc."]
+    row = {"documents": 1, "name": "thing", "version": "1.0", "licence": "MIT"}
+    line = module("demo_sources").line_of(row | {"copyright": package.copyright})
+    assert line.endswith("| Copyright (c) 2014 Somebody; (c) 2020-2021 Others / Inc. |\n")
+
+
 @pytest.mark.slow
 def test_a_tiny_pair_is_judged(module, monkeypatch, tmp_path):
     archives, path = module("demo_archive"), tmp_path / "text.tar.xz"
     held_out = [(PurePosixPath("thing/code.py"), CODE * 3)]
     archives.write_archive(path, archives.Archive(held_out, held_out, {}))
     pair = f"--target {GOLDENS / 'target'} --draft {GOLDENS / 'draft'} --text {path}"
-    sizes = "--headers 2 --tokens 8 --pieces 1 --batch 2 --show 1"
+    sizes = "--headers 2 --typed 1 --tokens 8 --pieces 1 --batch 2 --show 1"
     result = tmp_path / "result.json"
     assert not run("judge_pair", [*pair.split(), *sizes.split(), f"--json={result}"], monkeypatch)
     report = json.loads(result.read_text())
     assert report["greedy"]["headers"] == len(report["continuations"]) == 2
+    assert len(report["typed"]) == 1 and report["greedy"]["typed_loop"] in (0, 1)
     assert 0 <= report["greedy"]["parse"] <= report["greedy"]["parse_or_begin_python"] <= 1
     assert report["greedy"]["acceptance_length"] >= 1 <= report["sampled"]["acceptance_length"]
     assert report["loss_per_character"]["thing"] > 1, "the model's weights are random"

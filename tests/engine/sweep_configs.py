@@ -134,7 +134,8 @@ def _failing(driver: str, options: dict) -> Engine:
     return engine
 
 
-TEXTS = ("def quicksort(", "import os\n", "class Foo:\n    def", "for i in range(", "x = [")
+TEXTS = ("class Stack:", "def parse_args(", "def read_config(", "class Node:", "for i in range(")
+"""Prompts after which the demo pair's target is sure of its next ten tokens."""
 CLEAR = 0.3
 """By how much the likeliest token is ahead, in nats, that bfloat16 in other shapes chooses it too.
 """

@@ -27,7 +27,7 @@ STAND_INS = {
     "z-lab/Qwen3-8B-DFlash-b16": str(GOLDENS / "draft"),
 }
 
-PRINTED = "Engine(Qwen3 7.3M + DFlash 4.3M, dflash with up to 15 drafts, max_batch=2, "
+PRINTED = "Engine(Qwen3 10.7M + DFlash 3.9M, dflash with up to 7 drafts, max_batch=2, "
 
 
 @pytest.fixture(scope="module")
