@@ -107,14 +107,16 @@ def prefill_step(
         newest = tokens[:, 0]
         if chunk.known is not None:
             newest = jnp.where(chunk.known < 0, newest, chunk.known)
+        hidden = models.shards.after(hidden, newest, *jax.tree.leaves(logprobs))
+        of_prompt = _prompt_logprobs(models, params, chunk, hidden)
+        read = models.shards.after(chunk.tokens, newest, *jax.tree.leaves(of_prompt))
         state = dataclasses.replace(
             state,
             cache=cache.commit(block),
-            proposers=_absorb(models, params, state, block, chunk.tokens, features),
+            proposers=_absorb(models, params, state, block, read, features),
             lengths=state.lengths.at[chunk.slots].set(ends),
             last_tokens=state.last_tokens.at[chunk.slots].set(as_input(newest)),
         )
-        of_prompt = _prompt_logprobs(models, params, chunk, hidden)
         ones, none = jnp.ones_like(ends), jnp.zeros_like(ends)
         return state, StepResult(tokens, ones, none, logprobs, of_prompt)
 
@@ -162,6 +164,9 @@ def draft_step(
             drawn=drafting.drawn,
         )
         state = dataclasses.replace(state, proposers=tuple(of_proposers))
+        if drafts.scores is not None:
+            tokens = models.shards.after(drafts.tokens, drafts.scores)
+            drafts = dataclasses.replace(drafts, tokens=tokens)
         if state.scores is not None:
             state = dataclasses.replace(
                 state, scores=with_drafts(state.scores, slots, drafts.scores)
@@ -180,7 +185,8 @@ def replace_step(
     tokens = jnp.where(replaced[:, None], of_host.tokens, drafts.tokens)
     logits = drafts.logits
     if logits is not None:
-        chosen = jnp.arange(logits.shape[-1]) == of_host.tokens[..., None]
+        own = models.shards.places(of_host.tokens, logits.shape[-1])
+        chosen = jnp.arange(logits.shape[-1]) == own[..., None]
         certain = jnp.where(chosen, 0.0, -jnp.inf).astype(logits.dtype)
         logits = jnp.where(replaced[:, None, None], certain, logits)
     num_drafts = jnp.where(replaced, of_host.num_drafts, drafts.num_drafts)
@@ -351,9 +357,9 @@ def _prompt_logprobs(
     if chunk.following is None:
         return None
     with jax.named_scope("prompt_logprobs"):
-        apply = partial(models.target.apply, {"params": params["target"]}, method="logits")
-        head = lambda hidden: models.shards.gathered(apply(hidden))
-        return top_logprobs_in_pieces(head, hidden, chunk.following, MAX_LOGPROBS)
+        head = partial(models.target.apply, {"params": params["target"]}, method="logits")
+        chosen, shards = chunk.following, models.shards
+        return top_logprobs_in_pieces(head, hidden, chosen, MAX_LOGPROBS, shards)
 
 
 def _absorb(
