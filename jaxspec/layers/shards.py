@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import itertools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,6 +28,14 @@ AXIS = "shards"
 NEVER = 0x7FABCDEF
 """No token, and as a float not a number: no result of a step has these bits, which the compiler
 does not know."""
+
+
+def _exchange(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective over all devices, with a scope of its own in profiles."""
+    return jax.named_scope("exchange")(functools.partial(collective, axis_name=AXIS))
+
+
+_psum, _pmax, _all_gather = map(_exchange, (jax.lax.psum, jax.lax.pmax, jax.lax.all_gather))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,26 +52,26 @@ class Shards:
         if self.count == 1:
             return x
         if not self.in_order:
-            return jax.lax.psum(x, AXIS)
-        parts = jax.lax.all_gather(x, AXIS)
+            return _psum(x)
+        parts = _all_gather(x)
         return functools.reduce(operator.add, [parts[i] for i in range(self.count)])
 
     def largest(self, x: Float[Array, "*tokens outputs"]) -> Float[Array, "*tokens outputs"]:
         """The largest of all devices, number by number, on each of them."""
-        return x if self.count == 1 else jax.lax.pmax(x, AXIS)
+        return x if self.count == 1 else _pmax(x)
 
     def gathered(self, x: Float[Array, "*tokens outputs"]) -> Float[Array, "*tokens vocab"]:
         """The parts of all devices beside each other, on each of them."""
         if self.count == 1:
             return x
-        return jax.lax.all_gather(x, AXIS, axis=x.ndim - 1, tiled=True)
+        return _all_gather(x, axis=x.ndim - 1, tiled=True)
 
     def exchanged(self, *arrays: Shaped[Array, "..."]) -> list[Shaped[Array, "devices ..."]]:
         """What all devices have of these arrays, along a new first axis. They differ in their last
         axis at most, so that one exchange of bytes does for all of them."""
         sent = [array.view(jnp.uint8) for array in arrays]
         ends = list(itertools.accumulate(each.shape[-1] for each in sent))
-        received = jax.lax.all_gather(jnp.concatenate(sent, axis=-1), AXIS)
+        received = _all_gather(jnp.concatenate(sent, axis=-1))
         parts = jnp.split(received, ends[:-1], axis=-1)
         return [part.view(array.dtype) for part, array in zip(parts, arrays, strict=True)]
 

@@ -54,6 +54,7 @@ def step_over_shards(
     def function(params: Any, state: Any, *inputs: Any) -> tuple[Any, Any]:
         return step(models, params, state, *jax.tree.map(_made_here, inputs), **static)
 
+    function.__name__ = step.__name__  # by which profiles know a program's phase
     return _over_shards(function, models.shards.count, takes, gives, donate_argnums=1)
 
 

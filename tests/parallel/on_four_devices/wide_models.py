@@ -35,6 +35,7 @@ HYBRID = Qwen35Config(
 )
 
 PROMPTS = [[5, 9, 33, 9, 70], [8, 1, 2] * 9, [100] * 3, [4, 5, 6, 7] * 12]
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 MIXED = [
     SamplingParams(max_tokens=16, ignore_eos=True),
     SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.9, top_p=0.95, seed=3),
