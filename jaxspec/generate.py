@@ -129,7 +129,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "kernels",
         "fp8_activations",
     )
-    add_flags(group, EngineOptions, "tensor_parallel_size")
+    add_flags(group, EngineOptions, "tensor_parallel_size", "step_timeout")
     add_flags(group, Together, "coordinator", metavar="HOST:PORT")
     add_flags(group, Together, "num_processes", "process_id")
     cli.add_kept_programs(group)

@@ -30,7 +30,7 @@ class Drafts:
     """Number of drafts of each request, from the first on, that are to be verified."""
     logits: Float[Array, "batch drafts vocab"] | None = None
     """Logits that the tokens were drawn from, before temperature and filters; None if the tokens
-    were not drawn."""
+    were not drawn. On several devices each has its part of the vocabulary, as of the target's."""
     scores: Float[Array, "batch drafts"] | None = None
     """The proposer's own probability of each token, given the drafts before it; None if it knows
     none. Read only if `DraftInputs.scored`."""

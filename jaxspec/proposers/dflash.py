@@ -61,7 +61,6 @@ class DFlashProposer(DrafterProposer):
         if config.transition is None:
             chosen = self._independently(params, logits, drawing, inputs.scored)
         else:
-            logits = self.shards.gathered(logits)
             first = hidden[:, :places], logits[:, :places]
             chosen = self._walking(params, inputs.tokens, *first, drawing, inputs.scored)
         chosen, wanted = first_places(chosen, places), inputs.num_drafts
@@ -112,16 +111,17 @@ class DFlashProposer(DrafterProposer):
         if drawing is None:
             own = self.certainty(logits) if scored else None
             return Chosen(self.likeliest(params, logits), None, own)
-        logits, how = self.over_target_vocabulary(params, self.shards.gathered(logits)), drawing()
-        tokens = draw_drafts(logits, how.sampling, how.positions)
-        return Chosen(tokens, logits, probabilities(logits, tokens) if scored else None)
+        logits, how = self.over_target_vocabulary(params, logits), drawing()
+        tokens = draw_drafts(logits, how.sampling, how.positions, self.shards)
+        own = probabilities(logits, tokens, self.shards) if scored else None
+        return Chosen(tokens, logits, own)
 
     def _walking(
         self,
         params: Params,
         current: Int[Array, " batch"],
         hidden: Float[Array, "batch drafts hidden"],
-        logits: Float[Array, "batch drafts draft_vocab"],
+        logits: Float[Array, "batch drafts outputs"],
         drawing: Callable[[], Drawing] | None,
         scored: bool,
     ) -> Chosen:
@@ -131,7 +131,8 @@ class DFlashProposer(DrafterProposer):
         chosen = walk(*own, current, hidden, logits, how, scored=scored)
         if chosen.drawn_from is None:
             return chosen
-        over_all = self.over_target_vocabulary(params, chosen.drawn_from)
+        drawn_from = self.shards.after(chosen.drawn_from, chosen.tokens)
+        over_all = self.over_target_vocabulary(params, drawn_from)
         return dataclasses.replace(chosen, drawn_from=over_all)
 
     def _confidence(

@@ -13,7 +13,7 @@ from jaxspec.layers.kernels import OpChoice
 from jaxspec.layers.shards import Shards
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Params
-from jaxspec.sampling import greedy, probabilities
+from jaxspec.sampling import probabilities
 from pallas_kernels.dispatch import Implementation
 
 
@@ -72,25 +72,25 @@ class DrafterProposer:
         self, params: Params, logits: Float[Array, "batch width outputs"]
     ) -> Int[Array, "batch width"]:
         """The likeliest token at every place, as an id of the target's vocabulary."""
-        cut = self.shards.count > 1
-        likeliest = self.shards.likeliest(logits)[0] if cut else greedy(logits)
-        return self.apply(params, likeliest, method="target_tokens")
+        return self.apply(params, self.shards.likeliest(logits)[0], method="target_tokens")
 
     def certainty(self, logits: Float[Array, "batch width outputs"]) -> Float[Array, "batch width"]:
         """The probability of the likeliest token at every place."""
-        whole = self.shards.gathered(logits)
-        return probabilities(whole, greedy(whole))
+        return probabilities(logits, self.shards.likeliest(logits)[0], self.shards)
 
     def over_target_vocabulary(
-        self, params: Params, logits: Float[Array, "batch drafts draft_vocab"]
+        self, params: Params, logits: Float[Array, "batch drafts outputs"]
     ) -> Float[Array, "batch drafts vocab"]:
-        """Logits over the target's vocabulary: minus infinity for tokens that the drafter's reduced
-        vocabulary leaves out."""
+        """Logits over the target's vocabulary, or this device's part of it: minus infinity for
+        tokens that the drafter's reduced vocabulary leaves out. A part of the reduced vocabulary
+        can be anywhere in the target's, so every device gets all of that."""
         config = self.drafter.config
         if config.draft_vocab_size is None:
             return logits
-        nowhere = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf, logits.dtype)
-        return nowhere.at[..., params["drafter"]["target_ids"]].set(logits)
+        size, whole = config.vocab_size // self.shards.count, self.shards.gathered(logits)
+        nowhere = jnp.full((*logits.shape[:-1], size), -jnp.inf, logits.dtype)
+        places = self.shards.places(params["drafter"]["target_ids"], size)
+        return nowhere.at[..., places].set(whole, mode="drop")
 
 
 def _apply(model: Any, params: Any, *inputs: Any, method: str) -> Any:

@@ -101,18 +101,21 @@ class Eagle3Proposer(DrafterProposer):
         """Runs one row per draft. The first is the newest token's; all are scratch."""
         tokens, hidden = inputs.tokens[:, None], state.pending[inputs.slots][:, None]
         cache, drafts, over_all, own = state.cache, [], [], []
+        shards = self.shards
         for step in range(width - 1):
             rows = Rows(_row_of_chain(inputs, step), tokens, hidden)
             logits, hidden, cache = self.row(target, params, rows, cache)
             if drawn:
-                logits = self.over_target_vocabulary(params, self.shards.gathered(logits))
+                logits = self.over_target_vocabulary(params, logits)
                 positions = inputs.lengths[:, None] + step + 1
-                tokens = draw_drafts(logits, inputs.sampling, positions)
+                tokens = draw_drafts(logits, inputs.sampling, positions, shards)
                 over_all.append(logits)
             else:
                 tokens = self.likeliest(params, logits)
             if inputs.scored:
-                own.append(probabilities(logits, tokens) if drawn else self.certainty(logits))
+                sure = probabilities(logits, tokens, shards) if drawn else self.certainty(logits)
+                tokens = shards.after(tokens, sure)
+                own.append(sure)
             drafts.append(tokens)
         joined = lambda parts: jnp.concatenate(parts, axis=1) if parts else None
         drafted = Drafts(

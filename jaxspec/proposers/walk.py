@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxspec.layers.shards import WHOLE, Shards
 from jaxspec.models.config import DFlashConfig
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import Params, num_bytes
 from jaxspec.models.transition import State
-from jaxspec.sampling import SlotSampling, draw_drafts, greedy, probabilities
-from jaxspec.sampling.logprobs import likeliest
+from jaxspec.sampling import SlotSampling, draw_drafts, probabilities
+from jaxspec.sampling.likeliest import likeliest_of_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,30 +60,36 @@ def walk(
     params: Params,
     current: Int[Array, " batch"],
     hidden: Float[Array, "batch drafts hidden"],
-    logits: Float[Array, "batch drafts draft_vocab"],
+    logits: Float[Array, "batch drafts outputs"],
     drawing: Drawing | None,
     *,
     scored: bool = False,
 ) -> Chosen:
     """A place takes the token with the best score, or with `drawing` draws one as the request
     samples. Its scores are then among the results, over the drafter's own vocabulary, with minus
-    infinity for tokens that are no candidates. Probabilities are among the candidates.
+    infinity for tokens that are no candidates. Probabilities are among the candidates. If every
+    device has a part of the logits, it has that part of the scores.
     """
     transition = drafter.config.transition
     assert transition is not None, "only a drafter with a transition walks"
     with jax.named_scope("walk"):
         apply: Any = partial(drafter.apply, {"params": params})
-        base, ids = _among(logits, transition.candidates)
+        base, ids = _among(logits, transition.candidates, drafter.shards)
+        # All devices have the same candidates; of a whole vocabulary each has its part.
+        shards = drafter.shards if ids is None else WHOLE
         keys, read = apply(ids, method=_keys), apply(hidden, method=_read)
+        if ids is None:
+            keys = _own_keys(keys, logits.shape[-1], shards)
         state, previous = apply(current.size, method=_start), current
         tokens, scores, likely = [], [], []
         # Few and small: unrolled, so that the compiler joins each place's steps with the next's.
         for place in range(logits.shape[1]):
             state, query = apply(state, previous, read[:, place], method=_query)
             of_place = _scores(base[:, place], query, keys if ids is None else keys[:, place])
-            own = _choose(of_place, place, drawing)
+            own = _choose(of_place, place, drawing, shards)
             if scored:
-                likely.append(probabilities(of_place[:, None], own[:, None]))
+                likely.append(probabilities(of_place[:, None], own[:, None], shards))
+                own = shards.after(own, likely[-1])
             if ids is not None:
                 own = jnp.take_along_axis(ids[:, place], own[:, None], axis=1)[:, 0]
             previous = apply(own[:, None], method="target_tokens")[:, 0]
@@ -90,7 +97,8 @@ def walk(
             scores.append(of_place)
         drawn_from = None
         if drawing is not None:
-            drawn_from = _everywhere(jnp.stack(scores, axis=1), ids, logits.shape[-1])
+            of_places, size = jnp.stack(scores, axis=1), logits.shape[-1]
+            drawn_from = _everywhere(of_places, ids, size, drafter.shards)
         own = jnp.concatenate(likely, axis=1) if scored else None
         return Chosen(jnp.stack(tokens, axis=1), drawn_from, own)
 
@@ -129,13 +137,20 @@ def _keys(drafter: DFlash, tokens: Int[Array, "*tokens"] | None) -> Float[Array,
     return drafter.transition.keys(tokens)
 
 
+def _own_keys(
+    keys: Float[Array, "draft_vocab rank"], size: int, shards: Shards
+) -> Float[Array, "outputs rank"]:
+    """The keys of this device's part of the vocabulary."""
+    return jax.lax.dynamic_slice_in_dim(keys, shards.first(size), size)
+
+
 def _among(
-    logits: Float[Array, "batch drafts draft_vocab"], candidates: int | None
+    logits: Float[Array, "batch drafts outputs"], candidates: int | None, shards: Shards
 ) -> tuple[Float[Array, "batch drafts candidates"], Int[Array, "batch drafts candidates"] | None]:
     """The logits among which each place chooses, and of which tokens; None if of all."""
     if candidates is None:
         return logits, None
-    return likeliest(logits, min(candidates, logits.shape[-1]))
+    return likeliest_of_all(logits, candidates, shards)
 
 
 def _scores(
@@ -151,22 +166,27 @@ def _scores(
 
 
 def _choose(
-    scores: Float[Array, "batch candidates"], place: int, drawing: Drawing | None
+    scores: Float[Array, "batch candidates"], place: int, drawing: Drawing | None, shards: Shards
 ) -> Int[Array, " batch"]:
     """The place of the chosen token among the candidates."""
     if drawing is None:
-        return greedy(scores[:, None])[:, 0]
+        return shards.likeliest(scores[:, None])[0][:, 0]
     positions = drawing.positions[:, place : place + 1]
-    return draw_drafts(scores[:, None], drawing.sampling, positions)[:, 0]
+    return draw_drafts(scores[:, None], drawing.sampling, positions, shards)[:, 0]
 
 
 def _everywhere(
     scores: Float[Array, "batch drafts candidates"],
     ids: Int[Array, "batch drafts candidates"] | None,
-    vocab_size: int,
-) -> Float[Array, "batch drafts draft_vocab"]:
-    """The scores over the whole vocabulary: minus infinity for tokens that are no candidates."""
+    size: int,
+    shards: Shards,
+) -> Float[Array, "batch drafts outputs"]:
+    """The scores over the whole vocabulary, or this device's part of it, which has this size: minus
+    infinity for tokens that are no candidates."""
     if ids is None:
         return scores
-    nowhere = jnp.full((*scores.shape[:2], vocab_size), -jnp.inf, scores.dtype)
-    return jnp.put_along_axis(nowhere, ids, scores, axis=-1, inplace=False)
+    nowhere, own = (
+        jnp.full((*scores.shape[:2], size), -jnp.inf, scores.dtype),
+        shards.places(ids, size),
+    )
+    return jnp.put_along_axis(nowhere, own, scores, axis=-1, inplace=False, mode="drop")

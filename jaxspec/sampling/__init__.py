@@ -7,15 +7,15 @@ from jaxspec.sampling.logprobs import (
     top_logprobs,
     top_logprobs_in_pieces,
 )
+from jaxspec.sampling.parameters import SlotSampling
 from jaxspec.sampling.rejection import draw_drafts, rejection_sample
-from jaxspec.sampling.tokens import SlotSampling, greedy, sample
+from jaxspec.sampling.tokens import sample
 
 __all__ = [
     "PIECE",
     "SlotSampling",
     "TopLogprobs",
     "draw_drafts",
-    "greedy",
     "probabilities",
     "rejection_sample",
     "sample",

@@ -13,9 +13,13 @@ tokens. For a draft that was not drawn, q is 1 at the draft, and the rule amount
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxspec.sampling.tokens import SlotSampling, filtered, greedy, key_at, sample
+from jaxspec.layers.shards import WHOLE, Shards
+from jaxspec.sampling.filters import filtered
+from jaxspec.sampling.likeliest import masses
+from jaxspec.sampling.parameters import SlotSampling
+from jaxspec.sampling.tokens import INDEPENDENT, drawn, key_at
 
 DRAFT, KEEP, OTHER = 1, 2, 3
 """Purposes of the two draws at the same position, each of which has its own key."""
@@ -25,17 +29,12 @@ def draw_drafts(
     logits: Float[Array, "batch drafts vocab"],
     sampling: SlotSampling,
     positions: Int[Array, "batch drafts"],
+    shards: Shards = WHOLE,
 ) -> Int[Array, "batch drafts"]:
     """A draft for each of `positions`; the likeliest token for requests without a temperature."""
-
-    def draw(
-        logits: Float[Array, " vocab"], sampling: SlotSampling, position: Int[Array, ""]
-    ) -> Int[Array, ""]:
-        key = key_at(sampling.seed, position, DRAFT)
-        return jax.random.categorical(key, filtered(logits, sampling)).astype(jnp.int32)
-
-    drawn = jax.vmap(jax.vmap(draw, in_axes=(0, None, 0)))(logits, sampling, positions)
-    return jnp.where(sampling.temperature[:, None] > 0, drawn, greedy(logits))
+    kept = filtered(logits, sampling.of_rows, shards)
+    tokens = drawn(kept, sampling, positions, DRAFT, shards)
+    return jnp.where(sampling.temperature[:, None] > 0, tokens, shards.likeliest(logits)[0])
 
 
 def rejection_sample(
@@ -45,31 +44,58 @@ def rejection_sample(
     draft_logits: Float[Array, "batch drafts vocab"],
     sampling: SlotSampling,
     positions: Int[Array, "batch width"],
+    likeliest: Int[Array, "batch width"],
+    shards: Shards = WHOLE,
 ) -> Int[Array, "batch width"]:
-    """The target's token at each of `positions`, for drafts drawn from `draft_logits`."""
-    independent = sample(logits, sampling, positions)
-    count = drafts.shape[1]
-    with_drafts, sound = jax.vmap(jax.vmap(_keep_or_redraw, in_axes=(0, 0, 0, None, 0)))(
-        logits[:, :count], drafts, draft_logits, sampling, positions[:, :count]
-    )
-    drafted = jnp.arange(count) < num_drafts[:, None]
-    drawn = drafted & sound & (sampling.temperature[:, None] > 0)
-    tokens = jnp.where(drawn, with_drafts, independent[:, :count])
-    return independent.at[:, :count].set(tokens)
+    """The target's token at each of `positions`, for drafts drawn from `draft_logits`; that of
+    requests without a temperature is the `likeliest`. Each of several devices has the same part of
+    both vocabularies, and all make the same choices."""
+    hot, count, width = sampling.temperature[:, None] > 0, drafts.shape[1], positions.shape[1]
+
+    def draw() -> Int[Array, "batch width"]:
+        # Target and drafter are filtered together, so that devices exchange once for both.
+        both = jnp.concatenate([x.astype(jnp.float32) for x in (logits, draft_logits)], axis=1)
+        kept = filtered(both, sampling.of_rows, shards)
+        independent = drawn(kept[:, :width], sampling, positions, INDEPENDENT, shards)
+        with_drafts, sound = _keep_or_redraw(
+            kept[:, :count], drafts, kept[:, width:], sampling, positions[:, :count], shards
+        )
+        drafted = jnp.arange(count) < num_drafts[:, None]
+        tokens = jnp.where(drafted & sound, with_drafts, independent[:, :count])
+        return jnp.where(hot, independent.at[:, :count].set(tokens), likeliest)
+
+    return jax.lax.cond(jnp.any(hot), draw, lambda: likeliest)
 
 
 def _keep_or_redraw(
-    logits: Float[Array, " vocab"],
-    draft: Int[Array, ""],
-    draft_logits: Float[Array, " vocab"],
+    logits: Float[Array, "batch drafts vocab"],
+    drafts: Int[Array, "batch drafts"],
+    draft_logits: Float[Array, "batch drafts vocab"],
     sampling: SlotSampling,
-    position: Int[Array, ""],
-) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """The token, and whether the draft's distribution is one: if the drafter's logits are not
+    positions: Int[Array, "batch drafts"],
+    shards: Shards,
+) -> tuple[Int[Array, "batch drafts"], Bool[Array, "batch drafts"]]:
+    """The tokens, and whether the draft's distribution is one: if the drafter's logits are not
     finite, its draft is no draw, and the token is drawn independently of it."""
-    p = jax.nn.softmax(filtered(logits, sampling))
-    q = jax.nn.softmax(filtered(draft_logits, sampling))
-    kept = jax.random.uniform(key_at(sampling.seed, position, KEEP)) * q[draft] < p[draft]
+    p, q = _softmax(logits, shards), _softmax(draft_logits, shards)
+    of_p, of_q = shards.at(p, drafts), shards.at(q, drafts)
+    kept = _uniform(sampling, positions) * of_q < of_p
     rest = jnp.log(jnp.maximum(p - q, 0.0))
-    other = jax.random.categorical(key_at(sampling.seed, position, OTHER), rest)
-    return jnp.where(kept, draft, other.astype(jnp.int32)), jnp.isfinite(q[draft])
+    other = drawn(rest, sampling, positions, OTHER, shards)
+    return jnp.where(kept, drafts, other), jnp.isfinite(of_q)
+
+
+def _softmax(
+    logits: Float[Array, "batch drafts vocab"], shards: Shards
+) -> Float[Array, "batch drafts vocab"]:
+    largest, mass = masses(logits, shards)
+    return jnp.exp(logits - largest[..., None]) / mass[..., None]
+
+
+def _uniform(
+    sampling: SlotSampling, positions: Int[Array, "batch drafts"]
+) -> Float[Array, "batch drafts"]:
+    def number(seed: UInt32[Array, ""], position: Int[Array, ""]) -> Float[Array, ""]:
+        return jax.random.uniform(key_at(seed, position, KEEP))
+
+    return jax.vmap(jax.vmap(number, in_axes=(None, 0)))(sampling.seed, positions)

@@ -1,31 +1,13 @@
 """Sampling of every token of a step with its request's own parameters and its own key."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, Key, UInt32
 
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SlotSampling:
-    """Sampling parameters: an entry per slot or request of a batch; scalars for a single one."""
-
-    temperature: Float[Array, "*slots"]
-    """Temperature; 0 takes the most likely token."""
-    top_k: Int[Array, "*slots"]
-    """Number of most likely tokens that are kept; 0 keeps all."""
-    top_p: Float[Array, "*slots"]
-    """Probability mass of the most likely tokens that are kept, after top_k; 1 keeps all."""
-    min_p: Float[Array, "*slots"]
-    """Tokens less likely than this share of the most likely one are dropped; 0 keeps all."""
-    seed: UInt32[Array, "*slots"]
-    """Seed. With the token's position it makes the key of a draw, which depends on nothing else."""
-
-    def of(self, slots: Int[Array, " batch"]) -> "SlotSampling":
-        return jax.tree.map(lambda entries: entries[slots], self)
-
+from jaxspec.layers.shards import WHOLE, Shards
+from jaxspec.sampling.filters import filtered
+from jaxspec.sampling.parameters import SlotSampling
 
 INDEPENDENT = 0
 """Purpose of drawing a token of the target independently of any draft."""
@@ -33,53 +15,56 @@ INDEPENDENT = 0
 
 def key_at(seed: UInt32[Array, ""], position: Int[Array, ""], purpose: int) -> Key[Array, ""]:
     """The key of one draw, which depends only on these arguments."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), purpose)
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(key, position), purpose)
 
 
 def sample(
     logits: Float[Array, "batch width vocab"],
     sampling: SlotSampling,
     positions: Int[Array, "batch width"],
+    likeliest: Int[Array, "batch width"],
+    shards: Shards = WHOLE,
 ) -> Int[Array, "batch width"]:
-    """The token at each of `positions`, drawn for requests with a temperature. If no request has a
-    temperature, the same program neither sorts nor draws."""
-    hot, likeliest = sampling.temperature[:, None] > 0, greedy(logits)
-    draw = lambda: jnp.where(hot, _draw(logits, sampling, positions), likeliest)
+    """The token at each of `positions`, drawn for requests with a temperature; `likeliest` is that
+    of the others. If no request has a temperature, the same program neither sorts nor draws."""
+    hot = sampling.temperature[:, None] > 0
+
+    def draw() -> Int[Array, "batch width"]:
+        kept = filtered(logits, sampling.of_rows, shards)
+        return jnp.where(hot, drawn(kept, sampling, positions, INDEPENDENT, shards), likeliest)
+
     return jax.lax.cond(jnp.any(hot), draw, lambda: likeliest)
 
 
-def greedy(logits: Float[Array, "batch width vocab"]) -> Int[Array, "batch width"]:
-    """The likeliest token at every position; the first one if several are equally likely."""
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-
-def _draw(
+def drawn(
     logits: Float[Array, "batch width vocab"],
     sampling: SlotSampling,
     positions: Int[Array, "batch width"],
+    purpose: int,
+    shards: Shards = WHOLE,
 ) -> Int[Array, "batch width"]:
-    def draw(
-        logits: Float[Array, " vocab"], sampling: SlotSampling, position: Int[Array, ""]
-    ) -> Int[Array, ""]:
-        key = key_at(sampling.seed, position, INDEPENDENT)
-        return jax.random.categorical(key, filtered(logits, sampling)).astype(jnp.int32)
+    """A draw from the softmax of the logits at each position: the largest one after each token got
+    noise of its own, which depends on the key and on the token and not on who has the token."""
+    tokens = shards.first(logits.shape[-1]) + jnp.arange(logits.shape[-1])
 
-    over_width = jax.vmap(draw, in_axes=(0, None, 0))
-    return jax.vmap(over_width)(logits, sampling, positions)
+    def noise(seed: UInt32[Array, ""], position: Int[Array, ""]) -> Float[Array, " vocab"]:
+        return gumbel_of(key_at(seed, position, purpose), tokens)
+
+    of_requests = jax.vmap(jax.vmap(noise, in_axes=(None, 0)))(sampling.seed, positions)
+    return shards.likeliest(logits + of_requests)[0]
 
 
-def filtered(logits: Float[Array, " vocab"], sampling: SlotSampling) -> Float[Array, " vocab"]:
-    """Logits divided by the temperature, with minus infinity for tokens that the filters drop."""
-    scaled = logits.astype(jnp.float32) / jnp.maximum(sampling.temperature, 1e-6)
-    ordered = jnp.sort(scaled, descending=True)
-    rank = jnp.arange(ordered.size)
-    kept = (rank < sampling.top_k) | (sampling.top_k == 0)
-    mass = jax.nn.softmax(jnp.where(kept, ordered, -jnp.inf))
-    # A token is kept if the mass before it is below top_p, so the token that crosses top_p is kept.
-    # The first is kept although 32-bit floats flush a tiny top_p to zero, and a top_p of one keeps
-    # all although their sum may be rounded up to one before the last token.
-    exempt = (rank == 0) | (sampling.top_p >= 1)
-    kept &= (jnp.cumsum(mass) - mass < sampling.top_p) | exempt
-    kept &= ordered >= ordered[0] + jnp.log(sampling.min_p)
-    least = jnp.min(jnp.where(kept, ordered, jnp.inf))
-    return jnp.where(scaled >= least, scaled, -jnp.inf)
+def gumbel_of(key: Key[Array, ""], tokens: Int[Array, " vocab"]) -> Float[Array, " vocab"]:
+    """What `jax.random.gumbel` says of these tokens for a whole vocabulary, without the rest."""
+    one, other = jax.random.key_data(key)
+    counts = tokens.astype(jnp.uint32)
+    high = counts >> 31  # of 64 bits; zeros, because no token has so large an id
+    bits = jnp.bitwise_xor(*threefry2x32_p.bind(one, other, high, counts))
+    mantissas = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(ONE), jnp.float32) - 1
+    tiny = jnp.finfo(jnp.float32).tiny
+    return -jnp.log(-jnp.log(jnp.maximum(mantissas * (1 - tiny) + tiny, tiny)))
+
+
+ONE = 0x3F800000
+"""The bits of 1.0, whose mantissa is replaced by random bits to get a number from 1 to 2."""

@@ -14,6 +14,8 @@ class Event:
     """One launch of a kernel; on the CPU, one instruction of a program."""
 
     name: str
+    device: str
+    """Which of several devices; on the CPU, its number."""
     line: str
     """Stream or thread."""
     start_ns: float
@@ -54,7 +56,7 @@ def device_events(planes: Sequence[Any]) -> Iterator[Event]:
         if plane.name.startswith("/device:"):
             for line in plane.lines:
                 if line.name.startswith("Stream"):
-                    yield from (_event(event, line.name) for event in line.events)
+                    yield from (_event(event, line.name, plane.name) for event in line.events)
 
 
 def host_events(planes: Sequence[Any]) -> Iterator[Event]:
@@ -77,10 +79,11 @@ def _host_lines(planes: Sequence[Any]) -> Iterator[Any]:
             yield from plane.lines
 
 
-def _event(event: Any, line: str) -> Event:
+def _event(event: Any, line: str, device: str | None = None) -> Event:
     stats = _stats(event)
     return Event(
         name=event.name,
+        device=device or f"cpu {stats.get('device_ordinal', 0)}",
         line=line,
         start_ns=event.start_ns,
         duration_ns=event.duration_ns,

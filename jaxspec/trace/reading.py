@@ -1,6 +1,7 @@
 """Reading a recorded trace: its kernels with their scopes, launches of programs, and steps."""
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +21,9 @@ class Kernel:
     phase: str
     """Phase of a step: prefill, draft, verify, accept, commit, seat, or `UNKNOWN`."""
     part: str
-    """Part of a layer or of a model: qkv, attention, head ..."""
+    """Part of a layer or of a model: qkv, attention, head ...; exchange, where devices wait for
+    each other's numbers."""
+    device: str
     line: str
     """Stream or thread."""
     start_ns: float
@@ -34,6 +37,7 @@ class Launch:
     """One run of a program, from the start of its first kernel to the end of its last one."""
 
     program: str
+    device: str
     start_ns: float
     end_ns: float
 
@@ -74,16 +78,18 @@ def _launches(events: Sequence[Event]) -> list[Launch]:
     programs = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start_ns):
         if event.op:
-            programs[f"{event.module}({event.program})"].append(event)
-    launches = (one for name, own in programs.items() for one in _launches_of(name, own))
+            programs[f"{event.module}({event.program})", event.device].append(event)
+    launches = itertools.chain.from_iterable(
+        _launches_of(program, device, own) for (program, device), own in programs.items()
+    )
     return sorted(launches, key=lambda launch: launch.start_ns)
 
 
-def _launches_of(program: str, events: Sequence[Event]) -> Iterator[Launch]:
+def _launches_of(program: str, device: str, events: Sequence[Event]) -> Iterator[Launch]:
     begins = [i for i in range(len(events)) if _begins_a_launch(events, i)]
     for begin, end in pairwise([*begins, len(events)]):
         last = max(event.end_ns for event in events[begin:end])
-        yield Launch(program, events[begin].start_ns, last)
+        yield Launch(program, device, events[begin].start_ns, last)
 
 
 def _begins_a_launch(events: Sequence[Event], i: int) -> bool:
@@ -97,12 +103,13 @@ def _begins_a_launch(events: Sequence[Event], i: int) -> bool:
 def _kernels(events: Sequence[Event], names: OpNames) -> Iterator[Kernel]:
     lines = defaultdict(list)
     for event in events:
-        lines[event.line].append(event)
-    for line, own in lines.items():
+        lines[event.device, event.line].append(event)
+    for (device, line), own in lines.items():
         for event, self_ns in _self_times(own):
             op_name = names[event.module, event.program].get(event.op, "")
             scope = scope_of(op_name, event.module)
-            yield Kernel(event.name, *scope, line, event.start_ns, event.end_ns, self_ns)
+            times = event.start_ns, event.end_ns, self_ns
+            yield Kernel(event.name, *scope, device, line, *times)
 
 
 def _self_times(events: list[Event]) -> list[tuple[Event, float]]:

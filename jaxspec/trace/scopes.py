@@ -59,13 +59,13 @@ def scope_of(op_name: str, module: str) -> tuple[str, str]:
 
 
 def _phase(path: Sequence[str], module: str) -> str:
-    if len(path) > 1 and path[1] in PHASES:
-        return path[1]
-    return PHASE_OF_MODULE.get(module, UNKNOWN)
+    of_module = PHASE_OF_MODULE.get(module, UNKNOWN)
+    # Programs for several devices have `shard_map` before the phase, and parts of it nothing.
+    return next((name for name in path[:3] if name in PHASES), of_module)
 
 
 def _part(path: Sequence[str]) -> str:
-    for outer in ("context", "walk", "head"):
+    for outer in ("exchange", "context", "walk", "head"):
         if outer in path:
             return outer
     from_innermost = (name.split(".")[0] for name in reversed(path))

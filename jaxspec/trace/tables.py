@@ -15,13 +15,16 @@ COUNTED_GAP_NS = 1000.0
 
 def summarise(trace: Trace) -> dict[str, Any]:
     """The sums and tables of a trace. Milliseconds cover the whole recording, except those named
-    per step."""
-    intervals = busy(trace.kernels)
-    steps = max(len(trace.steps), 1)
+    per step. If there are several devices, what is named per step, and how long a device was busy
+    or idle, is the mean of all."""
+    devices = sorted({kernel.device for kernel in trace.kernels})
+    intervals = [busy(_of_device(trace, device)) for device in devices]
+    steps = max(len(trace.steps), 1) * max(len(devices), 1)
     total = sum(kernel.self_ns for kernel in trace.kernels)
-    gaps = [b[0] - a[1] for a, b in pairwise(intervals)]
-    wall = intervals[-1][1] - intervals[0][0] if intervals else 0.0
-    busy_ns = sum(end - start for start, end in intervals)
+    gaps = [b[0] - a[1] for own in intervals for a, b in pairwise(own)]
+    begins, ends = ([own[end][end] for own in intervals] for end in (0, -1))
+    wall = max(ends, default=0.0) - min(begins, default=0.0)
+    busy_ns = sum(map(_length, intervals)) / max(len(devices), 1)
     return {
         "steps": len(trace.steps),
         "kernels": len(trace.kernels),
@@ -34,8 +37,33 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "gaps_over_1us": sum(gap > COUNTED_GAP_NS for gap in gaps),
         "longest_gap_us": max(gaps, default=0.0) / 1e3,
         "step_wall_ms": [(end - start) / 1e6 for _, start, end in trace.steps],
+        "devices": [_device(trace, device, wall) for device in devices],
         "scopes": list(_scopes(trace, total, steps)),
         "by_kernel": _by_kernel(trace.kernels, total),
+    }
+
+
+def _of_device(trace: Trace, device: str) -> list[Kernel]:
+    return [kernel for kernel in trace.kernels if kernel.device == device]
+
+
+def _length(intervals: Sequence[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def _device(trace: Trace, device: str, wall: float) -> dict[str, Any]:
+    """How one of several devices spent the recording. What it exchanges takes until the last of
+    them has sent its part, so a device that is ahead has the longest exchanges."""
+    kernels, steps = _of_device(trace, device), max(len(trace.steps), 1)
+    exchanges = [kernel.self_ns for kernel in kernels if kernel.part == "exchange"]
+    busy_ns = _length(busy(kernels))
+    return {
+        "device": device,
+        "kernel_ms_per_step": sum(kernel.self_ns for kernel in kernels) / 1e6 / steps,
+        "exchange_ms_per_step": sum(exchanges) / 1e6 / steps,
+        "exchanges_per_step": len(exchanges) / steps,
+        "busy_ms": busy_ns / 1e6,
+        "idle_ms": (wall - busy_ns) / 1e6,
     }
 
 
@@ -44,7 +72,7 @@ def _device_ms(trace: Trace, steps: int) -> float | None:
     Medians are used, because nothing runs before the first step, which makes it differ."""
     programs = defaultdict(list)
     for launch in trace.launches:
-        programs[launch.program].append(launch.end_ns - launch.start_ns)
+        programs[launch.program, launch.device].append(launch.end_ns - launch.start_ns)
     spent = (statistics.median(times) * len(times) / steps for times in programs.values())
     return sum(spent) / 1e6 if programs else None
 
@@ -109,6 +137,7 @@ def report(summary: dict[str, Any], run: dict[str, Any], top: int) -> list[str]:
     """The summary as text: totals, a line per scope, and the `top` kernels with most time."""
     return [
         *_totals(summary, run),
+        *_by_device(summary["devices"]),
         "",
         f"{'scope':<28}{'ms/step':>10}{'share':>8}{'launches/step':>15}{'weights / floor':>22}",
         *map(_scope_line, summary["scopes"]),
@@ -134,6 +163,18 @@ def _totals(summary: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
         f"{summary['idle_ms']:.3f} ms, {summary['gaps_over_1us']} gaps over 1 us, the longest "
         f"{summary['longest_gap_us']:.1f} us"
     )
+
+
+def _by_device(devices: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each of several devices."""
+    if len(devices) < 2:
+        return []
+    columns = "kernel_ms_per_step exchange_ms_per_step exchanges_per_step busy_ms idle_ms".split()
+    names = ("ms/step", "exchange ms/step", "exchanges/step", "busy ms", "idle ms")
+    lines = [
+        f"{one['device']:<28}" + "".join(f"{one[c]:>18.3f}" for c in columns) for one in devices
+    ]
+    return ["", f"{'device':<28}" + "".join(f"{name:>18}" for name in names), *lines]
 
 
 def _scope_line(scope: dict[str, Any]) -> str:

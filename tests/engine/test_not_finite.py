@@ -9,8 +9,8 @@ from fake_device import OVERFLOWS, continuation, fake_engine
 from golden_pair import HOUSE, budget, golden_engine, noisy_drafter, opened, trajectories
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.step.choose import _marked
-from jaxspec.sampling import greedy
+from jaxspec.engine.step.choose import _finite
+from jaxspec.layers.shards import WHOLE
 
 USED = {token for case in trajectories() for token in (*case["prompt"], *case["greedy"])}
 BAD = next(token for token in range(4, 512) if token not in USED)
@@ -103,6 +103,6 @@ def test_any_method_keeps_the_tokens_before(driver, method):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_largest_logit_shows_whether_all_are_sound(logits, finite, dtype):
     array = jnp.asarray([[logits]], dtype)
-    likeliest = greedy(array)
-    (marked,) = _marked(likeliest, array, likeliest)[0].tolist()
+    likeliest, largest = WHOLE.likeliest(array)
+    (marked,) = _finite(likeliest, largest)[0].tolist()
     assert marked == (int(likeliest[0, 0]) if finite else -1)

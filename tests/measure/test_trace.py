@@ -105,6 +105,10 @@ def test_scopes_of_a_program():
         ("jit(f)/verify/Qwen3/layer_0/layers_0/attention/attention_out/out/dot", "",
          "verify attention_out"),
         ("jit(f)/verify/Qwen3/norm/mul", "", "verify final norm"),
+        ("jit(f)/verify/Qwen3/layer_0/layers_0/mlp/down/down/exchange/psum", "",
+         "verify exchange"),
+        ("jit(f)/shard_map/verify/Qwen3/embedding/exchange/psum", "", "verify exchange"),
+        ("verify/Qwen3/embedding/embedding._of_all_shards/exchange/psum", "", "verify exchange"),
         ("reduce_sum", "jit_draft_step", "draft other"),
         ("", "jit_mystery", "(no scope) other"),
     ],
@@ -131,6 +135,37 @@ def test_sums_by_scope_gaps_and_steps(folder):
         "ms": pytest.approx(0.04), "us_per_call": pytest.approx(20), "share": 0,
     }  # fmt: skip
     assert any("gemm_b" in line for line in report(summary, trace.run, top=3))
+
+
+def test_two_devices_have_a_line_each(folder):
+    """The second begins later, so the first waits for it in the exchange."""
+    names = {"fusion.1": "verify/mlp/down/dot", "psum.2": "verify/mlp/down/exchange/psum"}
+    program = {"module": "jit_decode_step", "op_names": names}
+    at = lambda op: of(op, "jit_decode_step")
+    planes = {
+        f"/device:GPU:{device}": {
+            "Stream #1(Compute)": [
+                ("gemm", start, 10, at("fusion.1")),
+                ("sum", start + 10, 30 - start, at("psum.2")),
+            ]
+        }
+        for device, start in enumerate((0, 20))
+    }
+    trace = read_trace(folder(planes | {"/host:CPU": STEPS}, [program]))
+    summary = summarise(trace)
+    keys = ("exchange_ms_per_step", "exchanges_per_step", "busy_ms", "idle_ms")
+    first, second = ([one[key] for key in keys] for one in summary["devices"])
+    assert first == pytest.approx([0.015, 0.5, 0.040, 0])
+    assert second == pytest.approx([0.005, 0.5, 0.020, 0.020])
+    assert summary["busy_ms"] == pytest.approx(0.030) and summary["wall_ms"] == pytest.approx(0.04)
+    assert summary["longest_gap_us"] == 0 and len(trace.launches) == 2
+    assert summary["device_ms_per_step"] == pytest.approx((40 + 20) / 2 / 2 / 1e3)
+    scope = {(s["phase"], s["part"]): s["ms_per_step"] for s in summary["scopes"]}
+    assert scope["verify", "exchange"] == pytest.approx((30 + 10) / 2 / 2 / 1e3)
+    lines = report(summary, trace.run, top=1)
+    assert sum(line.startswith("/device:GPU:") for line in lines) == 2
+    alone = summarise(read_trace(folder({"/device:GPU:0": planes["/device:GPU:0"]}, [program])))
+    assert not any(line.startswith("/device:GPU:") for line in report(alone, {}, top=1))
 
 
 def test_nested_instructions_count_once_and_threads_overlap(folder):

@@ -1,6 +1,7 @@
 """A step over two GPUs, compiled without any: with kernels, and no more sums than there must be."""
 
 import dataclasses
+import math
 import re
 import types
 
@@ -77,7 +78,7 @@ def state_of(models: Models, mesh: Mesh):
     return jax.tree.map(wholes, sharded.specs_of_state(of_shard), of_shard)
 
 
-def compiled_step(target, draft, mesh: Mesh) -> tuple[str, Models]:
+def compiled_step(target, draft, mesh: Mesh, draws: bool = False) -> tuple[str, Models]:
     """The text of a decode step of these models, and the models of one shard."""
     shards = Shards(DEVICES)
     target, of_target = spread(target, shards)
@@ -87,9 +88,10 @@ def compiled_step(target, draft, mesh: Mesh) -> tuple[str, Models]:
     state = state_of(models, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     integers = jax.ShapeDtypeStruct((SLOTS,), jnp.int32, sharding=everywhere)
-    static = {"drafting": Drafting(0, draft.block_size), "draws": False}
-    step = sharded.step_over_shards(decode_step, models, params, state, 2, static)
-    traced = step.trace(params, state, integers, integers)
+    static = {"drafting": Drafting(0, draft.block_size, drawn=draws), "draws": draws}
+    inputs = integers, integers
+    step = sharded.step_over_shards(decode_step, models, params, state, inputs, static)
+    traced = step.trace(params, state, *inputs)
     return compiled(traced.lower(lowering_platforms=("cuda",))).as_text(), models
 
 
@@ -129,6 +131,24 @@ def test_a_step_over_two_gpus(mesh, name):
     said = said_of(models.target, draft.block_size)
     assert said["dense_chain"] == SHARDED and said["paged_attention"] == "mosaic"
     assert said.get("fp8_product", "mosaic") == "mosaic"
+
+
+def most_gathered(text: str) -> int:
+    """Bytes of the largest array that devices gather; parts are gathered as bytes."""
+    gathers = re.findall(r"= \(?(.*?) all-gather(?:-start)?\(", text)
+    shapes = [shape for line in gathers for shape in re.findall(r"u8\[([\d,]+)\]", line)]
+    return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+
+@needs_compiler
+def test_a_step_that_samples_gathers_few_numbers_of_each_token(mesh):
+    config = qwen3("qwen3-8b")
+    config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, num_layers=2))
+    draft = drafter_of(config, (0, 1))
+    text, _ = compiled_step(Qwen3(config, (0, 1), jnp.bfloat16), draft, mesh, draws=True)
+    rows = SLOTS * (2 * draft.block_size - 1)  # of the target, and of the drafter
+    assert rows * 64 * 8 <= most_gathered(text) <= DEVICES * rows * 64 * 8
+    assert 100 * most_gathered(text) < rows * config.vocab_size * 4, "not the logits"
 
 
 @needs_compiler

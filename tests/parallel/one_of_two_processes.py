@@ -3,12 +3,14 @@
     python one_of_two_processes.py PORT PROCESS_ID OPTIONS
 
 Checks what its engine says to the first goldens and prints their tokens as JSON. The options are
-JSON too; with "die" among them, process 1 ends itself after so many events.
+JSON too; with "die" among them, process 1 ends itself after so many events, and with "stop"
+it stops answering.
 """
 
 import json
 import os
 import pathlib
+import signal
 import sys
 
 sys.path[:0] = [str(pathlib.Path(__file__).parents[1] / "engine")]
@@ -20,7 +22,7 @@ BUDGETS = 30, 5, 17, 24
 def main() -> None:
     port, process = int(sys.argv[1]), int(sys.argv[2])
     options = json.loads(sys.argv[3])
-    dies_after = options.pop("die", None)
+    dies_after, stops_after = options.pop("die", None), options.pop("stop", None)
     from jaxspec.engine.setup.processes import join_processes
 
     join_processes(f"localhost:{port}", 2, process, dead_after=10)
@@ -39,6 +41,8 @@ def main() -> None:
     for number, event in enumerate(engine.stream([case["prompt"] for case in cases], params)):
         if process == 1 and number == dies_after:
             os._exit(9)
+        if process == 1 and number == stops_after:
+            os.kill(os.getpid(), signal.SIGSTOP)
         if event.output is not None:
             ended[event.index] = event.output
     for index, output in ended.items():

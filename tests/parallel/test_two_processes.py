@@ -67,6 +67,18 @@ def test_if_one_process_dies_the_other_ends_within_seconds():
 
 
 @pytest.mark.slow
+def test_if_one_process_stops_answering_requests_of_the_other_end_with_our_error():
+    first, second = workers({"stop": 3, "step_timeout": 4})
+    try:
+        _, err = told_by(first, 300)
+    finally:
+        second.kill()
+        second.communicate()
+    assert first.returncode not in (0, -9)
+    assert "RequestFailed" in err and "step_timeout, which is 4 s" in err
+
+
+@pytest.mark.slow
 def test_the_command_prints_in_the_first_process_what_one_process_prints():
     target, draft = (ROOT / "tests/data/goldens/a" / name for name in ("target", "draft"))
     prompts = ["--prompt-ids", "1,2,3,4,5,6,7", "--prompt-ids", "300,301"]

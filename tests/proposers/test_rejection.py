@@ -10,12 +10,23 @@ from golden_pair import budget, golden_engine, opened, trajectories
 
 from jaxspec.acceptance import accept
 from jaxspec.engine.requests.output import RequestOutput
+from jaxspec.layers.shards import WHOLE
 from jaxspec.sampling import SlotSampling, draw_drafts
 from jaxspec.sampling import rejection_sample as eager_rejection_sample
 from jaxspec.sampling import sample as eager_sample
-from jaxspec.sampling.tokens import filtered
+from jaxspec.sampling.filters import filtered
 
-sample, rejection_sample = jax.jit(eager_sample), jax.jit(eager_rejection_sample)
+
+@jax.jit
+def sample(logits, rows, positions):
+    return eager_sample(logits, rows, positions, WHOLE.likeliest(logits)[0])
+
+
+@jax.jit
+def rejection_sample(logits, *drawn):
+    return eager_rejection_sample(logits, *drawn, WHOLE.likeliest(logits)[0])
+
+
 VOCAB, PLACES, RUNS = 12, 3, 512
 SETS = {
     "top_p": (0.8, 0, 0.95, 0.0),

@@ -106,6 +106,10 @@ class EngineOptions(SpeculationOptions):
     tensor_parallel_size: int = 1
     """Number of GPUs of this machine over which every layer is spread, the first ones that JAX
     sees. It must divide the numbers of heads."""
+    step_timeout: float | None = None
+    """Seconds after which a step counts as stuck, because a device or another process does not
+    answer: then all requests end with an error, and the engine cannot be used any more. By default
+    a step may take any time. Programs that are compiled first do not count."""
     synthetic_acceptance: Acceptance | None = None
     """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
     the share of steps that accept each position, instead of comparing drafts. The text is then not
@@ -136,6 +140,8 @@ class EngineOptions(SpeculationOptions):
         if self.kernels not in get_args(Kernels):
             expected = ", ".join(get_args(Kernels))
             raise UsageError(f"kernels is {self.kernels!r}; expected one of {expected}")
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise UsageError(f"step_timeout is {self.step_timeout}; expected None or more than 0")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(
                 f"memory_fraction is {self.memory_fraction}; expected a number in (0, 1]"
@@ -178,6 +184,7 @@ class EngineKeywords(TypedDict, total=False):
     kernels: Kernels
     fp8_activations: bool
     tensor_parallel_size: int
+    step_timeout: float | None
     synthetic_acceptance: Acceptance | None
 
 

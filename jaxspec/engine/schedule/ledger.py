@@ -212,6 +212,12 @@ def failed(ledger: Ledger, tried: Collection[int], error: str) -> Ledger:
     return replace(ledger, suspects={id: live[id].num_tokens for id in suspected})
 
 
+def all_failed(ledger: Ledger, error: str) -> Ledger:
+    """Nothing can run any more: every request ends with this error."""
+    live = {*ledger.running, *(request.id for request in ledger.waiting)}
+    return ended(replace(ledger, launched=()), live, "error", error)
+
+
 def begun_anew(ledger: Ledger) -> Ledger:
     """Nothing is on the device: every running request reads all of its tokens again."""
     unread = [

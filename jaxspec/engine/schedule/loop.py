@@ -16,6 +16,7 @@ from jaxspec.engine.schedule.stepping import Stepping
 from jaxspec.engine.schedule.turn import Turn, in_turn
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.state import EngineState, occupied
+from jaxspec.engine.step.waiting import StepTimeout
 from jaxspec.errors import UsageError
 from jaxspec.proposers.methods import HostProposer
 from jaxspec.text.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ class Loop(Stepping):
         """Whether the device's state, and what the drafters know, is what the ledger says."""
         self.closed = False
         """Whether the device's memory was given back, so that nothing can run any more."""
+        self.stuck: StepTimeout | None = None
+        """Why nothing can run any more, if a step did not end."""
 
     @property
     def current(self) -> Ledger:
@@ -109,15 +112,19 @@ class Loop(Stepping):
 
     @in_turn
     def close(self) -> None:
-        """Drops all requests and frees the device's memory. An interrupted call can be repeated."""
+        """Drops all requests and frees the device's memory. An interrupted call can be repeated. A
+        step that is stuck keeps its memory as long as the process lasts: to free it is to wait."""
         self.closed = True
         self.ledger = ledger.emptied(self.ledger)
         self.drafters.release_all_but(())
-        self.device.free()
+        if self.stuck is None:
+            self.device.free()
 
     def refuse_if_closed(self) -> None:
         if self.closed:
             raise UsageError("the engine is closed; make a new one with Engine.from_pretrained")
+        if self.stuck is not None:
+            raise self.stuck
 
     def abandon(self, ids: Iterable[int]) -> None:
         """Drops requests now, or inside a callback of the loop, when the step has ended."""
@@ -177,6 +184,8 @@ class Loop(Stepping):
             if not trusted:
                 self._begin_anew()
             self._observed_step()
+        except StepTimeout as error:
+            self.stuck, self.ledger = error, ledger.all_failed(self.ledger, _reason(error))
         except Exception as error:
             if self.ledger.is_idle:
                 raise

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import jax
-import numpy as np
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import DecodePrograms, Plan
@@ -296,7 +295,7 @@ class Stepping:
     def _read(self, step: Launched) -> None:
         """Adds the tokens of the oldest launched step to its requests."""
         self.tried = step.requests
-        result = jax.tree.map(np.asarray, step.result)
+        result = self.device.fetched(step.result)
         before, now = self.ledger, self.device.clock.now()
         if result.prompt is not None:
             before = with_scores(before, step.requests, result.prompt)

@@ -32,7 +32,7 @@ def build_loop(
     check_room(models, plan)
     store = open_store(options.cache_dir)
     empty = partial(new_state, models, plan, store)
-    device = Device(models, params, empty(), store)
+    device = Device(models, params, empty(), store, options.step_timeout)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
     adaptive = None

@@ -9,7 +9,7 @@ from jaxspec.engine.requests.sampling_params import MAX_LOGPROBS
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import Drafts, Params
-from jaxspec.sampling import TopLogprobs, greedy, rejection_sample, sample, top_logprobs
+from jaxspec.sampling import TopLogprobs, rejection_sample, sample, top_logprobs
 
 
 def target_tokens(
@@ -49,38 +49,26 @@ def tokens_from(
     drafts: Drafts | None = None,
 ) -> tuple[Int[Array, "filled tokens"], TopLogprobs | None]:
     """The target's tokens from its logits; packed ones only if nothing is drawn."""
-    if models.shards.count > 1 and not draws:
-        return _finite(*models.shards.likeliest(logits)), None
-    logits = models.shards.gathered(logits)
-    likeliest = greedy(logits)
+    likeliest, largest = models.shards.likeliest(logits)
     if not draws:
-        return _marked(likeliest, logits, likeliest), None
-    sampling = state.sampling.of(slots)
+        return _finite(likeliest, largest), None
+    sampling, shards = state.sampling.of(slots), models.shards
     if drafts is None or drafts.logits is None:
-        tokens = sample(logits, sampling, positions)
+        tokens = sample(logits, sampling, positions, likeliest, shards)
     else:
         drawn = drafts.tokens, drafts.num_drafts, drafts.logits
-        tokens = rejection_sample(logits, *drawn, sampling, positions)
-    return _marked(tokens, logits, likeliest), top_logprobs(logits, tokens, MAX_LOGPROBS)
-
-
-def _marked(
-    tokens: Int[Array, "batch width"],
-    logits: Float[Array, "batch width vocab"],
-    likeliest: Int[Array, "batch width"],
-) -> Int[Array, "batch width"]:
-    """The tokens, with `NOT_FINITE` in place of those whose logits are not finite.
-
-    Only the largest logit is read again: it is NaN if any is, because `argmax` takes NaN for the
-    largest, and infinite if one is infinite or all are minus infinity.
-    """
-    largest = jnp.take_along_axis(logits, likeliest[..., None], axis=-1)[..., 0]
-    return _finite(tokens, largest)
+        tokens = rejection_sample(logits, *drawn, sampling, positions, likeliest, shards)
+    return _finite(tokens, largest), top_logprobs(logits, tokens, MAX_LOGPROBS, shards)
 
 
 def _finite(
     tokens: Int[Array, "batch width"], largest: Float[Array, "batch width"]
 ) -> Int[Array, "batch width"]:
+    """The tokens, with `NOT_FINITE` in place of those whose logits are not finite.
+
+    Only the largest logit is looked at: it is NaN if any is, because `argmax` takes NaN for the
+    largest, and infinite if one is infinite or all are minus infinity.
+    """
     return jnp.where(jnp.isfinite(largest), tokens, NOT_FINITE)
 
 

@@ -78,9 +78,8 @@ class Program:
     def traced(self) -> jax.stages.Traced:
         of = self._programs
         if self._is_spread:
-            inputs = len(self.inputs)
             spread = step_over_shards(
-                self.step, of.models, of.params, self.state, inputs, self.static
+                self.step, of.models, of.params, self.state, self.inputs, self.static
             )
             return spread.trace(of.params, self.state, *self.inputs)
         return JITTED[self.step].trace(

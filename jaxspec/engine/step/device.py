@@ -18,6 +18,7 @@ from jaxspec.engine.step.compiled import Program, Programs, program_key, program
 from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.state import EngineState
+from jaxspec.engine.step.waiting import within
 from jaxspec.models.sharding import everywhere
 from jaxspec.proposers.device import Drafts, Params
 
@@ -71,11 +72,14 @@ class Device:
         params: Params,
         state: EngineState,
         store: ProgramStore | None = None,
+        step_timeout: float | None = None,
     ):
         self.models = models
         self.params = params
         self.state = state
         self.store = store
+        self.step_timeout = step_timeout
+        """Seconds after which a step that has not ended counts as stuck; None for never."""
         self.clock = Clock()
         self.observers: list[StepObserver] = []
         self.prepared: set[Hashable] = set()
@@ -103,7 +107,8 @@ class Device:
         program = self.programs.ready(step, self.state, inputs, static)
         if program is None:
             program = self._wait_for(self.program(step, *inputs, **static))
-        self.state, output = program(self.params, self.state, *inputs)
+        launch = lambda: program(self.params, self.state, *inputs)
+        self.state, output = within(self.step_timeout, launch)
         return output
 
     def has(self, step: Step, *inputs: Any, **static: Any) -> bool:
@@ -131,8 +136,12 @@ class Device:
 
     def accept_on_host(self, drafts: Drafts, verified: Verified) -> Int[Array, " batch"]:
         """Number of accepted drafts, computed on the host by the same rule as on the device."""
-        fetched = map(np.asarray, (drafts.tokens, verified.tokens, verified.num_drafts))
-        return jax.device_put(accept(*fetched))
+        read = self.fetched((drafts.tokens, verified.tokens, verified.num_drafts))
+        return jax.device_put(accept(*read))
+
+    def fetched[Results](self, results: Results) -> Results:
+        """Results of programs on the host, once they have run."""
+        return within(self.step_timeout, lambda: jax.tree.map(np.asarray, results))
 
     def discard_state(self) -> None:
         """Frees the state's arrays; programs can still be traced for their shapes."""

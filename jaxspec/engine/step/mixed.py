@@ -78,10 +78,12 @@ def _verify_beside(
     logits = head(models, params, _one_below_the_other(of_drafts, last_of_chunk(chunk, of_chunk)))
     positions, ends = block.positions + 1, (chunk.starts + chunk.counts)[:, None]
     own = logits[:-1].reshape(batch, width, -1)
-    answers = tokens_from(models, state, slots, own, positions, draws, drafts)
-    chosen = tokens_from(models, state, chunk.slots, logits[-1:], ends, draws)
+    answers, logprobs = tokens_from(models, state, slots, own, positions, draws, drafts)
+    last = models.shards.after(logits[-1:], answers, *jax.tree.leaves(logprobs))
+    chosen = tokens_from(models, state, chunk.slots, last, ends, draws)
+    answers = models.shards.after(answers, *jax.tree.leaves(chosen))
     of_drafts, of_chunk = _apart(features, batch)
-    verified = verified_drafts(state, slots, drafts, of_drafts, *answers)
+    verified = verified_drafts(state, slots, drafts, of_drafts, answers, logprobs)
     return dataclasses.replace(state, cache=cache), verified, ChunkRead(of_chunk, *chosen)
 
 

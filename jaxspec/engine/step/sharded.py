@@ -17,8 +17,10 @@ from jaxspec.cache.keys_values import KeysValues
 from jaxspec.cache.states import States
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.observer import Step
+from jaxspec.engine.step.steps import draft_step, replace_step
 from jaxspec.layers.shards import AXIS
 from jaxspec.models.sharding import mesh_of
+from jaxspec.proposers.device import Drafts
 
 EVERYWHERE = PartitionSpec()
 PAGES = PartitionSpec(None, None, AXIS, None)
@@ -31,19 +33,28 @@ STATES = {
 """By the fields of `States`: slots, value_heads, key_dim, value_dim; slots, recent, channels, which
 are each device's queries, keys and values beside each other; and of a block that is not committed
 yet, the last of every array's three axes."""
+LOGITS = PartitionSpec(None, None, AXIS)
+"""batch, drafts, vocab: what drafts were drawn from stays where it was made."""
+GIVES_DRAFTS = draft_step, replace_step
 
 
 def step_over_shards(
-    step: Step, models: Models, params: Any, state: Any, num_inputs: int, static: dict[str, Any]
+    step: Step,
+    models: Models,
+    params: Any,
+    state: Any,
+    inputs: tuple[Any, ...],
+    static: dict[str, Any],
 ) -> Any:
     """A step as a jitted function of parameters, state and inputs. The state is donated."""
     of_state = specs_of_state(state)
-    takes = (_specs_of_params(params), of_state, *[EVERYWHERE] * num_inputs)
-    gives = (of_state, EVERYWHERE)
+    takes = (_specs_of_params(params), of_state, *map(_specs_of_input, inputs))
+    gives = (of_state, _specs_of_drafts() if step in GIVES_DRAFTS else EVERYWHERE)
 
     def function(params: Any, state: Any, *inputs: Any) -> tuple[Any, Any]:
         return step(models, params, state, *jax.tree.map(_made_here, inputs), **static)
 
+    function.__name__ = step.__name__  # by which profiles know a program's phase
     return _over_shards(function, models.shards.count, takes, gives, donate_argnums=1)
 
 
@@ -69,6 +80,20 @@ def _made_here(leaf: Any) -> Any:
     """Empty arrays, such as the drafts of a step without drafts, are made inside: XLA for CPUs ends
     the process if a sharded program reads an empty input."""
     return leaf if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _specs_of_input(part: Any) -> Any:
+    """All devices have all inputs and results of steps, but for the logits of drafts."""
+    if not isinstance(part, Drafts):
+        return EVERYWHERE
+    by_name = lambda path, _: LOGITS if path[-1].name == "logits" else EVERYWHERE
+    return jax.tree.map_with_path(by_name, part)
+
+
+def _specs_of_drafts() -> Any:
+    """For drafts with or without logits and scores."""
+    tokens, logits = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, 1))
+    return _specs_of_input(Drafts(tokens, tokens[0], logits, logits[0]))
 
 
 def _specs_of_params(params: Any) -> Any:

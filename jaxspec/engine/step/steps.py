@@ -17,6 +17,7 @@ which some request returns log probabilities of its prompt.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -105,9 +106,12 @@ def prefill_step(
         hidden, features, cache = read_block(models, params, state, chunk.tokens, block)
         last, ends = last_of_chunk(chunk, hidden), chunk.starts + chunk.counts
         chosen = target_tokens(models, params, state, chunk.slots, last, ends[:, None], draws)
+        hidden = models.shards.after(hidden, *jax.tree.leaves(chosen))
+        of_prompt = _prompt_logprobs(models, params, chunk, hidden)
+        read = models.shards.after(chunk.tokens, *jax.tree.leaves((chosen, of_prompt)))
+        chunk = dataclasses.replace(chunk, tokens=read)
         state = dataclasses.replace(state, cache=cache.commit(block))
         state, result = keep_chunk(models, params, state, chunk, ChunkRead(features, *chosen))
-        of_prompt = _prompt_logprobs(models, params, chunk, hidden)
         return state, dataclasses.replace(result, prompt=of_prompt)
 
 
@@ -154,6 +158,9 @@ def draft_step(
             drawn=drafting.drawn,
         )
         state = dataclasses.replace(state, proposers=tuple(of_proposers))
+        if drafts.scores is not None:
+            tokens = models.shards.after(drafts.tokens, drafts.scores)
+            drafts = dataclasses.replace(drafts, tokens=tokens)
         if state.scores is not None:
             state = dataclasses.replace(
                 state, scores=with_drafts(state.scores, slots, drafts.scores)
@@ -172,7 +179,8 @@ def replace_step(
     tokens = jnp.where(replaced[:, None], of_host.tokens, drafts.tokens)
     logits = drafts.logits
     if logits is not None:
-        chosen = jnp.arange(logits.shape[-1]) == of_host.tokens[..., None]
+        own = models.shards.places(of_host.tokens, logits.shape[-1])
+        chosen = jnp.arange(logits.shape[-1]) == own[..., None]
         certain = jnp.where(chosen, 0.0, -jnp.inf).astype(logits.dtype)
         logits = jnp.where(replaced[:, None, None], certain, logits)
     num_drafts = jnp.where(replaced, of_host.num_drafts, drafts.num_drafts)
@@ -328,5 +336,5 @@ def _prompt_logprobs(
     if chunk.following is None:
         return None
     with jax.named_scope("prompt_logprobs"):
-        whole = lambda hidden: models.shards.gathered(head(models, params, hidden))
-        return top_logprobs_in_pieces(whole, hidden, chunk.following, MAX_LOGPROBS)
+        whole, shards = partial(head, models, params), models.shards
+        return top_logprobs_in_pieces(whole, hidden, chunk.following, MAX_LOGPROBS, shards)

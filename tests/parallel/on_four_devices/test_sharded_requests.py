@@ -6,7 +6,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from wide_models import MIXED, PROMPTS, facts, wide_engine
+from wide_models import GREEDY, MIXED, PROMPTS, facts, wide_engine
 
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup import pools
@@ -15,7 +15,6 @@ from jaxspec.engine.step import compiled
 from jaxspec.models.parameters import num_bytes
 from jaxspec.models.sharding import on_one_device
 
-GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 KINDS = {"dflash": (2, 4), "eagle3": (4,)}
 
 

@@ -10,7 +10,7 @@ from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.rope import Rope
 from jaxspec.measure.engines import random_models
-from jaxspec.models.config import DrafterConfig, Qwen3Config, Qwen35Config
+from jaxspec.models.config import DrafterConfig, MarkovHead, Qwen3Config, Qwen35Config
 from jaxspec.models.presets import drafter_for
 
 VOCAB, HIDDEN = 512, 64
@@ -35,6 +35,7 @@ HYBRID = Qwen35Config(
 )
 
 PROMPTS = [[5, 9, 33, 9, 70], [8, 1, 2] * 9, [100] * 3, [4, 5, 6, 7] * 12]
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 MIXED = [
     SamplingParams(max_tokens=16, ignore_eos=True),
     SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.9, top_p=0.95, seed=3),
@@ -48,19 +49,25 @@ MIXED = [
 
 @functools.cache
 def wide_models(kind: str = "dflash") -> Opened:
-    """A target and a drafter of this kind; "hybrid" is a Qwen3.5 with a DFlash drafter."""
+    """A target and a drafter of this kind; "hybrid" is a Qwen3.5 with a DFlash drafter, "reduced"
+    a DFlash drafter with half of the vocabulary, and "all tokens" a DSpark drafter whose walk has
+    no candidates."""
     if kind == "hybrid":
         return random_models(HYBRID, _drafter("dflash"), "float32")
     return random_models(TARGET, _drafter(kind), "float32")
 
 
 def _drafter(kind: str) -> DrafterConfig:
-    config = drafter_for(kind, TARGET, 4)
+    config = drafter_for({"reduced": "dflash", "all tokens": "dspark"}.get(kind, kind), TARGET, 4)
     sizes = {"decoder": dataclasses.replace(DECODER, num_layers=1), "target_layer_ids": (0, 0)}
     if kind == "eagle3":
         sizes |= {"draft_vocab_size": VOCAB // 2, "target_hidden_size": HIDDEN}
     else:
         sizes |= {"mask_token_id": 3, "block_masks": config.block_masks[:1]}
+    if kind == "reduced":
+        sizes |= {"draft_vocab_size": VOCAB // 2, "owns_head": True}
+    if kind == "all tokens":
+        sizes |= {"transition": MarkovHead("rnn", rank=16)}
     return dataclasses.replace(config, vocab_size=VOCAB, **sizes)
 
 

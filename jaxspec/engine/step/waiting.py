@@ -1,0 +1,41 @@
+"""Waiting for a program, with a limit.
+
+A device that waits for another one, or for another process, waits inside of a program. Whoever
+launches it, or waits for its results, cannot be interrupted then. So with a limit another thread
+does either, and if it takes too long that thread is left alone.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from jaxspec.errors import JaxspecError
+
+
+class StepTimeout(JaxspecError):
+    """A step did not end in time, so nothing can run on its devices any more."""
+
+
+def within[Result](limit_s: float | None, call: Callable[[], Result]) -> Result:
+    """What the call returns or raises. Raises StepTimeout if it has not ended after `limit_s`
+    seconds; None waits for ever."""
+    if limit_s is None:
+        return call()
+    ended: Future[Result] = Future()
+    # Not of a pool, whose threads the interpreter waits for when it ends.
+    threading.Thread(target=_tell, args=(call, ended), daemon=True).start()
+    try:
+        ended.exception(limit_s)
+    except TimeoutError:
+        raise StepTimeout(
+            f"a step did not end within step_timeout, which is {limit_s:g} s: a device or another "
+            "process does not answer; this engine cannot go on, so end the process"
+        ) from None
+    return ended.result()
+
+
+def _tell[Result](call: Callable[[], Result], ended: Future[Result]) -> None:
+    try:
+        ended.set_result(call())
+    except BaseException as error:
+        ended.set_exception(error)

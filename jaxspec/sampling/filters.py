@@ -1,0 +1,88 @@
+"""The filters of a request: top_k, top_p and min_p drop what is less likely than some token.
+
+So a row of logits needs one number, the least logit that is kept. One device sorts the vocabulary
+for it. If each of several devices has a part of the vocabulary, they exchange their largest logits,
+and the sum of the exponentials of all. That tells the least logit exactly wherever it is among the
+largest. Rows in which it is not, such as those of a flat distribution with top_p, are searched
+(`jaxspec.sampling.search`).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxspec.layers.shards import WHOLE, Shards
+from jaxspec.sampling.likeliest import likeliest_of_all, masses
+from jaxspec.sampling.parameters import SlotSampling
+from jaxspec.sampling.search import searched_least
+
+CANDIDATES = 64
+"""Largest logits of each row that devices exchange."""
+
+
+def filtered(
+    logits: Float[Array, "*tokens vocab"], sampling: SlotSampling, shards: Shards = WHOLE
+) -> Float[Array, "*tokens vocab"]:
+    """Logits divided by the temperature, with minus infinity for tokens that the filters drop. The
+    parameters have the axes of the tokens, or axes of size one in their place."""
+    scaled = logits.astype(jnp.float32) / jnp.maximum(sampling.temperature, 1e-6)[..., None]
+    if shards.count == 1:
+        ordered = jnp.sort(scaled, axis=-1, descending=True)
+        least = _least(ordered, _weights(ordered, sampling).sum(axis=-1), sampling)
+    else:
+        least = _least_of_all(scaled, sampling, shards)
+    return jnp.where(scaled >= least[..., None], scaled, -jnp.inf)
+
+
+def _least_of_all(
+    scaled: Float[Array, "batch width vocab"], sampling: SlotSampling, shards: Shards
+) -> Float[Array, "batch width"]:
+    """The same if every device has a part of the vocabulary."""
+    ordered, _ = likeliest_of_all(scaled, CANDIDATES, shards)
+    mass, size = masses(scaled, shards)[1], scaled.shape[-1] * shards.count
+    keeps_all = (sampling.top_k == 0) | (sampling.top_k >= size)
+    total = jnp.where(keeps_all, mass, _weights(ordered, sampling).sum(axis=-1))
+    least = _least(ordered, total, sampling)
+    # Neither top_k nor top_p: then min_p says it all, whether or not it is among the largest.
+    free = keeps_all & (sampling.top_p >= 1)
+    least = jnp.where(free, ordered[..., 0] + jnp.log(sampling.min_p), least)
+    if ordered.shape[-1] == size:
+        return least
+    few = (sampling.top_k > 0) & (sampling.top_k <= ordered.shape[-1])
+    ends_here = (keeps_all | (sampling.top_p >= 1)) & (ordered[..., -1] < least)
+    known = free | few | ends_here | (sampling.temperature <= 0)
+    search = lambda: jnp.where(known, least, searched_least(scaled, sampling, shards))
+    return jax.lax.cond(jnp.all(known), lambda: least, search)
+
+
+def _weights(
+    ordered: Float[Array, "*tokens top"], sampling: SlotSampling
+) -> Float[Array, "*tokens top"]:
+    """What top_k leaves of the largest logits, as shares of the likeliest token."""
+    weights = jnp.exp(ordered - ordered[..., :1])
+    return jnp.where(_within_top_k(ordered, sampling), weights, 0.0)
+
+
+def _within_top_k(
+    ordered: Float[Array, "*tokens top"], sampling: SlotSampling
+) -> Bool[Array, "*tokens top"]:
+    rank = jnp.broadcast_to(jnp.arange(ordered.shape[-1]), ordered.shape)
+    return (rank < sampling.top_k[..., None]) | (sampling.top_k[..., None] == 0)
+
+
+def _least(
+    ordered: Float[Array, "*tokens top"],
+    total: Float[Array, "*tokens"],
+    sampling: SlotSampling,
+) -> Float[Array, "*tokens"]:
+    """The least of the largest logits that is kept. `total` is the sum of the weights of all that
+    top_k leaves."""
+    mass, top_p = _weights(ordered, sampling) / total[..., None], sampling.top_p[..., None]
+    # A token is kept if the mass before it is below top_p, so the token that crosses top_p is kept.
+    # The first is kept although 32-bit floats flush a tiny top_p to zero, and a top_p of one keeps
+    # all although their sum may be rounded up to one before the last token.
+    exempt = (jnp.arange(ordered.shape[-1]) == 0) | (top_p >= 1)
+    kept = (jnp.cumsum(mass, axis=-1) - mass < top_p) | exempt
+    kept &= _within_top_k(ordered, sampling)
+    kept &= ordered >= ordered[..., :1] + jnp.log(sampling.min_p)[..., None]
+    return jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1)
