@@ -54,6 +54,8 @@ def mixed_step(
         state, verified, read = _verify_beside(models, params, state, slots, drafts, chunk, draws)
     state, decoded = accept_step(models, params, state, slots, drafts, verified)
     with jax.named_scope("prefill"):
+        tokens = models.shards.after(chunk.tokens, read.tokens, decoded.tokens)
+        chunk = dataclasses.replace(chunk, tokens=tokens)
         state, first = keep_chunk(models, params, state, chunk, read)
     return state, (decoded, first)
 
