@@ -9,6 +9,7 @@ stream while other prompts arrive, and the latencies at several rates of arrival
 """
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import statistics
@@ -39,6 +40,8 @@ CLIENT = Path(__file__).with_name("stream_client.py")
 HOST = "127.0.0.1"
 LONG_ANSWERS = 4
 """How many times as long as the others the answers are during which other prompts arrive."""
+ENDING_SECONDS = 10
+"""How long the server may take to end."""
 SHARES = {"steps": 0.15, "gaps": 0.2, "curve": 0.45}
 """Parts of the time that each measurement may take."""
 
@@ -163,16 +166,17 @@ def with_server(
 ) -> None:
     listening = bound_socket(HOST, 0)
     port = listening.getsockname()[1]
-    services: list[Service] = []
+    running: list[tuple[asyncio.AbstractEventLoop, Service]] = []
     ready, serving = threading.Event(), ServingOptions(max_queued_requests=10_000)
     make = lambda: Service(("bench",), serving, lambda: engine)
 
     def started(service: Service) -> None:
-        services.append(service)
+        running.append((asyncio.get_running_loop(), service))
         ready.set()
 
-    ended = threading.Thread(target=lambda: run(make, listening, started), daemon=True)
-    ended.start()
+    # A daemon, so that an error ends the script. A process must not end inside of a step.
+    server = threading.Thread(target=lambda: run(make, listening, started), daemon=True)
+    server.start()
     ready.wait()
     report["server"] = {"first_byte_ms": first_bytes(port, options)}
     say(report, "server", begin)
@@ -184,6 +188,9 @@ def with_server(
     for rate in options.rates:
         report["curve"].append(at_rate(port, rate, options))
         tell(json.dumps(report["curve"][-1]), begin)
+    [(events, service)] = running
+    asyncio.run_coroutine_threadsafe(service.drain(ENDING_SECONDS), events).result()
+    server.join(ENDING_SECONDS)
 
 
 def ask(port: int, requests: Sequence[tuple[float, list[int], int]]) -> list[dict[str, Any]]:
@@ -227,14 +234,16 @@ def steps_in_server(engine: Engine, port: int, options: argparse.Namespace) -> d
 
 
 def gaps_while_prompts_arrive(port: int, options: argparse.Namespace) -> dict[str, float]:
-    """Half of the streams decode long answers while others come and go, one every half second."""
+    """Half of the streams decode long answers while others come and go, one every half second.
+    Gaps count once all long answers have begun: until then their own prompts are read."""
     half, seconds = max(options.streams // 2, 1), SHARES["gaps"] * options.seconds
     long = [(0.0, prompt, LONG_ANSWERS * options.tokens) for prompt in prompts(options, half, 200)]
     count = max(int(2 * seconds), 2)
     short = [(0.5 * (1 + at), one, 8) for at, one in enumerate(prompts(options, count, 201))]
     seen = ask(port, [*long, *short])
     times = [one["times"] for one in seen[:half]]
-    return quantiles([b - a for each in times for a, b in zip(each, each[1:])])
+    begun = max(each[0] for each in times)
+    return quantiles([b - a for each in times for a, b in zip(each, each[1:]) if a >= begun])
 
 
 def at_rate(port: int, rate: float, options: argparse.Namespace) -> dict[str, Any]:
