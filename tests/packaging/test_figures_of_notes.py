@@ -233,7 +233,23 @@ def load() -> list[Table]:
     waits = [[f"{row['first_token_ms_max']:.1f}" for row in file["burst"]] for file in files]
     names = "32 of them, nobody decodes", "16 of them, 16 requests decode"
     bursts = [list(row) for row in zip(names, *waits, strict=True)]
-    return [passes, beside, bursts, *in_decode_steps()]
+    return [passes, beside, bursts, *in_decode_steps(), serving()]
+
+
+def serving() -> Table:
+    """What the server adds, gaps, and first bytes at two rates of arrivals."""
+    file = results("serving-h100")
+    alone, server = file["in_process"], file["server"]
+    rows = [
+        ("a step of 32 streams, in the library", alone["step_ms"]),
+        ("in the server", server["step_ms"]),
+        ("first token of a lone request, in the library", alone["first_token_ms"]),
+        ("first byte from the server", server["first_byte_ms"]),
+        ("gaps of 16 streams while two prompts come every second", file["gaps"]),
+    ]
+    names = "first byte at 5 arrivals per second", "at 15 arrivals per second"
+    rows += zip(names, (row["first_byte_ms"] for row in file["curve"]), strict=True)
+    return [[name, *(f"{times[p]:.2f}" for p in ("p50", "p95", "p99"))] for name, times in rows]
 
 
 def in_decode_steps() -> list[Table]:
@@ -334,6 +350,42 @@ def h100() -> list[Table]:
     ]
 
 
+def hybrid() -> list[Table]:
+    """Parts of a step of Qwen3.5-4B, some of which are sums of scopes."""
+    scopes = {
+        (row["phase"], row["part"]): row for row in results("profile-qwen3.5-4b-h100")["scopes"]
+    }
+    parts = [
+        ("draft", "all", "draft", [""]),
+        ("verify", "gate and up, with norm and SiLU", "verify", ["gate_up"]),
+        ("", "reading blocks (`mixer_read`, gated norm)", "verify", ["delta"]),
+        ("", "the recurrent layers' projections, with norms", "verify", ["delta_inputs"]),
+        ("", "down", "verify", ["down"]),
+        ("", "head", "verify", ["head"]),
+        ("", "the recurrent layers' outputs", "verify", ["delta_out"]),
+        (
+            "",
+            "attention layers",
+            "verify",
+            ["qkv", "attention", "attention_out", "qkv_write"],
+        ),
+        ("commit", "folding (`mixer_fold`, tails)", "commit", ["delta_fold"]),
+        ("", "the drafter's context", "commit", ["context"]),
+    ]
+    total = lambda phase, names, key: sum(scopes[phase, name][key] for name in names)
+    return [
+        [
+            [
+                shown,
+                kernels,
+                f"{total(phase, names, 'ms_per_step'):.2f}",
+                f"{total(phase, names, 'kernels_per_step'):.0f}",
+            ]
+            for shown, kernels, phase, names in parts
+        ]
+    ]
+
+
 def steps_of_a_file(name: str, file: str) -> Table:
     by_slots = {row["concurrency"]: row for row in results(f"steps-{file}-h100")["rows"]}
     slots = SLOTS if name != "Qwen3.5-4B" else (1, 8, 32)
@@ -343,6 +395,7 @@ def steps_of_a_file(name: str, file: str) -> Table:
             *(f"{by_slots[n][key]:.2f}" if n in by_slots else "" for n in slots),
         ]
         for what, key in (("iteration", "dflash_engine_ms"), ("plain", "plain_engine_ms"))
+        if any(key in row for row in by_slots.values())
     ]
 
 
@@ -370,6 +423,7 @@ PAGES = {
     "h200": h200,
     "h100": h100,
     "load": load,
+    "hybrid": hybrid,
     "dspark": candidates,
     "drafter-kinds": drafter_kinds,
     "bench-h100": bench,
