@@ -8,7 +8,7 @@ from jaxspec import SamplingParams
 
 PROMPT = "def quicksort("
 ON_CPU = 3.44
-"""Mean acceptance length of this prompt's 128 tokens on a CPU (docs/notes/demo-pair.md)."""
+"""Mean acceptance length of this prompt's 128 tokens on a CPU (docs/results/demo-judged.json)."""
 PARAMS = SamplingParams(max_tokens=128)
 
 
