@@ -57,7 +57,7 @@ def exchanged_bytes(program) -> set[int]:
 def test_nobody_gets_all_logits(kind):
     devices, largest = 2, {}
     engine = wide_engine(devices, kind)
-    for program in every_program(engine.loop.device, engine.plan, draws=True, scores=True):
+    for program in every_program(engine.loop.device.programs, engine.plan, draws=True, scores=True):
         if sizes := exchanged_bytes(program):
             largest[program.name] = max(sizes)
     assert {"prefill_step", "decode_step"} <= largest.keys()
