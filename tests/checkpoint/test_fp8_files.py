@@ -23,12 +23,12 @@ from jaxspec.checkpoint.load import open_drafter, open_target
 from jaxspec.checkpoint.names import target_sources
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, stored_tensors
 from jaxspec.checkpoint.stream import read_tensor
-from jaxspec.demo import demo_pair
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.layers.fp8 import Fp8
 from jaxspec.models.parameters import parameter_axes, parameter_shapes
 from jaxspec.models.presets import qwen3
 from jaxspec.models.qwen3 import Qwen3
+from oracles.widened import widened
 from pallas_kernels.fp8_product import E4M3
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -263,7 +263,7 @@ def test_conversion_keeps_every_bit(tmp_path, folder):
 
 
 def test_a_target_is_quantised_once_while_it_is_read_or_converted(tmp_path, capsys):
-    source, drafter = demo_pair()
+    source = widened(BLOCK, tmp_path / "wide", noise=1e-2)
     rounded = open_target(source, "fp8")
     params, exact = flat(rounded.load(jnp.float32)), flat(open_target(source).load(jnp.float32))
     assert rounded.config.decoder.fp8 == Fp8(blocks=True)
@@ -282,7 +282,8 @@ def test_a_target_is_quantised_once_while_it_is_read_or_converted(tmp_path, caps
     assert read_fp8_layout(tmp_path / "fp8").fp8 == Fp8(blocks=True)
     assert_same(open_target(tmp_path / "fp8").load(jnp.float32), rounded.load(jnp.float32))
     capsys.readouterr()
-    assert convert.main([str(drafter), str(tmp_path / "no"), "--quantization", "fp8"]) == 2
+    drafter = str(BLOCK.parent / "draft")
+    assert convert.main([drafter, str(tmp_path / "no"), "--quantization", "fp8"]) == 2
     assert "is a drafter, expected a target" in capsys.readouterr().err
     converted(Path(source), tmp_path / "plain")
     with pytest.raises(UsageError, match="convert the source with --quantization fp8"):

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from jaxspec.checkpoint.fp8_config import check_quantization
 from jaxspec.checkpoint.safetensors_folder import stored_tensors
 from jaxspec.checkpoint.stream import read_tensor
-from jaxspec.demo import demo_pair
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.planning import plan_engine
@@ -22,6 +21,7 @@ from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.layers.fp8 import Fp8
 from jaxspec.models.whole_sequences import target_logits
+from oracles.widened import widened
 from pallas_kernels import fp8_product
 
 PAIRS = {"fp8-block": "weight_scale_inv", "fp8-channel": "weight_scale"}
@@ -165,17 +165,19 @@ class TestQuantisedActivations:
 
 
 class TestQuantisedWhileRead:
-    def test_an_engine_runs_on_what_it_quantised(self):
-        """The pair of the package, whose text the rounding does not change at first."""
-        few = dict(dtype="float32", max_batch=1, max_model_len=64, prefill_chunk=16)
-        with Engine.from_pretrained(*demo_pair(), **few) as engine:
-            wanted = engine.generate("def parse_args(", max_tokens=12)
-        with Engine.from_pretrained(*demo_pair(), quantization="fp8", **few) as engine:
-            assert engine.models.target.config.decoder.fp8 == Fp8(blocks=True)
-            assert "FP8" in repr(engine)
-            found = engine.generate("def parse_args(", max_tokens=12)
-        assert found.text == wanted.text
-        assert found.stats.mean_acceptance_length > 2
+    def test_an_engine_runs_on_what_it_quantised(self, tmp_path):
+        """The golden target in 32 bits, which rounding makes what it was."""
+        target = widened(GOLDENS / "fp8-block" / "target", tmp_path)
+        pair = open_models(
+            target, GOLDENS / "fp8-block" / "draft", dtype="float32", quantization="fp8"
+        )
+        engine = Engine.from_models(pair.models, pair.params, driver="overlapped", **LAYOUT)
+        assert engine.models.target.config.decoder.fp8 == Fp8(blocks=True)
+        assert "FP8" in repr(engine)
+        cases = some("fp8-block", 3)
+        outputs = engine.generate(prompts_of(cases), budget(40))
+        for output, case in zip(outputs, cases, strict=True):
+            check_golden(output, case, 40)
 
     def test_a_target_in_fp8_stays_as_it_is(self):
         again = open_models(GOLDENS / "fp8-channel" / "target", quantization="fp8")
