@@ -25,6 +25,7 @@ from jaxspec.engine.requests.failures import Errors, RequestFailed
 from jaxspec.engine.requests.output import RequestOutput
 from jaxspec.engine.requests.request import PromptLogprobs
 from jaxspec.engine.requests.sampling_params import SamplingParams
+from jaxspec.engine.schedule.beside import shapes_of_inputs
 from jaxspec.engine.step.observer import StepObserver
 
 ROOM = Path(jaxspec.engine.__file__).parent
@@ -165,6 +166,7 @@ class Submitter:
 def run(engine: Engine, asks: Asks, unheard: list[Submitter]) -> dict[str, Reply]:
     """Streams, submitted requests and `generate` beside each other. Adds those whose `abort` raised
     to `unheard`."""
+    shapes_of_inputs.cache_clear()  # so that its lines run as often in every run
     bystander = Reader(engine, (asks.bystander,))
     bystander.take(2)
     submitted, aborted = Submitter(engine, asks.submitted), Submitter(engine, asks.aborted)
