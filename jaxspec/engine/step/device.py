@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -78,8 +78,8 @@ class Device:
         self.params = params
         self.state = state
         self.store = store
-        self.step_timeout = step_timeout
-        """Seconds after which a step that has not ended counts as stuck; None for never."""
+        self._in_time = partial(within, step_timeout) if step_timeout else _called
+        """Calls what may wait for the device, for as long as a step may take."""
         self.clock = Clock()
         self.observers: list[StepObserver] = []
         self.prepared: set[Hashable] = set()
@@ -107,8 +107,7 @@ class Device:
         program = self.programs.ready(step, self.state, inputs, static)
         if program is None:
             program = self._wait_for(self.program(step, *inputs, **static))
-        launch = lambda: program(self.params, self.state, *inputs)
-        self.state, output = within(self.step_timeout, launch)
+        self.state, output = self._in_time(lambda: program(self.params, self.state, *inputs))
         return output
 
     def has(self, step: Step, *inputs: Any, **static: Any) -> bool:
@@ -141,7 +140,7 @@ class Device:
 
     def fetched[Results](self, results: Results) -> Results:
         """Results of programs on the host, once they have run."""
-        return within(self.step_timeout, lambda: jax.tree.map(np.asarray, results))
+        return self._in_time(lambda: jax.tree.map(np.asarray, results))
 
     def discard_state(self) -> None:
         """Frees the state's arrays; programs can still be traced for their shapes."""
@@ -154,6 +153,10 @@ class Device:
         self.discard_state()
         self.params = {}
         self.integers.cache_clear()
+
+
+def _called[Result](call: Callable[[], Result]) -> Result:
+    return call()
 
 
 class Tracer:

@@ -16,11 +16,9 @@ class StepTimeout(JaxspecError):
     """A step did not end in time, so nothing can run on its devices any more."""
 
 
-def within[Result](limit_s: float | None, call: Callable[[], Result]) -> Result:
+def within[Result](limit_s: float, call: Callable[[], Result]) -> Result:
     """What the call returns or raises. Raises StepTimeout if it has not ended after `limit_s`
-    seconds; None waits for ever."""
-    if limit_s is None:
-        return call()
+    seconds."""
     ended: Future[Result] = Future()
     # Not of a pool, whose threads the interpreter waits for when it ends.
     threading.Thread(target=_tell, args=(call, ended), daemon=True).start()
