@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from golden_pair import budget, check_golden, golden_engine, trajectories
+from golden_pair import GOLDENS, HOUSE, budget, check_golden, golden_engine, trajectories
 from mixed_runs import always_ready, mixed_engine, staggered
 from test_not_finite import BAD, engine_with
 
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.schedule import beside
 from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.mixed import mixed_step
@@ -49,6 +50,17 @@ def test_every_kind_of_drafter_has_its_context(which):
     outputs, mixed = staggered(mixed_engine(which, tokens=12), prompts, params)
     for output, case in zip(outputs, cases):
         check_golden(output, case, 60)
+    assert mixed >= 2
+
+
+def test_a_target_without_a_drafter_has_no_features():
+    options = {**HOUSE, "dtype": "float32", "driver": "overlapped", "prefill_beside_decoding": 12}
+    alone = Engine.from_pretrained(GOLDENS / "a" / "target", method="ngram", **options)
+    cases = trajectories()[1:4]
+    prompts, params = [case["prompt"] for case in cases], [budget(40)] * len(cases)
+    outputs, mixed = staggered(always_ready(alone), prompts, params)
+    for output, case in zip(outputs, cases):
+        assert list(output.token_ids) == case["greedy"][:40]
     assert mixed >= 2
 
 

@@ -104,7 +104,8 @@ def _apart(
     both: Float[Array, "filled width size"], batch: int
 ) -> tuple[Float[Array, "batch width size"], Float[Array, "{1} tokens size"]]:
     """The rows of drafts, and those of the chunk as the tokens of one request."""
-    return both[:batch], both[batch:].reshape(1, -1, both.shape[-1])
+    rows, width, size = both[batch:].shape
+    return both[:batch], both[batch:].reshape(1, rows * width, size)  # of no features, too
 
 
 def _one_below_the_other(
