@@ -1,6 +1,7 @@
 """Programs that are made in a thread of their own while requests run."""
 
 import contextlib
+import dataclasses
 import gc
 import os
 import pathlib
@@ -213,6 +214,13 @@ def test_the_order():
     assert order == [Shapes((2,), ((1, 64),)), *batches[:2], *prompts, batches[2]]
     largest = [*likeliest_first(sizes, Shapes((8,), ()))]
     assert [one.batch_sizes for one in largest] == [(8,), (4,), (2,), (), (), (1,)]
+
+
+def test_steps_that_read_prompts_beside_the_requests_are_made_too():
+    plan = golden_engine(max_batch=8, batch_sizes=None, driver="overlapped").plan
+    parts = likeliest_first(plan.shapes, Shapes((1,), ()))
+    found = [size for one in parts for size in dataclasses.replace(plan, shapes=one).mixed_sizes]
+    assert plan.beside and sorted(found) == [*plan.mixed_sizes] == [1, 2, 4, 8]
 
 
 def test_by_default_a_cpu_makes_nothing_ahead(monkeypatch):

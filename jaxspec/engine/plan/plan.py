@@ -181,8 +181,9 @@ class Plan:
         batch."""
         if not self.beside:
             return ()
-        largest = self.shapes.batch_for(self.num_slots - NOT_DECODING)
-        return tuple(batch for batch in self.shapes.batch_sizes if batch <= largest)
+        sizes, most = self.shapes.batch_sizes, self.num_slots - NOT_DECODING
+        last = min((size for size in sizes if size >= most), default=most)
+        return tuple(size for size in sizes if size <= last)
 
     def mixed_programs(self, batch: int, draws: bool) -> DecodePrograms:
         """The program of a step that also reads `beside` tokens of a prompt. There is one for each
