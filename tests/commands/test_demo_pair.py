@@ -46,7 +46,7 @@ def test_the_command_says_what_it_runs(outputs, capsys):
     assert re.search(r"^weights: 29 MB ready in [\d.]+ s$", err, re.M)
     assert re.search(r"^programs: \d ready in [\d.]+ s$", err, re.M)
     assert re.search(r"^40 tokens in [\d.]+ s$", err, re.M)
-    rates = r"\(\d+ against \d+ tokens/s, measured with 31 tokens\)$"
+    rates = r"\(\d+ against \d+ tokens/s, measured with 31 tokens\)"
     assert re.search(rf"plain decoding.*{rates}", err, re.M)
 
 
