@@ -47,7 +47,8 @@ def test_the_command_says_what_it_runs(outputs, capsys):
     assert re.search(r"^programs: \d ready in [\d.]+ s$", err, re.M)
     assert re.search(r"^40 tokens in [\d.]+ s$", err, re.M)
     rates = r"\(\d+ against \d+ tokens/s, measured with 31 tokens\)"
-    assert re.search(rf"plain decoding.*{rates}", err, re.M)
+    if_slower = ": a pass that checks drafts takes longer, and too few drafts were right"
+    assert re.search(rf"plain decoding.*{rates}({if_slower})?$", err, re.M)
 
 
 def test_a_drafter_alone_does_not_get_the_target_of_the_pair():
