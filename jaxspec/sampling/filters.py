@@ -1,10 +1,11 @@
 """The filters of a request: top_k, top_p and min_p drop what is less likely than some token.
 
-So a row of logits needs one number, the least logit that is kept. One device sorts the vocabulary
-for it. If each of several devices has a part of the vocabulary, they exchange their largest logits,
-and the sum of the exponentials of all. That tells the least logit exactly wherever it is among the
-largest. Rows in which it is not, such as those of a flat distribution with top_p, are searched
-(`jaxspec.sampling.search`).
+So a row of logits needs one number, the least logit that is kept. Without top_k and top_p the
+largest logit tells it. Else the largest 64 and the sum of the exponentials of all tell it, wherever
+the least one that is kept is among the 64. Rows in which it is not, such as those of a flat
+distribution with top_p, are searched (`jaxspec.sampling.search`). Nothing sorts the vocabulary,
+which takes longer than all else that a step does with its logits. Devices that have a part of the
+vocabulary each exchange what they find.
 """
 
 import jax
@@ -17,35 +18,46 @@ from jaxspec.sampling.parameters import SlotSampling
 from jaxspec.sampling.search import searched_least
 
 CANDIDATES = 64
-"""Largest logits of each row that devices exchange."""
+"""Largest logits of each row that are looked at before a row is searched."""
 
 
 def filtered(
-    logits: Float[Array, "*tokens vocab"], sampling: SlotSampling, shards: Shards = WHOLE
-) -> Float[Array, "*tokens vocab"]:
+    logits: Float[Array, "batch width vocab"], sampling: SlotSampling, shards: Shards = WHOLE
+) -> Float[Array, "batch width vocab"]:
     """Logits divided by the temperature, with minus infinity for tokens that the filters drop. The
     parameters have the axes of the tokens, or axes of size one in their place."""
     scaled = logits.astype(jnp.float32) / jnp.maximum(sampling.temperature, 1e-6)[..., None]
-    if shards.count == 1:
-        ordered = jnp.sort(scaled, axis=-1, descending=True)
-        least = _least(ordered, _weights(ordered, sampling).sum(axis=-1), sampling)
+    size = scaled.shape[-1] * shards.count
+    keeps_all = (sampling.top_k == 0) | (sampling.top_k >= size)
+    filtering = lambda: _least_of_all(scaled, sampling, keeps_all, shards)
+    if shards.count > 1:  # exchanges are cheaper than a branch that all devices wait in
+        least = filtering()
     else:
-        least = _least_of_all(scaled, sampling, shards)
+        free = jnp.all(keeps_all & (sampling.top_p >= 1))
+        least = jax.lax.cond(free, lambda: _least_if_free(scaled.max(axis=-1), sampling), filtering)
     return jnp.where(scaled >= least[..., None], scaled, -jnp.inf)
 
 
-def _least_of_all(
-    scaled: Float[Array, "batch width vocab"], sampling: SlotSampling, shards: Shards
+def _least_if_free(
+    largest: Float[Array, "batch width"], sampling: SlotSampling
 ) -> Float[Array, "batch width"]:
-    """The same if every device has a part of the vocabulary."""
+    """That of rows without top_k and top_p. It need not be the logit of a token."""
+    return largest + jnp.log(sampling.min_p)
+
+
+def _least_of_all(
+    scaled: Float[Array, "batch width vocab"],
+    sampling: SlotSampling,
+    keeps_all: Bool[Array, "batch #width"],
+    shards: Shards,
+) -> Float[Array, "batch width"]:
+    """The least logit that is kept; `keeps_all` says that top_k drops nothing."""
     ordered, _ = likeliest_of_all(scaled, CANDIDATES, shards)
     mass, size = masses(scaled, shards)[1], scaled.shape[-1] * shards.count
-    keeps_all = (sampling.top_k == 0) | (sampling.top_k >= size)
     total = jnp.where(keeps_all, mass, _weights(ordered, sampling).sum(axis=-1))
-    least = _least(ordered, total, sampling)
-    # Neither top_k nor top_p: then min_p says it all, whether or not it is among the largest.
     free = keeps_all & (sampling.top_p >= 1)
-    least = jnp.where(free, ordered[..., 0] + jnp.log(sampling.min_p), least)
+    of_filters = _least(ordered, total, sampling)
+    least = jnp.where(free, _least_if_free(ordered[..., 0], sampling), of_filters)
     if ordered.shape[-1] == size:
         return least
     few = (sampling.top_k > 0) & (sampling.top_k <= ordered.shape[-1])

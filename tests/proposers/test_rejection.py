@@ -182,8 +182,9 @@ def test_the_gate_would_notice():
 def test_drafts_are_kept_as_often_as_any_rule_can():
     target, drafter = models_of(1)
     rows = rows_of(SETS["top_p"], np.arange(4 * RUNS))
-    row = jax.tree.map(lambda entries: entries[0], rows)
-    p, q = (jax.nn.softmax(filtered(logits, row)) for logits in (target[0, 0], drafter[0]))
+    row = jax.tree.map(lambda entries: entries[:1, None], rows)
+    both = (target[0, 0], drafter[0])
+    p, q = (jax.nn.softmax(filtered(logits[None, None], row)[0, 0]) for logits in both)
     best = float(jnp.minimum(p, q).sum())
     likeliest = float(p[jnp.argmax(q)])
     drafts, said = speculate(target, drafter, rows)
