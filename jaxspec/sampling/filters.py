@@ -2,10 +2,10 @@
 
 So a row of logits needs one number, the least logit that is kept. Without top_k and top_p the
 largest logit tells it. Else the largest 64 and the sum of the exponentials of all tell it, wherever
-the least one that is kept is among the 64. Rows in which it is not, such as those of a flat
-distribution with top_p, are searched (`jaxspec.sampling.search`). Nothing sorts the vocabulary,
-which takes longer than all else that a step does with its logits. Devices that have a part of the
-vocabulary each exchange what they find.
+the least one that is kept is among the 64. If it is not in some row, as in a flat distribution
+with top_p, the vocabulary is sorted, which takes longer than all else that a step does with its
+logits. Devices that have a part of the vocabulary each exchange what they find, and search instead
+of sorting (`jaxspec.sampling.search`).
 """
 
 import jax
@@ -18,7 +18,7 @@ from jaxspec.sampling.parameters import SlotSampling
 from jaxspec.sampling.search import searched_least
 
 CANDIDATES = 64
-"""Largest logits of each row that are looked at before a row is searched."""
+"""Largest logits of each row that are looked at before the vocabulary is sorted."""
 
 
 def filtered(
@@ -48,7 +48,7 @@ def _least_if_free(
 def _least_of_all(
     scaled: Float[Array, "batch width vocab"],
     sampling: SlotSampling,
-    keeps_all: Bool[Array, "batch #width"],
+    keeps_all: Bool[Array, "batch 1"],
     shards: Shards,
 ) -> Float[Array, "batch width"]:
     """The least logit that is kept; `keeps_all` says that top_k drops nothing."""
@@ -63,8 +63,19 @@ def _least_of_all(
     few = (sampling.top_k > 0) & (sampling.top_k <= ordered.shape[-1])
     ends_here = (keeps_all | (sampling.top_p >= 1)) & (ordered[..., -1] < least)
     known = free | few | ends_here | (sampling.temperature <= 0)
-    search = lambda: jnp.where(known, least, searched_least(scaled, sampling, shards))
+    by_all = searched_least if shards.count > 1 else _sorted_least
+    search = lambda: jnp.where(known, least, by_all(scaled, sampling, shards))
     return jax.lax.cond(jnp.all(known), lambda: least, search)
+
+
+def _sorted_least(
+    scaled: Float[Array, "batch width vocab"], sampling: SlotSampling, shards: Shards
+) -> Float[Array, "batch width"]:
+    """The least logit that one device keeps. A search would be a loop, and XLA takes no loops into
+    the graph that a GPU runs a step as."""
+    assert shards.count == 1
+    ordered = jnp.sort(scaled, axis=-1, descending=True)
+    return _least(ordered, _weights(ordered, sampling).sum(axis=-1), sampling)
 
 
 def _weights(

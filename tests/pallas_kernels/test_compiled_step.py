@@ -28,10 +28,15 @@ PAGES_PER_SLOT, PAGE_SIZE = 17, 64
 
 
 def lowered_step(
-    name: str, slots: int, num_tokens: int | None = None, plain: bool = False, beside: int = 0
+    name: str,
+    slots: int,
+    num_tokens: int | None = None,
+    plain: bool = False,
+    beside: int = 0,
+    draws: bool = False,
 ) -> tuple[jax.stages.Lowered, Any, Any]:
     """The step, and the shapes of parameters and state. A plain one has no drafts. Also one that
-    reads so many tokens of a prompt `beside` its requests."""
+    reads so many tokens of a prompt `beside` its requests, or one that draws."""
     pages = slots * PAGES_PER_SLOT + 1
     target = published(name)
     draft = dflash_for(target)
@@ -57,8 +62,8 @@ def lowered_step(
         integers,
         integers,
         *placed(chunks),
-        drafting=None if plain else Drafting(0, draft.block_size, num_tokens=num_tokens),
-        draws=False,
+        drafting=None if plain else Drafting(0, draft.block_size, draws, num_tokens),
+        draws=draws,
     )
     return lowered, params, state
 
@@ -104,6 +109,20 @@ def test_the_step_is_one_command_buffer_in_place(
     [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
     assert top_level == ["kCommandBuffer"]
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_step_that_draws_is_one_command_buffer(tmp_path: pathlib.Path):
+    """With branches for filters that need the largest logits, or all of them sorted."""
+    lowered, params, _ = lowered_step("qwen3-8b", 1, draws=True)
+    program = compiled(lowered, xla_dump_to=str(tmp_path))
+    planned = temporary_bytes(params, published("qwen3-8b").vocab_size, 16, 16, draws=True)
+    assert program.memory_analysis().temp_size_in_bytes <= planned
+    [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    listed = thunks.read_text()
+    assert re.findall(r"^\d+: (\w+)", listed, re.MULTILINE) == ["kCommandBuffer"]
+    assert len(re.findall("kConditional", listed)) == 5
 
 
 @needs_compiler
