@@ -39,7 +39,7 @@ def pieces_of(inputs: int, rounding: Rounding) -> int:
 
 
 def rounded_rows(x: Float[Array, "*tokens inputs"], rounding: Rounding) -> RoundedRows:
-    """Rows in e4m3 by XLA. Kernels that round give the same bits."""
+    """Rows in e4m3, by XLA."""
     rows = x.reshape(-1, x.shape[-1])
     pieces = rows.reshape(len(rows), pieces_of(rows.shape[1], rounding), -1)
     numbers, scales = quantised_pieces(pieces, whole_rows=rounding == "rows")

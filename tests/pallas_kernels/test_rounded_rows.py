@@ -55,9 +55,9 @@ def unequal(x):
 def test_every_row_finds_its_scales_in_the_tiles(tokens, rounding):
     x = unequal(jax.random.normal(jax.random.key(0), (*tokens, 512), BF16))
     found = rounded_rows(x, rounding)
-    wide = np.asarray(x, np.float32).reshape(-1, 1 if rounding == "rows" else 4, 512)
-    wide = wide.reshape(np.prod(tokens), -1, 512 if rounding == "rows" else BLOCK)
-    np.testing.assert_array_equal(scales_by_row(found), abs(wide).max(-1) / np.float32(448))
+    in_pieces = np.prod(tokens), -1, 512 if rounding == "rows" else BLOCK
+    wide = np.asarray(x, np.float32).reshape(in_pieces)
+    np.testing.assert_allclose(scales_by_row(found), abs(wide).max(-1) / 448, rtol=1e-6)
     assert found.scales.shape[2] % 32 == 0
 
 
@@ -111,7 +111,8 @@ def gate_and_up(tokens: tuple[int, ...], inner: int, parts: int):
 
 
 def gated_in_float32(gate_up):
-    """silu(gate) * up, rounded to bfloat16 only once."""
+    """silu(gate) * up, rounded to bfloat16 only once. Not for `jit`, with which XLA may leave out
+    that the sum of the parts is rounded."""
     whole = gate_up.astype(jnp.float32).sum(axis=0).astype(BF16).astype(jnp.float32)
     gate, up = jnp.split(whole, 2, axis=-1)
     return (gate / (1 + jnp.exp(-gate)) * up).astype(BF16)
@@ -124,7 +125,7 @@ def test_a_gate_is_rounded_as_it_would_be_later(rounding, parts):
     with no_races() as interpret:
         found = gates.silu_gate(gate_up, dtype=BF16, rounding=rounding, interpret=interpret)
     with no_races() as interpret:
-        same(found, by_kernel(jax.jit(gated_in_float32)(gate_up), rounding, interpret))
+        same(found, by_kernel(gated_in_float32(gate_up), rounding, interpret))
 
 
 @ROUNDINGS
@@ -204,7 +205,7 @@ def test_on_device(tokens, hidden, inner, rounding):
     options = {"dtype": BF16, "rounding": rounding, "implementation": "mosaic"}
     gate_up = gate_and_up((tokens,), inner, 2)
     gated = jax.jit(functools.partial(silu_gate, **options))(gate_up)
-    wanted = later(jax.jit(gated_in_float32)(gate_up), rounding)
+    wanted = later(gated_in_float32(gate_up), rounding)
     # Its exponential is another one, so that some numbers are rounded the other way.
     equal = gated.numbers.astype(jnp.float32) == wanted.numbers.astype(jnp.float32)
     assert equal.mean() > 0.98
