@@ -19,6 +19,7 @@ from pallas_kernels.gated_delta import (
 from pallas_kernels.paged_attention import pack_queries, paged_attention
 from pallas_kernels.qkv_write import qkv_write
 from pallas_kernels.refusal import NotForThisKernel
+from pallas_kernels.silu_gate import silu_gate
 from pallas_kernels.split_product import split_product
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "pack_queries",
     "paged_attention",
     "qkv_write",
+    "silu_gate",
     "split_product",
 ]

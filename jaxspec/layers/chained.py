@@ -9,7 +9,8 @@ do all of them, across the border between two layers:
     qkv -- attention            gate, up  ----------------------------- qkv of the next layer
 
 If there are too many tokens for that kernel, each product is left in parts. The kernel that reads
-the product adds them up: it adds to the residual stream and norms, or writes keys and values.
+the product adds them up: it adds to the residual stream and norms, or writes keys and values. If
+the next product wants its inputs in 8 bits, that kernel rounds them, too.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
 from pallas_kernels.dense_chain import Chain, ChainShape, ChainWeights, begin_chain
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.fp8_product import RoundedRows, Rounding
 
 Hidden = Float[Array, "batch width hidden"]
 
@@ -40,6 +42,11 @@ class Reader(NamedTuple):
     """The next mixer's projection; None after the last layer."""
     scope: str
     """Its name in profiles."""
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the projection wants the normed stream rounded to 8 bits, if it does."""
+        return None if self.projection is None else self.projection.rounding
 
 
 def run_chained(
@@ -83,10 +90,11 @@ def chained(way: Any, chain: Chain) -> Any:
 
 
 def read(
-    reader: Reader, normed: Hidden, implementation: Implementation
+    reader: Reader, normed: Hidden | RoundedRows, implementation: Implementation
 ) -> Float[Array, "parts batch width outputs"]:
     """The next projection of the normed stream; after the last layer the stream itself."""
     if reader.projection is None:
+        assert not isinstance(normed, RoundedRows), "no product reads it"
         return normed[None]
     with jax.named_scope(reader.scope):
         return reader.projection.in_parts(normed, implementation)
@@ -122,10 +130,11 @@ def in_parts(
     with jax.named_scope(layer.mixer.scopes[1]):
         product = layer.mixer.out.in_parts(mixed, implementation)
     with jax.named_scope("gate_up"):
-        x, normed = layer.mlp.norm.after_adding(x, product, implementation)
-        gated = layer.mlp.gated(normed)
+        rounding = layer.mlp.gate_up.rounding
+        x, normed = layer.mlp.norm.after_adding(x, product, implementation, rounding)
+        gated = layer.mlp.gated_for_down(normed, implementation)
     with jax.named_scope("down"):
         product = layer.mlp.down.in_parts(gated, implementation)
     with jax.named_scope(reader.scope):
-        x, normed = reader.norm.after_adding(x, product, implementation)
+        x, normed = reader.norm.after_adding(x, product, implementation, reader.rounding)
     return x, read(reader, normed, implementation)

@@ -15,7 +15,9 @@ from jaxspec.layers.fp8 import Fp8, Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.rope import Rope
 from jaxspec.layers.shards import WHOLE, Shards
+from pallas_kernels import silu_gate
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.fp8_product import RoundedRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +245,22 @@ class MLP(nn.Module):
     ) -> Float[Array, "batch width inner"]:
         gate, up = jnp.split(self.gate_up(normed), 2, axis=-1)
         return jax.nn.silu(gate) * up
+
+    def gated_for_down(
+        self,
+        normed: Float[Array, "batch width hidden"] | RoundedRows,
+        implementation: Implementation,
+    ) -> Float[Array, "batch width inner"] | RoundedRows:
+        """The same, from what `gate_up.in_parts` wants to what `down.in_parts` wants."""
+        if self.down.rounding is None:
+            assert not isinstance(normed, RoundedRows), "both matrices want the same"
+            return self.gated(normed)
+        return silu_gate(
+            self.gate_up.in_parts(normed, implementation),
+            dtype=self.dtype,
+            rounding=self.down.rounding,
+            implementation=implementation,
+        )
 
 
 class DecoderLayer(nn.Module):

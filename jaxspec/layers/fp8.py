@@ -15,7 +15,14 @@ from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import Shards
 from pallas_kernels import fp8_product
 from pallas_kernels.dispatch import Implementation
-from pallas_kernels.fp8_product import BLOCK, E4M3, Fp8Matrix, fp8_product_in_parts
+from pallas_kernels.fp8_product import (
+    BLOCK,
+    E4M3,
+    Fp8Matrix,
+    RoundedRows,
+    Rounding,
+    fp8_product_in_parts,
+)
 from pallas_kernels.fp8_product.quantise import rounded, scales_of_rows
 
 
@@ -42,6 +49,13 @@ class Fp8:
     def pieces(self, axis: Axis) -> Axis:
         """The axis of the scales beside the inputs."""
         return _in_blocks(axis) if self.blocks else Axis("all_inputs", 1)
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """What of the activations has a scale of its own; None if they are not rounded."""
+        if not self.quantised_inputs:
+            return None
+        return "pieces" if self.blocks else "rows"
 
     def rounds_before(self, inputs: Axis) -> bool:
         """Whether rows are rounded before the product: if they have one scale each, and every
@@ -88,8 +102,16 @@ class Fp8Linear(nn.Module):
         scales = self.scales[size_of(self.fp8.scaled(before)) :]
         return self._product(x, weight, scales)
 
+    @property
+    def rounding(self) -> Rounding | None:
+        """How `in_parts` wants its inputs rounded to 8 bits, if it does. It rounds what is not
+        rounded, but an op that does so while it writes them saves a kernel."""
+        return self.fp8.rounding
+
     def in_parts(
-        self, x: Float[Array, "*tokens {self.inputs.size}"], implementation: Implementation
+        self,
+        x: Float[Array, "*tokens {self.inputs.size}"] | RoundedRows,
+        implementation: Implementation,
     ) -> Float[Array, "parts *tokens outputs"]:
         """The product as parts whose sum is left to the kernel that reads it."""
         quantised = self.fp8.quantised_inputs

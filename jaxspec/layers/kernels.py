@@ -33,6 +33,7 @@ from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.gated_delta.api import DELTA_PREFILL, MIXER_FOLD, MIXER_READ
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
+from pallas_kernels.silu_gate.api import SILU_GATE
 
 OpChoice = tuple[str, Choice]
 """The name of an op, and what runs it."""
@@ -111,7 +112,7 @@ def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice
     chain = chain_choice(filled_shape(wanted, shape.width), shape.dtype, shape.implementation)
     yield "dense_chain", chain
     if chain.implementation == "xla":
-        yield "add_norm", _add_norm(shape)
+        yield from _ops_between_products(shape)
 
 
 def choices_of_recurrence(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice]:
@@ -152,7 +153,7 @@ def choices_of_layers(
     chain = chain_choice(wanted, shape.dtype, shape.implementation)
     yield "dense_chain", chain
     if chain.implementation == "xla":
-        yield "add_norm", _add_norm(inside)
+        yield from _ops_between_products(inside)
 
 
 def choices_of_attention(shape: StackShape, masks: tuple[BlockMask, ...]) -> Iterator[OpChoice]:
@@ -215,12 +216,19 @@ def _attention(shape: StackShape, mask: BlockMask) -> Choice:
     )
 
 
-def _add_norm(shape: StackShape) -> Choice:
-    array = _arrays(shape)
-    x = array(shape.batch, shape.width, shape.decoder.hidden.size)
-    addend = jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
-    scale, eps = array(shape.decoder.hidden.size), shape.decoder.rms_norm_eps
-    return ADD_NORM.choice(shape.implementation, x, addend, scale, eps=eps)
+def _ops_between_products(shape: StackShape) -> Iterator[OpChoice]:
+    """Those that add up the parts of a product, and round their result if the next one wants so."""
+    g, array, tokens = shape.decoder, _arrays(shape), (shape.batch, shape.width)
+    rounding = None if g.fp8 is None else g.fp8.rounding
+    x, scale = array(*tokens, g.hidden.size), array(g.hidden.size)
+    for normed in dict.fromkeys((rounding, None)):  # nothing rounds what the last norm gives
+        options = {"eps": g.rms_norm_eps, "rounding": normed}
+        addend = array(1, *x.shape)
+        yield "add_norm", ADD_NORM.choice(shape.implementation, x, addend, scale, **options)
+    if rounding is not None:
+        gate_up = array(1, *tokens, 2 * g.inner.size)
+        options = {"dtype": jnp.dtype(shape.dtype), "rounding": rounding}
+        yield "silu_gate", SILU_GATE.choice(shape.implementation, gate_up, **options)
 
 
 def _fp8_products(shape: StackShape, fp8: Fp8) -> Iterator[OpChoice]:

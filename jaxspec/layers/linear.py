@@ -11,6 +11,7 @@ from jaxspec.layers.parameter import keeps_scale, ones, parameter, small, zeros
 from pallas_kernels import add_norm, split_product
 from pallas_kernels.add_norm.reference import rms_norm
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.fp8_product import RoundedRows, Rounding
 
 
 class Linear(nn.Module):
@@ -39,10 +40,18 @@ class Linear(nn.Module):
         assert isinstance(self.outputs, tuple), "only a fused matrix has sections"
         return x @ self.kernel[:, size_of(self.outputs[:start]) :]
 
+    @property
+    def rounding(self) -> None:
+        """How `in_parts` wants its inputs rounded to 8 bits: not at all."""
+        return None
+
     def in_parts(
-        self, x: Float[Array, "*tokens {self.inputs.size}"], implementation: Implementation
+        self,
+        x: Float[Array, "*tokens {self.inputs.size}"] | RoundedRows,
+        implementation: Implementation,
     ) -> Float[Array, "parts *tokens outputs"]:
         """The product as parts whose sum is left to the kernel that reads it."""
+        assert not isinstance(x, RoundedRows), "this matrix did not ask for it"
         return split_product(x, self.operand(), implementation=implementation)
 
     def operand(self) -> Float[Array, "inputs outputs"]:
@@ -117,6 +126,12 @@ class RMSNorm(nn.Module):
         x: Float[Array, "*tokens {self.axis.size}"],
         addend: Float[Array, "parts *tokens {self.axis.size}"],
         implementation: Implementation,
-    ) -> tuple[Float[Array, "*tokens {self.axis.size}"], Float[Array, "*tokens {self.axis.size}"]]:
-        """`x` plus the sum of the addend's parts, and the norm of that."""
-        return add_norm(x, addend, self.scale, eps=self.eps, implementation=implementation)
+        rounding: Rounding | None = None,
+    ) -> tuple[
+        Float[Array, "*tokens {self.axis.size}"],
+        Float[Array, "*tokens {self.axis.size}"] | RoundedRows,
+    ]:
+        """`x` plus the sum of the addend's parts, and the norm of that, rounded to 8 bits if the
+        product that reads it wants so."""
+        options = {"eps": self.eps, "rounding": rounding, "implementation": implementation}
+        return add_norm(x, addend, self.scale, **options)

@@ -6,6 +6,8 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.add_norm import reference
 from pallas_kernels.dispatch import Implementation, Op
+from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
+from pallas_kernels.refusal import require
 
 
 def add_norm(
@@ -14,16 +16,19 @@ def add_norm(
     scale: Float[Array, " hidden"],
     *,
     eps: float,
+    rounding: Rounding | None = None,
     implementation: Implementation = "auto",
-) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"] | RoundedRows]:
     """Returns `x` plus the sum of `addend`'s parts, and the root mean square norm of that total.
 
     The parts are those of a matrix product that was split over its inputs (`split_product`), in
     float32; a product that was not split is one part. Their sum is computed in float32 and rounded
     to the dtype of `x`, as the unsplit product would be; so is the total. The norm is computed in
     float32, with a scale in the dtype of `x` or in float32.
+
+    With `rounding` the norm is rounded once more, to 8 bits, as `fp8_product` would round it.
     """
-    return ADD_NORM(implementation, x, addend, scale, eps=eps)
+    return ADD_NORM(implementation, x, addend, scale, eps=eps, rounding=rounding)
 
 
 def _mosaic(*arguments: Any, **options: Any) -> Any:
@@ -38,8 +43,13 @@ def _check(*arguments: Any, **options: Any) -> None:
     mosaic.check(*arguments, **options)
 
 
+def _check_portable(*arguments: Any, rounding: Rounding | None = None, **options: Any) -> None:
+    require(rounding is None, "a norm that is rounded to 8 bits", "one in 16 or 32 bits")
+    _check(*arguments, **options)
+
+
 ADD_NORM = Op(
     "add_norm",
     {"mosaic": _mosaic, "portable": _mosaic, "xla": reference.add_norm},
-    {"mosaic": _check, "portable": _check},
+    {"mosaic": _check, "portable": _check_portable},
 )

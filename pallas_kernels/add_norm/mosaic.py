@@ -1,42 +1,72 @@
-"""`add_norm` on Mosaic GPU: one thread block per row (token), everything in registers."""
+"""`add_norm` on Mosaic GPU: one thread block per row (token)."""
 
 import functools
 import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
+from pallas_kernels.add_norm.kernel import AT_ONCE, one_row, one_row_in_8_bits
+from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
+from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
+from pallas_kernels.fp8_product.rounding import type_of_scales
+from pallas_kernels.fp8_product.row_tiles import RowTiles
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.refusal import require
-from pallas_kernels.tiles import THREADS, Shapes, load, named, strided
+from pallas_kernels.tiles import THREADS, Shapes, named
 
 
-@kept(static_argnames=("eps", "interpret"))
 def add_norm(
     x: Float[Array, "*tokens hidden"],
     addend: Float[Array, "parts *tokens hidden"],
     scale: Float[Array, " hidden"],
     *,
     eps: float,
+    rounding: Rounding | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
-    check(x, addend, scale, eps=eps)
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"] | RoundedRows]:
+    check(x, addend, scale, eps=eps, rounding=rounding)
+    options = {"eps": eps, "rounding": rounding, "interpret": interpret}
+    total, normed, *scales = added_and_normed(x, addend, scale, **options)
+    return total, RoundedRows(normed, scales[0], x.dtype) if scales else normed
+
+
+@kept(static_argnames=("eps", "rounding", "interpret"))
+def added_and_normed(
+    x: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "parts *tokens hidden"],
+    scale: Float[Array, " hidden"],
+    *,
+    eps: float,
+    rounding: Rounding | None,
+    interpret: plgpu.InterpretGPUParams | None,
+) -> tuple[Array, ...]:
+    """The sum and its norm; if that is rounded, also the scales."""
     hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
     flat = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
-    outputs = plgpu.kernel(
-        named("add_norm", functools.partial(one_row, eps)),
-        out_type=(flat, flat),
+    body, normed, scratch = one_row, (flat,), {}
+    if rounding is not None:
+        in_pieces = (hidden,) if rounding == "rows" else (hidden // BLOCK, BLOCK)
+        body = functools.partial(one_row_in_8_bits, RowTiles(rows), rounding)
+        normed = (
+            jax.ShapeDtypeStruct((rows, *in_pieces), E4M3),
+            type_of_scales(rows, hidden, rounding),
+        )
+        scratch = {} if rounding == "rows" else {"whole": plgpu.SMEM(in_pieces, x.dtype)}
+    total, numbers, *scales = plgpu.kernel(
+        named("add_norm", functools.partial(body, eps)),
+        out_type=(flat, *normed),
         grid=(rows,),
         grid_names=("row",),
         num_threads=1,
         thread_name="warpgroup",
+        scratch_types=scratch,
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )(x.reshape(flat.shape), addend.reshape(-1, *flat.shape), scale)
-    return tuple(out.reshape(x.shape) for out in outputs)
+    return total.reshape(x.shape), numbers.reshape(x.shape), *scales
 
 
 def check(
@@ -45,6 +75,7 @@ def check(
     scale: Float[Shapes, " hidden"],
     *,
     eps: float,
+    rounding: Rounding | None = None,
 ) -> None:
     """Raises `NotForThisKernel` if the kernel cannot do this call."""
     hidden = x.shape[-1]
@@ -54,18 +85,6 @@ def check(
         f"float32 or the dtype of x, {x.dtype}",
     )
     require(hidden % THREADS == 0, f"hidden size {hidden}", f"a multiple of {THREADS}")
-
-
-def one_row(eps: float, x, addend, scale, total, normed) -> None:
-    row, hidden = lax.axis_index("row"), x.shape[1]
-    layout = strided(hidden, x.dtype)
-    scales = load(scale, layout).astype(jnp.float32)
-    parts = [
-        load(addend.at[part, row], layout).astype(jnp.float32) for part in range(addend.shape[0])
-    ]
-    product = sum(parts[1:], parts[0]).astype(x.dtype).astype(jnp.float32)
-    added = (load(x.at[row], layout).astype(jnp.float32) + product).astype(x.dtype)
-    total.at[row][...] = added
-    wide = added.astype(jnp.float32)
-    inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)
-    normed.at[row][...] = (wide * inverse * scales).astype(x.dtype)
+    if rounding == "pieces":
+        of = AT_ONCE
+        require(hidden % of == 0, f"hidden size {hidden} in pieces", f"a multiple of {of}")

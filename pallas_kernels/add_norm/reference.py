@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding, rounded_rows
+
 
 def add_norm(
     x: Float[Array, "*tokens hidden"],
@@ -11,9 +13,11 @@ def add_norm(
     scale: Float[Array, " hidden"],
     *,
     eps: float,
-) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"]]:
+    rounding: Rounding | None = None,
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"] | RoundedRows]:
     total = added(x, addend)
-    return total, rms_norm(total, scale, eps=eps)
+    normed = rms_norm(total, scale, eps=eps)
+    return total, normed if rounding is None else rounded_rows(normed, rounding)
 
 
 def added(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.add_norm.reference import add_norm
+from pallas_kernels.add_norm.reference import added, rms_norm
 from pallas_kernels.dense_chain.shape import Arrivals
 from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.fp8_product.reference import fp8_product
@@ -23,9 +23,11 @@ def dense_chain(
     *,
     eps: float,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
-    x, normed = add_norm(x, product(attended, out)[None], norm, eps=eps)
+    x = added(x, product(attended, out)[None])
+    normed = rms_norm(x, norm, eps=eps)
     gate, up = jnp.split(product(normed, gate_up), 2, axis=-1)
-    x, normed = add_norm(x, product(jax.nn.silu(gate) * up, down)[None], next_norm, eps=eps)
+    x = added(x, product(jax.nn.silu(gate) * up, down)[None])
+    normed = rms_norm(x, next_norm, eps=eps)
     return x, None if qkv is None else product(normed, qkv), arrivals
 
 

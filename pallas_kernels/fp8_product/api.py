@@ -6,11 +6,12 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import Implementation, Op
 from pallas_kernels.fp8_product import reference
+from pallas_kernels.fp8_product.rounded import RoundedRows
 from pallas_kernels.split_product import total_of
 
 
 def fp8_product(
-    x: Float[Array, "*tokens inputs"],
+    x: Float[Array, "*tokens inputs"] | RoundedRows,
     weight: Float[Array, "outputs inputs"],
     scales: Float[Array, "scaled_outputs pieces"],
     *,
@@ -28,7 +29,8 @@ def fp8_product(
 
     With `quantise_inputs` each row of `x` is rounded to e4m3 too, with a scale for every piece of
     it: t = max(largest magnitude, 1e-10) / 448 for pieces of 128, or
-    t = max(largest magnitude / 448, 1 / (448 * 512)) for whole rows.
+    t = max(largest magnitude / 448, 1 / (448 * 512)) for whole rows. Rows that the op before has
+    rounded so are `RoundedRows`.
 
     The kernels are for inputs in bfloat16. XLA reads the matrix as it is too, but writes the
     products of all pieces.
@@ -40,7 +42,7 @@ def fp8_product(
 
 
 def fp8_product_in_parts(
-    x: Float[Array, "*tokens inputs"],
+    x: Float[Array, "*tokens inputs"] | RoundedRows,
     weight: Float[Array, "outputs inputs"],
     scales: Float[Array, "scaled_outputs pieces"],
     *,

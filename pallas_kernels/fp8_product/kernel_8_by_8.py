@@ -36,7 +36,7 @@ def run(plan: PlanOf8By8, x, weight, scales, row_scales, out, /, **scratch) -> N
 class ThreadBlockOf8By8(ThreadBlock):
     plan: PlanOf8By8
     row_scales: Any
-    """[row tiles, inputs / BLOCK, scales at once], or [rows]."""
+    """[row tiles, inputs / BLOCK or 1, scales at once]"""
 
     def operands(self, step) -> dict[str, Any]:
         operands = super().operands(step)
@@ -82,6 +82,7 @@ class ThreadBlockOf8By8(ThreadBlock):
     def write(self, warpgroup, sums) -> None:
         for unit, totals in enumerate(sums):
             if not self.plan.blocks:
-                scales = load(self.row_scales.at[self.rows], PER_ROW)
+                of_tile = self.row_scales.at[lax.axis_index("row_tile"), 0]
+                scales = load(of_tile.at[pl.ds(0, self.plan.rows)], PER_ROW)
                 totals = totals * lax.broadcast_in_dim(scales, totals.shape, [1])
             self.write_unit(self.first_output + self.first_of(warpgroup, unit), totals)

@@ -7,18 +7,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.fp8_product import kernel, kernel_8_by_8
-from pallas_kernels.fp8_product.plan import Split
+from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
-from pallas_kernels.fp8_product.plan_of import plan_of
-from pallas_kernels.fp8_product.rounding import padded, rounded_rows
+from pallas_kernels.fp8_product.plan_of import ACTIVATIONS, plan_of
+from pallas_kernels.fp8_product.rounded import RoundedRows
+from pallas_kernels.fp8_product.rounding import padded, round_rows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.tiles import named
 
 
-@kept(static_argnames=("quantise_inputs", "split", "interpret"))
 def fp8_product(
-    x: Float[Array, "*tokens inputs"],
+    x: Float[Array, "*tokens inputs"] | RoundedRows,
     weight: Float[Array, "outputs inputs"],
     scales: Float[Array, "scaled_outputs pieces"],
     *,
@@ -26,25 +26,72 @@ def fp8_product(
     split: Split | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> Float[Array, "parts *tokens outputs"]:
-    plan = plan_of(
-        x,
-        weight,
-        scales,
-        quantise_inputs=quantise_inputs,
-        interpreted=interpret is not None,
-        split=split,
-    )
+    if not isinstance(x, RoundedRows):
+        options = {"quantise_inputs": quantise_inputs, "split": split, "interpret": interpret}
+        return product_of_rows(x, weight, scales, **options)
+    plan_of(x, weight, scales)
+    arrays = x.numbers, x.scales, weight, scales
+    return product_of_rounded(*arrays, split=split, interpret=interpret)
+
+
+@kept(static_argnames=("quantise_inputs", "split", "interpret"))
+def product_of_rows(
+    x: Float[Array, "*tokens inputs"],
+    weight: Float[Array, "outputs inputs"],
+    scales: Float[Array, "scaled_outputs pieces"],
+    *,
+    quantise_inputs: bool,
+    split: Split | None,
+    interpret: plgpu.InterpretGPUParams | None,
+) -> Float[Array, "parts *tokens outputs"]:
+    interpreted = interpret is not None
+    options = {"quantise_inputs": quantise_inputs, "interpreted": interpreted, "split": split}
+    plan = plan_of(x, weight, scales, **options)
     rows = x.reshape(plan.tokens, plan.inputs)
-    scales = scales if plan.blocks else scales[:, 0]
     if isinstance(plan, PlanOf8By8):
-        numbers, row_scales = rounded_rows(plan, rows, interpret)
-        body, operands = kernel_8_by_8.run, (numbers, weight, scales, row_scales)
+        operands = round_rows(rows, plan.rounding, interpret)
     else:
-        body, operands = kernel.run, (padded(plan, rows), weight, scales)
-    dtype = x.dtype if plan.parts == 1 else jnp.float32
+        operands = (padded(plan.tiles_of_rows, rows),)
+    return multiplied(plan, operands, weight, scales, interpret).reshape(
+        plan.parts, *x.shape[:-1], plan.outputs
+    )
+
+
+@kept(static_argnames=("split", "interpret"))
+def product_of_rounded(
+    numbers: Float[Array, "*tokens inputs"],
+    row_scales: Float[Array, "row_tiles pieces size"],
+    weight: Float[Array, "outputs inputs"],
+    scales: Float[Array, "scaled_outputs pieces"],
+    *,
+    split: Split | None,
+    interpret: plgpu.InterpretGPUParams | None,
+) -> Float[Array, "parts *tokens outputs"]:
+    x = RoundedRows(numbers, row_scales, ACTIVATIONS)
+    plan = plan_of(x, weight, scales, interpreted=interpret is not None, split=split)
+    rows = numbers.reshape(plan.tokens, plan.inputs)
+    operands = padded(plan.tiles_of_rows, rows), row_scales
+    return multiplied(plan, operands, weight, scales, interpret).reshape(
+        plan.parts, *numbers.shape[:-1], plan.outputs
+    )
+
+
+def multiplied(
+    plan: Plan,
+    operands: tuple[Array, ...],
+    weight: Float[Array, "outputs inputs"],
+    scales: Float[Array, "scaled_outputs pieces"],
+    interpret: plgpu.InterpretGPUParams | None,
+) -> Float[Array, "parts tokens outputs"]:
+    """The product of rows with padding, and of their scales if they are in 8 bits."""
+    body = kernel_8_by_8.run if isinstance(plan, PlanOf8By8) else kernel.run
+    rows, *row_scales = operands
     product = plgpu.kernel(
         named("fp8_product", functools.partial(body, plan)),
-        out_type=jax.ShapeDtypeStruct((plan.parts, plan.padded, plan.outputs), dtype),
+        out_type=jax.ShapeDtypeStruct(
+            (plan.parts, plan.padded, plan.outputs),
+            plan.dtype if plan.parts == 1 else jnp.float32,
+        ),
         # The last runs first: it shares weights.
         grid=(plan.parts, plan.tiles, plan.row_tiles),
         grid_names=("part", "tile", "row_tile"),
@@ -52,5 +99,5 @@ def fp8_product(
         thread_name="warpgroup",
         scratch_types=plan.scratch(),
         interpret=interpret,
-    )(*operands)
-    return product[:, : plan.tokens].reshape(plan.parts, *x.shape[:-1], plan.outputs)
+    )(rows, weight, scales if plan.blocks else scales[:, 0], *row_scales)
+    return product[:, : plan.tokens]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.fp8_product.chunk import UNIT
 from pallas_kernels.fp8_product.measured import MEASURED
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
+from pallas_kernels.fp8_product.row_tiles import RowTiles
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.tiles import SHARED_BYTES, swizzled
 
@@ -16,10 +17,6 @@ TILE = 2 * UNIT
 TILES_OF_MANY_ROWS = TILE, 3 * UNIT, 4 * UNIT
 """Outputs of a thread block with many rows: those of two, three or four warpgroups. More of them
 leave the tensor core idle less often, and some matrices fill the GPU with only one of these."""
-EIGHT = 8
-"""Rows of a thread block are a multiple of this."""
-MOST_ROWS = 128
-"""Rows of a thread block, whose sums take half of the registers that a thread may have."""
 FEW_ROWS = 64
 """Up to so many rows there is room for two thread blocks on a multiprocessor."""
 MULTIPROCESSORS = 132
@@ -59,17 +56,21 @@ class Plan:
     """Instead of the split that the plan would choose."""
 
     @property
+    def tiles_of_rows(self) -> RowTiles:
+        return RowTiles(self.tokens)
+
+    @property
     def row_tiles(self) -> int:
-        return -(-self.tokens // MOST_ROWS)
+        return self.tiles_of_rows.count
 
     @property
     def rows(self) -> int:
-        """Rows of a thread block, all as even as eights can be."""
-        return -(-self.tokens // (self.row_tiles * EIGHT)) * EIGHT
+        """Rows of a thread block."""
+        return self.tiles_of_rows.rows
 
     @property
     def padded(self) -> int:
-        return self.row_tiles * self.rows
+        return self.tiles_of_rows.padded
 
     @property
     def measured(self) -> Split | None:

@@ -7,16 +7,14 @@ import jax.numpy as jnp
 
 from pallas_kernels.fp8_product.chunk import UNIT
 from pallas_kernels.fp8_product.plan import FEW_ROWS, MULTIPROCESSORS, TILE, Plan, Split
-from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
+from pallas_kernels.fp8_product.quantise import E4M3
+from pallas_kernels.fp8_product.rounded import Rounding, pieces_of
 from pallas_kernels.jax_internals import plgpu
 
 MIDDLE_TILE, WIDE_TILE = 3 * UNIT, 4 * UNIT
 """Outputs of a thread block with many rows, which are then read less often. The middle one has
 three warpgroups. The wide one has two, whose sums take half of the registers that a thread may
 have."""
-SHORTEST_COPY = 32
-"""Scales of rows are copied in multiples of these: what bulk copies write begins at multiples of
-128 bytes."""
 CACHE_PER_MEMORY = 3
 """How many bytes the L2 cache delivers while memory delivers one: an estimate."""
 
@@ -59,13 +57,18 @@ class PlanOf8By8(Plan):
 
     @property
     def scales_at_once(self) -> int:
-        """Scales of a tile of rows for one block of inputs, with padding."""
-        return -(-self.rows // SHORTEST_COPY) * SHORTEST_COPY
+        """Scales of a tile of rows for one piece of their inputs, with padding."""
+        return self.tiles_of_rows.scales_at_once
 
     @property
-    def pieces(self) -> int:
-        """Pieces of a row that have a scale each."""
-        return self.inputs // BLOCK if self.blocks else 1
+    def rounding(self) -> Rounding:
+        """What of the rows has a scale of its own."""
+        return "pieces" if self.blocks else "rows"
+
+    @property
+    def shape_of_scales(self) -> tuple[int, int, int]:
+        """Of all rows' scales, tile by tile."""
+        return self.row_tiles, pieces_of(self.inputs, self.rounding), self.scales_at_once
 
     @property
     def lag(self) -> int:

@@ -1,4 +1,4 @@
-"""Rows in 8 bits for `fp8_product`, by one kernel where XLA would launch three."""
+"""Rows in 8 bits by kernels: what rounds them, and a kernel of its own where XLA launches three."""
 
 import functools
 from typing import Any
@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.fp8_product.plan import EIGHT, Plan
-from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.quantise import (
     BLOCK,
     E4M3,
@@ -17,67 +15,88 @@ from pallas_kernels.fp8_product.quantise import (
     scales_of_pieces,
     scales_of_rows,
 )
+from pallas_kernels.fp8_product.rounded import Rounding, pieces_of
+from pallas_kernels.fp8_product.row_tiles import EIGHT, RowTiles
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, named, rows_in_lanes, strided
 
 PIECES = rows_in_lanes(BLOCK)
 
 
-def padded(plan: Plan, rows: Float[Array, "tokens inputs"]) -> Float[Array, "filled inputs"]:
-    return jnp.pad(rows, ((0, plan.padded - plan.tokens), (0, 0)))
+def padded(tiles: RowTiles, rows: Float[Array, "tokens inputs"]) -> Float[Array, "filled inputs"]:
+    return jnp.pad(rows, ((0, tiles.padded - tiles.tokens), (0, 0)))
 
 
-def rounded_rows(
-    plan: PlanOf8By8,
+def round_rows(
     rows: Float[Array, "tokens inputs"],
+    rounding: Rounding,
     interpret: plgpu.InterpretGPUParams | None,
-) -> tuple[Float[Array, "filled inputs"], Float[Array, "..."]]:
-    """Rows in e4m3, and their scales: those of pieces tile by tile, [row tiles, pieces, at once],
-    or one of each row."""
-    body, grid, scales = in_pieces(plan) if plan.blocks else as_wholes(plan)
+) -> tuple[Float[Array, "filled inputs"], Float[Array, "row_tiles pieces size"]]:
+    """Rows in e4m3, with padding, and their scales."""
+    tiles, inputs = RowTiles(len(rows)), rows.shape[1]
+    if rounding == "pieces":
+        body, grid = round_eight, {"eight": tiles.padded // EIGHT, "piece": inputs // BLOCK}
+    else:
+        body, grid = round_one, {"row": tiles.padded}
     return plgpu.kernel(
-        named("round_rows", body),
+        named("round_rows", functools.partial(body, tiles)),
         out_type=(
-            jax.ShapeDtypeStruct((plan.padded, plan.inputs), E4M3),
-            jax.ShapeDtypeStruct(scales, jnp.float32),
+            jax.ShapeDtypeStruct((tiles.padded, inputs), E4M3),
+            type_of_scales(len(rows), inputs, rounding),
         ),
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
         num_threads=1,
         thread_name="warpgroup",
         interpret=interpret,
-    )(padded(plan, rows))
+    )(padded(tiles, rows))
 
 
-Rounding = tuple[Any, dict[str, int], tuple[int, ...]]
-"""Body and grid of a kernel, and the shape of its scales."""
+def type_of_scales(tokens: int, inputs: int, rounding: Rounding) -> jax.ShapeDtypeStruct:
+    """Of the scales of all tiles."""
+    tiles = RowTiles(tokens)
+    shape = tiles.count, pieces_of(inputs, rounding), tiles.scales_at_once
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def in_pieces(plan: PlanOf8By8) -> Rounding:
-    grid = {"eight": plan.padded // EIGHT, "piece": plan.pieces}
-    scales = plan.row_tiles, plan.pieces, plan.scales_at_once
-    return functools.partial(round_eight, plan), grid, scales
-
-
-def round_eight(plan: PlanOf8By8, x, numbers, scales) -> None:
-    """Rounds one piece of eight rows. What pads the scales of a tile is not written, nor read."""
-    first, piece = lax.axis_index("eight") * EIGHT, lax.axis_index("piece")
-    rows, inputs = pl.ds(first, EIGHT), pl.ds(piece * BLOCK, BLOCK)
+def round_eight(tiles: RowTiles, x, numbers, scales) -> None:
+    """Rounds one piece of eight rows."""
+    rows, inputs = eight_rows(), piece_of_inputs()
     wide = load(x.at[rows, inputs], PIECES).astype(jnp.float32)
+    write_eight(tiles, wide, numbers, scales)
+
+
+def eight_rows():
+    return pl.ds(lax.axis_index("eight") * EIGHT, EIGHT)
+
+
+def piece_of_inputs(first: Any = 0):
+    """The piece of a thread block, from an input on."""
+    return pl.ds(first + lax.axis_index("piece") * BLOCK, BLOCK)
+
+
+def write_eight(tiles: RowTiles, wide, numbers, scales) -> None:
+    """Writes one piece of eight rows in 8 bits. What pads the scales of a tile is not written, nor
+    read."""
+    first = lax.axis_index("eight") * EIGHT
     of_rows = scales_of_pieces(abs(wide).max(axis=1))
-    store(numbers.at[rows, inputs], rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0])))
-    within = pl.ds(lax.rem(first, plan.rows), EIGHT)
-    store(scales.at[lax.div(first, plan.rows), piece, within], of_rows)
+    in_8_bits = rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0]))
+    store(numbers.at[eight_rows(), piece_of_inputs()], in_8_bits)
+    of_piece = scales.at[lax.div(first, tiles.rows), lax.axis_index("piece")]
+    store(of_piece.at[pl.ds(lax.rem(first, tiles.rows), EIGHT)], of_rows)
 
 
-def as_wholes(plan: PlanOf8By8) -> Rounding:
-    return round_one, {"row": plan.padded}, (plan.padded,)
-
-
-def round_one(x, numbers, scales) -> None:
+def round_one(tiles: RowTiles, x, numbers, scales) -> None:
     """Rounds one row, all of which is in registers."""
     row = lax.axis_index("row")
-    wide = load(x.at[row], strided(x.shape[1], x.dtype)).astype(jnp.float32)
-    scale = scales_of_rows(abs(wide).max())
-    store(numbers.at[row], rounded(wide / scale))
-    scales[row] = scale
+    whole = load(x.at[row], strided(x.shape[1], x.dtype))
+    write_one(tiles, row, [whole], [numbers.at[row]], scales)
+
+
+def write_one(tiles: RowTiles, row, shares: list, numbers: list, scales) -> None:
+    """Writes a row in 8 bits, of which equal shares are in registers, each to its place."""
+    magnitudes = [abs(share.astype(jnp.float32)) for share in shares]
+    scale = scales_of_rows(functools.reduce(jnp.maximum, magnitudes).max())
+    for share, place in zip(shares, numbers, strict=True):
+        store(place, rounded(share.astype(jnp.float32) / scale))
+    scales[lax.div(row, tiles.rows), 0, lax.rem(row, tiles.rows)] = scale

@@ -9,8 +9,9 @@ import pytest
 
 from jaxspec.cache.block import block_after
 from jaxspec.cache.keys_values import KeysValues
-from jaxspec.layers import linear, stack
+from jaxspec.layers import fp8, linear, stack
 from jaxspec.layers.decoder import Decoder
+from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.rope import Rope
 from jaxspec.models.config import Qwen3Config, Qwen35Config, TargetConfig
@@ -20,6 +21,7 @@ from pallas_kernels import dense_chain
 from pallas_kernels.dense_chain import chain
 from pallas_kernels.dense_chain.chain import batch_in_eights
 from pallas_kernels.dispatch import Choice
+from pallas_kernels.fp8_product import RoundedRows, fp8_product_in_parts
 from pallas_kernels.paged_attention.api import filled_attention
 
 CONFIG = Qwen3Config(Decoder(32, 48, 3, 4, 2, 16, 1e-6, Rope(1e4), 512), 100, True, (0,))
@@ -107,3 +109,31 @@ def test_the_same_numbers_in_parts(config, slots, width, monkeypatch):
     assert len(calls) >= 2 * 3 * CONFIG.decoder.num_layers
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_the_same_bits_with_activations_that_are_rounded_where_they_are_made(blocks, monkeypatch):
+    """A rounding error more would be a whole step of 8 bits further on."""
+    decoder = dataclasses.replace(
+        CONFIG.decoder,
+        hidden_size=256,
+        intermediate_size=384,
+        head_dim=64,
+        fp8=Fp8(blocks, quantised_inputs=True),
+    )
+    config = dataclasses.replace(CONFIG, decoder=decoder)
+    wanted = read(config, 2, 9)
+    seen = []
+
+    def product(x, *matrix, **options):
+        seen.append(isinstance(x, RoundedRows))
+        return fp8_product_in_parts(x, *matrix, **options)
+
+    monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
+    monkeypatch.setattr(fp8, "fp8_product_in_parts", product)
+    found = read(config, 2, 9)
+    first, of_layer, last = [False], [False, True, True, True], [False, True, True]
+    of_read = [*first, *(config.decoder.num_layers - 1) * of_layer, *last]
+    assert seen[-2 * len(of_read) :] == 2 * of_read, "only attention's output is rounded later"
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -10,7 +10,15 @@ from h100 import assert_no_spills, compiled, needs_compiler, placed
 from interpreter import no_races
 
 from pallas_kernels import NotForThisKernel, fp8_product
-from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, quantised_blocks, reference
+from pallas_kernels.fp8_product import (
+    BLOCK,
+    E4M3,
+    mosaic,
+    plan,
+    quantised_blocks,
+    reference,
+    row_tiles,
+)
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.fp8_product.plan import Split
 from pallas_kernels.fp8_product.plan_of import plan_of
@@ -183,7 +191,7 @@ def shapes(tokens: int, outputs: int, inputs: int, channels: bool = False):
 def test_thread_blocks_have_all_rows(tokens):
     made = plan_of(*shapes(tokens, 256, 256))
     assert tokens <= made.padded < tokens + 8 * made.row_tiles
-    assert made.rows % 8 == 0 and 8 <= made.rows <= plan.MOST_ROWS
+    assert made.rows % 8 == 0 and 8 <= made.rows <= row_tiles.MOST_ROWS
     assert made.stages >= 3
 
 

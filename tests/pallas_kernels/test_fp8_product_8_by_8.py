@@ -12,7 +12,7 @@ from test_fp8_product import dequantised, inputs_of, matrix, shapes
 
 from pallas_kernels import fp8_product
 from pallas_kernels.dispatch import Choice
-from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, reference
+from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, reference, row_tiles
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.fp8_product.plan import Split
 from pallas_kernels.fp8_product.plan_of import plan_of
@@ -159,7 +159,7 @@ def test_the_device_sees_every_way_to_split():
 def test_thread_blocks_have_all_rows(tokens, channels):
     made = rounding_plan(*shapes(tokens, 24576, 4096, channels))
     assert tokens <= made.padded < tokens + 8 * made.row_tiles
-    assert made.rows % 8 == 0 and 8 <= made.rows <= plan.MOST_ROWS
+    assert made.rows % 8 == 0 and 8 <= made.rows <= row_tiles.MOST_ROWS
     assert made.stages >= 4
 
 

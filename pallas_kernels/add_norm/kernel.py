@@ -1,0 +1,74 @@
+"""The bodies of the kernels: one row, everything in registers."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.fp8_product.quantise import BLOCK, rounded, scales_of_pieces
+from pallas_kernels.fp8_product.rounded import Rounding
+from pallas_kernels.fp8_product.rounding import write_one
+from pallas_kernels.fp8_product.row_tiles import RowTiles
+from pallas_kernels.jax_internals import plgpu, store
+from pallas_kernels.tiles import load, strided
+
+NUMBERS_OF_LANE = 4
+"""Numbers of a piece that a lane rounds: a warp has a piece."""
+PIECES_AT_ONCE = 4
+"""Pieces that the four warps round at a time."""
+AT_ONCE = PIECES_AT_ONCE * BLOCK
+PIECES = plgpu.Layout.TILED(
+    plgpu.Tiling(((PIECES_AT_ONCE, BLOCK), (NUMBERS_OF_LANE,))),
+    warp_dims=(-3,),
+    lane_dims=(-2,),
+    vector_dim=-1,
+)
+
+
+def one_row(eps: float, x, addend, scale, total, normed) -> None:
+    normed.at[lax.axis_index("row")][...] = norm_of_sum(eps, x, addend, scale, total)
+
+
+def one_row_in_8_bits(
+    tiles: RowTiles,
+    rounding: Rounding,
+    eps: float,
+    x,
+    addend,
+    scale,
+    total,
+    numbers,
+    scales,
+    **scratch,
+) -> None:
+    """The norm is the same as without rounding, bit by bit. If its pieces have scales, it goes
+    through shared memory: the sum needs it in the order of memory, and spreads no piece over just
+    one warp. `numbers` is then [tokens, pieces, BLOCK]."""
+    row = lax.axis_index("row")
+    normed = norm_of_sum(eps, x, addend, scale, total)
+    if rounding == "rows":
+        return write_one(tiles, row, [normed], [numbers.at[row]], scales)
+    whole = scratch["whole"]
+    whole[...] = normed.reshape(whole.shape)
+    plgpu.commit_smem()
+    wide = load(whole, PIECES).astype(jnp.float32)
+    of_pieces = scales_of_pieces(abs(wide).max(axis=1))
+    in_8_bits = rounded(wide / lax.broadcast_in_dim(of_pieces, wide.shape, [0]))
+    store(numbers.at[row], in_8_bits)
+    store(scales.at[lax.div(row, tiles.rows), :, lax.rem(row, tiles.rows)], of_pieces)
+
+
+def norm_of_sum(eps: float, x, addend, scale, total) -> Any:
+    """Writes the sum of this thread block's row, and returns its norm."""
+    row, hidden = lax.axis_index("row"), x.shape[1]
+    layout = strided(hidden, x.dtype)
+    scales = load(scale, layout).astype(jnp.float32)
+    parts = [
+        load(addend.at[part, row], layout).astype(jnp.float32) for part in range(addend.shape[0])
+    ]
+    product = sum(parts[1:], parts[0]).astype(x.dtype).astype(jnp.float32)
+    added = (load(x.at[row], layout).astype(jnp.float32) + product).astype(x.dtype)
+    total.at[row][...] = added
+    wide = added.astype(jnp.float32)
+    inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)
+    return (wide * inverse * scales).astype(x.dtype)

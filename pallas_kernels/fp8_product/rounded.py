@@ -1,0 +1,62 @@
+"""Rows that are rounded to 8 bits, as one argument, and how XLA rounds them."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.fp8_product.quantise import BLOCK, quantised_pieces
+from pallas_kernels.fp8_product.row_tiles import RowTiles
+
+Rounding = Literal["pieces", "rows"]
+"""What has a scale of its own: each piece of 128 inputs of a row, or each whole row. The first is
+for matrices with scales of blocks, the second for those with scales of outputs."""
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["numbers", "scales"], meta_fields=["dtype"]
+)
+@dataclasses.dataclass(frozen=True)
+class RoundedRows:
+    """Activations that are rounded to e4m3, as `fp8_product` takes them."""
+
+    numbers: Float[Array, "*tokens inputs"]
+    """In e4m3."""
+    scales: Float[Array, "row_tiles pieces size"]
+    """In float32, as the product's thread blocks read them: those of each tile of rows
+    (`RowTiles`), piece by piece. What pads a tile means nothing."""
+    dtype: Any
+    """Of the rows before they were rounded, and of products with them."""
+
+
+def pieces_of(inputs: int, rounding: Rounding) -> int:
+    """How many scales a row has."""
+    return inputs // BLOCK if rounding == "pieces" else 1
+
+
+def rounded_rows(x: Float[Array, "*tokens inputs"], rounding: Rounding) -> RoundedRows:
+    """Rows in e4m3, by XLA."""
+    rows = x.reshape(-1, x.shape[-1])
+    pieces = rows.reshape(len(rows), pieces_of(rows.shape[1], rounding), -1)
+    numbers, scales = quantised_pieces(pieces, whole_rows=rounding == "rows")
+    return RoundedRows(numbers.reshape(x.shape), in_tiles(scales), x.dtype)
+
+
+def in_tiles(scales: Float[Array, "tokens pieces"]) -> Float[Array, "row_tiles pieces size"]:
+    """The scales of all rows as thread blocks read them."""
+    tokens, pieces = scales.shape
+    tiles = RowTiles(tokens)
+    filled = jnp.pad(scales, ((0, tiles.padded - tokens), (0, 0)))
+    by_tile = filled.reshape(tiles.count, tiles.rows, pieces).transpose(0, 2, 1)
+    return jnp.pad(by_tile, ((0, 0), (0, 0), (0, tiles.scales_at_once - tiles.rows)))
+
+
+def scales_by_row(rounded: RoundedRows) -> Float[Array, "tokens pieces"]:
+    """The scales of all rows, in their order."""
+    tiles = RowTiles(math.prod(rounded.numbers.shape[:-1]))
+    by_tile = rounded.scales[:, :, : tiles.rows].transpose(0, 2, 1)
+    return by_tile.reshape(tiles.padded, rounded.scales.shape[1])[: tiles.tokens]
