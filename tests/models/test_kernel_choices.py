@@ -136,6 +136,23 @@ def test_a_hybrid_target_says_what_is_traced(name, batch, width, monkeypatch: py
         assert runs["dense_chain"] == Choice("mosaic")
 
 
+@pytest.mark.parametrize(
+    ("width", "row_by_row", "reads"),
+    [
+        (16, False, "block_read"),
+        (16, True, "mixer_read"),
+        (1, False, "mixer_read"),
+        (17, False, "mixer_read"),
+    ],
+)
+def test_short_blocks_are_read_in_matrix_products(width, row_by_row, reads, monkeypatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    model = Qwen35(qwen35("qwen3.5-4b"), (), jnp.bfloat16, row_by_row=row_by_row)
+    ops = dict(model.kernel_choices(8, width, 64))
+    assert ops.keys() & {"block_read", "mixer_read"} == {reads}
+    assert ops[reads] == ops[reads.replace("read", "fold")] == Choice("mosaic")
+
+
 @pytest.mark.parametrize(("batch", "width"), SIZES)
 def test_a_target_that_rounds_activations_says_what_is_traced(batch, width, monkeypatch):
     monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
