@@ -41,7 +41,15 @@ from pallas_kernels.gated_delta.thirds import (
     thirds_of,
 )
 from pallas_kernels.jax_internals import pl, plgpu
-from pallas_kernels.tiles import THREADS, each, instruction, load, rows_in_lanes, swizzled
+from pallas_kernels.tiles import (
+    THREADS,
+    each,
+    instruction,
+    load,
+    rows_in_lanes,
+    swizzled,
+    unswizzled,
+)
 
 SILU = """{
 .reg .f32 t;
@@ -66,7 +74,7 @@ def scratch_of_reading(dtype: Any) -> dict[str, Any]:
         "staged_state": swizzled((DIM, DIM), jnp.float32),
         "arrived": plgpu.Barrier(),
         "stacked": swizzled((STACKED, DIM), dtype, bytes_per_row=2 * PIECE),
-        "values": plgpu.SMEM((BLOCK_ROWS, DIM), jnp.float32),
+        "values": unswizzled((BLOCK_ROWS, DIM), jnp.float32, (1, DIM)),
         "products": plgpu.SMEM((STACKED, DIM), jnp.float32),
         "triangle": plgpu.SMEM((STACKED, STACKED), jnp.float32),
         "betas": numbers,
