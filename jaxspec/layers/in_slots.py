@@ -19,7 +19,7 @@ class InSlots:
 
     block: Block
     implementation: Implementation
-    row_by_row: bool = False
+    row_by_row: bool
     """Whether bits must not depend on where a block begins."""
 
     @property

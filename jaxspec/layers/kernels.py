@@ -105,9 +105,7 @@ def hybrid_chain_shape(
     return dataclasses.replace(chain_shape(decoder, batch, width), qkv=projected)
 
 
-def choices_of_hybrid(
-    shape: StackShape, sizes: DeltaSizes, row_by_row: bool = False
-) -> Iterator[OpChoice]:
+def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes, row_by_row: bool) -> Iterator[OpChoice]:
     """The ops of layers that attend or recur, in the latter row by row if that is wanted."""
     yield from choices_of_attention(shape, (BlockMask(causal=True),))
     yield from choices_of_recurrence(shape, sizes, row_by_row)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from h100 import compiled, placed
+
 from ptx.host import Launch, launch_of
 from ptx.memory import POISON
 from ptx.parse import Kernel, kernels

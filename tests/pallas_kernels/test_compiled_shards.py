@@ -164,5 +164,5 @@ def test_a_step_of_a_hybrid_over_two_gpus(mesh):
     )
     assert sums_in(text) == 2 * (attending + recurrent) + 2, "two per layer, one per embedding"
     said = said_of(models.target, draft.block_size)
-    kernels = ("paged_attention", "block_read", "block_fold", "delta_prefill")
+    kernels = ("paged_attention", "mixer_read", "mixer_fold", "delta_prefill")
     assert {said[op] for op in kernels} == {"mosaic"} and said["dense_chain"] == SHARDED

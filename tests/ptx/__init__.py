@@ -10,8 +10,10 @@ matrix instructions and bulk copies as the GPU would get them.
     memory.py      global and shared memory, in which what nobody has written is NaN
     state.py       warps and thread blocks
     operands.py    reading and writing what an instruction names
-    arithmetic.py, moving.py, lanes.py, matrices.py, waiting.py, copies.py      the instructions
     run.py         runs a kernel on arrays
+
+and the instructions: arithmetic.py, converting.py, moving.py, lanes.py, matrices.py, waiting.py,
+copies.py.
 
 It says nothing about time. Instructions, and forms of them, that it does not know are refused by
 name, and so is a branch on which the lanes of a warp do not agree. Sums of a matrix instruction are

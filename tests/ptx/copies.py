@@ -3,6 +3,7 @@ until then there are NaN where they write."""
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -153,10 +154,13 @@ def store_bytes(context: Context) -> Step:
             count = int(size(warp)[lane])
             targets = target(warp)[lane] + np.arange(count, dtype=np.uint64)
             held = block.shared.bytes[place : place + count]
-            copy = lambda targets=targets, held=held: block.memory.store(targets, held[:, None])
-            begin(copy, warp)
+            begin(partial(store_held, block, targets, held), warp)
 
     return step
+
+
+def store_held(block: Block, targets: np.ndarray, held: np.ndarray) -> None:
+    block.memory.store(targets, held[:, None])
 
 
 def commit(context: Context) -> Step:

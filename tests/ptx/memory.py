@@ -72,9 +72,7 @@ class Global:
         array = addresses >> np.uint64(FAR_APART)
         if (array == array[0]).all():
             return [(slice(None), self.array_at(addresses[0]))]
-        return [
-            (array == one, self.array_at(int(one) << FAR_APART)) for one in np.unique(array)
-        ]
+        return [(array == one, self.array_at(int(one) << FAR_APART)) for one in np.unique(array)]
 
 
 def shared_of(name: str, size: int) -> Memory:

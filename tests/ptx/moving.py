@@ -8,7 +8,7 @@ from ptx.memory import PARAMETERS
 from ptx.operands import Context, Step, listed
 from ptx.refusal import Refused, require
 from ptx.state import LANES, Warp
-from ptx.types import Type, numbers_of, type_of, UNSIGNED
+from ptx.types import UNSIGNED, Type, numbers_of, type_of
 
 SPACES = ("global", "shared", "param", "")
 ORDERS = ("relaxed", "acquire", "release", "volatile", "weak", "gpu", "cta", "cluster", "sys")
@@ -37,7 +37,7 @@ def mov(context: Context) -> Step:
 
 
 def cvta(context: Context) -> Step:
-    """Addresses are the same in every space, but those of shared memory, which are not converted."""
+    """Addresses are the same in every space, except in shared memory; those are refused."""
     require(context.parts[-1] in ("u64", "u32"), f"{context.instruction}")
     require("shared" not in context.parts[1:], f"{context.instruction}")
     put, read = context.write_bits(context.operands[0]), context.bits(context.operands[1], 64)

@@ -130,5 +130,3 @@ def listed(operand: str) -> list[str]:
     if not operand.startswith("{"):
         return [operand]
     return [part.strip() for part in operand.strip("{} ").split(",")]
-
-

@@ -1,12 +1,12 @@
-"""Runs a kernel on arrays: thread blocks one after the other, and the warps of a block in turn, each
-until it waits for another."""
+"""Runs a kernel on arrays: thread blocks one after the other, and the warps of a block in turn,
+each until it waits for another."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ptx import arithmetic, copies, lanes, matrices, moving, waiting
+from ptx import arithmetic, converting, copies, lanes, matrices, moving, waiting
 from ptx.copies import Box
 from ptx.host import Launch, OfArray
 from ptx.memory import PARAMETERS, Global, Memory, shared_of
@@ -16,7 +16,7 @@ from ptx.refusal import Refused, WrongAccess, require
 from ptx.state import LANES, Block, Warp
 
 INSTRUCTIONS: dict[str, Callable[[Context], Step]] = {}
-for module in (arithmetic, copies, lanes, matrices, moving, waiting):
+for module in (arithmetic, converting, copies, lanes, matrices, moving, waiting):
     INSTRUCTIONS |= module.INSTRUCTIONS
 ALL_LANES = np.ones(LANES, bool)
 
