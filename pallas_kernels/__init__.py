@@ -10,6 +10,8 @@ from pallas_kernels.add_norm import add_norm
 from pallas_kernels.dense_chain import dense_chain
 from pallas_kernels.fp8_product import fp8_product
 from pallas_kernels.gated_delta import (
+    block_fold,
+    block_read,
     delta_fold,
     delta_prefill,
     delta_read,
@@ -25,6 +27,8 @@ from pallas_kernels.split_product import split_product
 __all__ = [
     "NotForThisKernel",
     "add_norm",
+    "block_fold",
+    "block_read",
     "delta_fold",
     "delta_prefill",
     "delta_read",

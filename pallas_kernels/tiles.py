@@ -140,14 +140,14 @@ def rounded_sum(a, b, layout, interpreted: bool):
     on the number of rows."""
     if interpreted:
         return a + b
-    return _each(_instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
+    return each(instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
 
 
-def _instruction(text: str) -> Callable[..., Any]:
+def instruction(text: str) -> Callable[..., Any]:
     return lambda *numbers: ptx(text, *numbers, result_types=float32_type())
 
 
-def _each(compute: Callable[..., Any], layout, *arrays):
+def each(compute: Callable[..., Any], layout, *arrays):
     """What a function computes from the numbers of arrays in float32."""
 
     @inline_mgpu(

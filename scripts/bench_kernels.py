@@ -26,8 +26,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from kernel_cases import CASES, AttentionCase, Case, ChainCase, DeltaCase, ProductCase, WriteCase
+from kernel_cases import (
+    CASES,
+    AttentionCase,
+    Case,
+    ChainCase,
+    DeltaCase,
+    MixerCase,
+    ProductCase,
+    WriteCase,
+)
 from measuring import about, write_json
+from time_mixers import chain_of, inputs_of
 
 from jaxspec import cli
 from jaxspec.console.files import read_json
@@ -62,6 +72,10 @@ OPS = (
     "delta_read",
     "delta_fold",
     "delta_prefill",
+    "mixer_step",
+    "block_step",
+    "mixer_fold",
+    "block_fold",
     "fp8_product",
 )
 
@@ -83,7 +97,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--cases", choices=CASES, default="h100", help="sizes of the calls")
-    parser.add_argument("--only", choices=OPS)
+    parser.add_argument("--only", nargs="+", choices=OPS, default=OPS)
     both = ["mosaic", "xla"]
     parser.add_argument("--implementations", nargs="+", default=both, choices=both)
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
@@ -113,9 +127,9 @@ def cases_of(options: argparse.Namespace) -> Iterable[Case]:
         for page_size in options.page_size
         for case in cases.attention
     ]
-    for case in (*of_each_page_size, *cases.writes, *cases.chains, *cases.deltas, *cases.products):
-        if options.only in (None, case.op):
-            yield case
+    of_recurrence = *cases.deltas, *cases.mixers
+    others = *cases.writes, *cases.chains, *of_recurrence, *cases.products
+    return [case for case in (*of_each_page_size, *others) if case.op in options.only]
 
 
 def peer_times(path: Path) -> dict[Shape, dict[str, Any]]:
@@ -184,6 +198,8 @@ def seconds_of(case: Case, implementation: Implementation) -> float:
         return time_product(case, functools.partial(fp8_product, **options))
     if isinstance(case, DeltaCase):
         return time_delta(case, implementation)
+    if isinstance(case, MixerCase):
+        return time_mixer(case, implementation)
     return time_chain(case, implementation)
 
 
@@ -330,6 +346,16 @@ def delta_inputs(case: DeltaCase) -> tuple[tuple[Array, ...], Array]:
     rows = normal(of_value, (*heads, case.dim)), normal(of_query, of_keys), normal(of_key, of_keys)
     scalars = jnp.full(heads, -0.1, jnp.float32), jnp.full(heads, 0.5, jnp.float32)
     return (*rows, *scalars), jax.random.normal(of_state, states, jnp.float32)
+
+
+def time_mixer(case: MixerCase, implementation: Implementation) -> float:
+    of_state = 4 * case.slots * case.value_heads * case.dim**2
+    layers = int(min(CALLS, -(-BYTES_BEYOND_CACHE // of_state)))
+    inputs, of_rows, of_slots, left = inputs_of(case, layers)
+    chain = chain_of(case, implementation, CALLS)
+    outputs = jax.eval_shape(chain, (of_slots, None), inputs, of_rows, left)[1]
+    carried = of_slots, jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), outputs)
+    return seconds_per_call(chain, carried, (inputs, of_rows, left), CALLS)
 
 
 def time_chain(case: ChainCase, implementation: Implementation) -> float:

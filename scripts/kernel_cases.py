@@ -127,6 +127,44 @@ class DeltaCase:
 
 
 @dataclasses.dataclass(frozen=True)
+class MixerCase:
+    """What a recurrent layer does in a decode step with what it makes of its tokens."""
+
+    op: str
+    """mixer_step or block_step, which read a block and fold it in, row by row or in matrix
+    products; or mixer_fold or block_fold, which only fold."""
+    slots: int
+    counts: int
+    """Rows that are folded in."""
+    width: int = 16
+    key_heads: int = 16
+    value_heads: int = 32
+    dim: int = 128
+
+    @property
+    def name(self) -> str:
+        rows = f"{self.slots}x{self.width} rows, {self.counts} kept"
+        return f"{rows}, {self.key_heads}/{self.value_heads} heads"
+
+    @property
+    def moved_bytes(self) -> int:
+        """Of states, and of what is read and written for each row."""
+        reads, in_blocks = self.op.endswith("_step"), self.op.startswith("block")
+        keys, values = self.key_heads * self.dim, self.value_heads * self.dim
+        projected, left = 2 * (2 * keys + values), 2 * keys + 4 * values
+        read = self.width * (projected + 2 * values + left * in_blocks) * reads
+        folded = self.counts * (left if in_blocks else projected)
+        states = 4 * self.value_heads * self.dim**2 * (3 if reads else 2)
+        return self.slots * (states + read + folded)
+
+    @property
+    def operations(self) -> int:
+        """Of the row by row form."""
+        reads = 7 * self.width if self.op.endswith("_step") else 0
+        return (reads + 5 * self.counts) * self.slots * self.value_heads * self.dim**2
+
+
+@dataclasses.dataclass(frozen=True)
 class ChainCase:
     model: str
     """A name of `GEOMETRIES`."""
@@ -211,7 +249,7 @@ class ProductCase:
         return 2 * self.tokens * inputs * outputs
 
 
-Case = AttentionCase | WriteCase | ChainCase | DeltaCase | ProductCase
+Case = AttentionCase | WriteCase | ChainCase | DeltaCase | MixerCase | ProductCase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +262,7 @@ class Cases:
     writes: Sequence[WriteCase]
     chains: Sequence[ChainCase]
     deltas: Sequence[DeltaCase]
+    mixers: Sequence[MixerCase]
     products: Sequence[ProductCase]
 
 
@@ -270,6 +309,17 @@ CASES = {
             for slots in (1, 8)
         ],
         [
+            MixerCase(op, slots, counts)
+            for slots in (1, 8, 32)
+            for op, counts in (
+                ("mixer_step", 5),
+                ("block_step", 5),
+                ("mixer_fold", 5),
+                ("block_fold", 5),
+                ("block_fold", 16),
+            )
+        ],
+        [
             ProductCase(model, matrix, tokens)
             for model in ("8B", "4B")
             for tokens in (1, 16, 64, 128, 256, 512)
@@ -288,6 +338,10 @@ CASES = {
         [WriteCase(1, 4, heads=4, kv_heads=2, head_dim=16)],
         [ChainCase("tiny", 8), ChainCase("tiny", 8, fp8=True), ChainCase("tiny", 8, reads=False)],
         [DeltaCase(op, 2, 4, 3, 1, 2, 8) for op in ("delta_read", "delta_fold", "delta_prefill")],
+        [
+            MixerCase(op, 2, 3, 4, 1, 2, 8)
+            for op in ("mixer_step", "block_step", "mixer_fold", "block_fold")
+        ],
         [ProductCase("tiny", "gate_up", 8, quantised) for quantised in (False, True)],
     ),
 }

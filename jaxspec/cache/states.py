@@ -1,7 +1,8 @@
 """What a recurrent layer remembers: one state per slot, and the block that was written last.
 
 Reading a block leaves the states as they were and keeps what the layer made of its tokens; commit
-makes the rows from it again, and runs those that are kept through the states.
+makes the rows from it again, and runs those that are kept through the states. Read in matrix
+products, a block also keeps what each row corrects, which commit only has to add.
 
     step n      read     states ----> outputs of every row;  written := the block
                 commit   states + the first `counts` rows ----> states;  written := None
@@ -18,8 +19,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from pallas_kernels import mixer_fold
+from pallas_kernels import block_fold, mixer_fold
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.gated_delta.block_form import Corrected
+from pallas_kernels.gated_delta.projection import last_inputs
 from pallas_kernels.gated_delta.reference import before_block, put
 
 Matrices = Float[Array, "slots value_heads key_dim value_dim"]
@@ -73,6 +76,32 @@ def rows_of(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class CorrectedRows:
+    """The tokens of a block that was read in matrix products, of which any number can be kept.
+
+    Every array has three axes, as those of `Rows`."""
+
+    inputs: Float[Array, "batch width outputs"]
+    """What the layer made of the tokens; only the convolution's channels are read."""
+    corrected: Corrected
+    implementation: Implementation = dataclasses.field(metadata={"static": True})
+
+    def added_to(self, states: "States", block: Block) -> "States":
+        matrices, tails = block_fold(
+            self.inputs,
+            *self.corrected,
+            states.tails,
+            states.matrices,
+            block.slots,
+            block.lengths,
+            block.counts,
+            implementation=self.implementation,
+        )
+        return States(matrices, tails)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Ends:
     """The states after a block whose counts were known when it was read."""
 
@@ -93,7 +122,7 @@ class States:
     """Float32, as the sums of a long text need it."""
     tails: Tails
     """The last inputs of the convolution: of as many tokens as it looks back."""
-    written: Rows | Ends | None = None
+    written: Rows | CorrectedRows | Ends | None = None
     """The block that was written last; None between steps."""
 
     def commit(self, block: Block) -> "States":
@@ -109,17 +138,6 @@ class States:
     def tails_before(self, block: Block) -> Float[Array, "batch recent channels"]:
         """Those of the block's requests: zeros at the start of a text."""
         return before_block(self.tails, block.slots, block.lengths)
-
-
-def last_inputs(
-    before: Float[Array, "batch recent channels"],
-    inputs: Float[Array, "batch width outputs"],
-    counts: Int[Array, " batch"],
-) -> Float[Array, "batch recent channels"]:
-    """The last inputs of the convolution once the first `counts` of a block are among them."""
-    seen = jnp.concatenate([before, inputs[..., : before.shape[2]]], axis=1)
-    last = counts[:, None] + jnp.arange(before.shape[1], dtype=counts.dtype)
-    return jnp.take_along_axis(seen, last[..., None], axis=1)
 
 
 def empty_states(

@@ -23,6 +23,9 @@ from jaxspec.layers.fp8 import Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import WHOLE, Shards
+from pallas_kernels.dispatch import Implementation, kernels_run
+from pallas_kernels.gated_delta.api import BLOCK_READ
+from pallas_kernels.gated_delta.block_form import WIDEST
 from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
 from pallas_kernels.split_product import total_of
 
@@ -169,6 +172,17 @@ class GatedDelta(nn.Module):
         gate = jax.nn.silu(gate.astype(jnp.float32))
         normed = self.output_norm(outputs.astype(jnp.float32))
         return (normed.reshape(gate.shape) * gate).astype(self.dtype)
+
+
+def in_block_form(implementation: Implementation, inputs: Any, *others: Any) -> bool:
+    """Whether a block is read and folded in matrix products (`block_read`), and not row by row. A
+    single row has nothing to be multiplied at once. If kernels run, theirs must be able to."""
+    if not 1 < inputs.shape[1] <= WIDEST:
+        return False
+    if not kernels_run(implementation):
+        return True
+    name = "mosaic" if implementation == "auto" else implementation
+    return BLOCK_READ.refusal(implementation, name, inputs, *others) is None
 
 
 def mostly_now(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:

@@ -6,10 +6,11 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxspec.cache.block import Block
-from jaxspec.cache.states import Ends, States, last_inputs, rows_of
-from jaxspec.layers.gated_delta import GatedDelta
-from pallas_kernels import delta_prefill, mixer_read
+from jaxspec.cache.states import CorrectedRows, Ends, States, rows_of
+from jaxspec.layers.gated_delta import GatedDelta, in_block_form
+from pallas_kernels import block_read, delta_prefill, mixer_read
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.gated_delta.projection import last_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +19,8 @@ class InSlots:
 
     block: Block
     implementation: Implementation
+    row_by_row: bool
+    """Whether bits must not depend on where a block begins."""
 
     @property
     def batch(self) -> int:
@@ -42,6 +45,12 @@ class InSlots:
             ends = last_inputs(before, inputs, block.counts)
             return outputs, dataclasses.replace(states, written=Ends(after, ends))
         given = inputs, states.tails, *mixer.of_rows
+        if not self.row_by_row and in_block_form(self.implementation, *given, *of_slots):
+            read = block_read(*given, *of_slots, implementation=self.implementation)
+            # Without the barrier XLA keeps the projection in parts, as below.
+            (outputs, corrected), inputs = jax.lax.optimization_barrier((read, inputs))
+            written = CorrectedRows(inputs, corrected, self.implementation)
+            return outputs, dataclasses.replace(states, written=written)
         outputs = mixer_read(*given, *of_slots, implementation=self.implementation)
         # Without the barrier XLA keeps the projection in parts, if it is in parts, until the
         # commit; and commits before it reads if it knows the counts, for which it copies the

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxspec.layers.axes import size_of
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.fp8 import Fp8
-from jaxspec.layers.gated_delta import DeltaSizes
+from jaxspec.layers.gated_delta import DeltaSizes, in_block_form
 from jaxspec.layers.plain_heads import NOT_NORMED
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.add_norm.api import ADD_NORM
@@ -30,7 +30,14 @@ from pallas_kernels.dispatch import (
 )
 from pallas_kernels.fp8_product import E4M3
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
-from pallas_kernels.gated_delta.api import DELTA_PREFILL, MIXER_FOLD, MIXER_READ
+from pallas_kernels.gated_delta.api import (
+    BLOCK_FOLD,
+    BLOCK_READ,
+    DELTA_PREFILL,
+    MIXER_FOLD,
+    MIXER_READ,
+)
+from pallas_kernels.gated_delta.block_form import OF_HEAD
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
 from pallas_kernels.silu_gate.api import SILU_GATE
@@ -99,10 +106,10 @@ def hybrid_chain_shape(
     return dataclasses.replace(chain_shape(decoder, batch, width), qkv=projected)
 
 
-def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice]:
-    """The ops of layers that attend or recur."""
+def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes, row_by_row: bool) -> Iterator[OpChoice]:
+    """The ops of layers that attend or recur, in the latter row by row if that is wanted."""
     yield from choices_of_attention(shape, (BlockMask(causal=True),))
-    yield from choices_of_recurrence(shape, sizes)
+    yield from choices_of_recurrence(shape, sizes, row_by_row)
     if not kernels_run(shape.implementation):
         return
     wanted = hybrid_chain_shape(shape.decoder, sizes, shape.batch, shape.width)
@@ -115,7 +122,9 @@ def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice
         yield from _ops_between_products(shape)
 
 
-def choices_of_recurrence(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpChoice]:
+def choices_of_recurrence(
+    shape: StackShape, sizes: DeltaSizes, row_by_row: bool
+) -> Iterator[OpChoice]:
     """The ops that read a block that drafts are in and fold in what is kept of it, and the op that
     reads a chunk of a prompt."""
     array, tokens = _arrays(shape), (shape.batch, shape.width)
@@ -132,8 +141,21 @@ def choices_of_recurrence(shape: StackShape, sizes: DeltaSizes) -> Iterator[OpCh
         tails = array(shape.batch, sizes.taps - 1, channels)
         of_rows = tails, array(sizes.taps, channels), of_head, of_head
         given = array(*tokens, size_of(sizes.inputs)), *of_rows, states, rows, rows
-        yield "mixer_read", MIXER_READ.choice(shape.implementation, *given)
-        yield "mixer_fold", MIXER_FOLD.choice(shape.implementation, *given, rows)
+        if not row_by_row and in_block_form(shape.implementation, *given):
+            yield "block_read", BLOCK_READ.choice(shape.implementation, *given)
+            folded = given[0], *_corrected(shape, sizes), tails, states, rows, rows, rows
+            yield "block_fold", BLOCK_FOLD.choice(shape.implementation, *folded)
+        else:
+            yield "mixer_read", MIXER_READ.choice(shape.implementation, *given)
+            yield "mixer_fold", MIXER_FOLD.choice(shape.implementation, *given, rows)
+
+
+def _corrected(shape: StackShape, sizes: DeltaSizes) -> Iterator[jax.ShapeDtypeStruct]:
+    """What `block_read` leaves for `block_fold`."""
+    array, keys = _arrays(shape), sizes.channels[0].size
+    yield array(shape.batch, shape.width, keys)
+    yield array(shape.batch, shape.width, sizes.values.size, dtype=jnp.float32)
+    yield array(shape.batch, 1, sizes.value_heads * OF_HEAD, dtype=jnp.float32)
 
 
 def choices_of_layers(

@@ -21,11 +21,18 @@ from jaxspec.layers.stack import run_hybrid_layers
 from jaxspec.models.config import LayerKind, Qwen35Config
 from jaxspec.models.language_model import LanguageModel
 
+ROW_BY_ROW = True
+"""Whether blocks of drafts are read row by row also without `exact`. In matrix products they take
+less time, but the kernels for that have been right only on a CPU that runs their PTX, not yet on a
+GPU (docs/notes/hybrid.md)."""
+
 
 class Qwen35(LanguageModel):
     """The target. `module.apply({"params": params}, tokens, block, cache)` is a pure function."""
 
     config: Qwen35Config
+    row_by_row: bool = ROW_BY_ROW
+    """Whether blocks are read row by row, so that bits do not depend on where a block begins."""
 
     def setup(self) -> None:
         super().setup()
@@ -57,10 +64,14 @@ class Qwen35(LanguageModel):
         return self.clone(config=dataclasses.replace(whole, decoder=decoder, delta=delta))
 
     @nn.nowrap
+    def reading_row_by_row(self) -> "Qwen35":
+        return self.clone(row_by_row=True)
+
+    @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
         decoder, implementation = self.config.decoder, self.implementation
         shape = StackShape(decoder, self.dtype, implementation, batch, width, page_size)
-        return choices_of_hybrid(shape, self.config.delta)
+        return choices_of_hybrid(shape, self.config.delta, self.row_by_row)
 
     def __call__(
         self, tokens: Int[Array, "batch width"], block: Block, cache: Cache[Any]
@@ -70,7 +81,7 @@ class Qwen35(LanguageModel):
         """Final hidden states, the captured features concatenated, and the cache with the block."""
         x = self.embedding(tokens)
         attend = paged(self.config.decoder, block, self.implementation)
-        recur = InSlots(block, self.implementation)
+        recur = InSlots(block, self.implementation, self.row_by_row)
         ways = [recur if kind == "delta" else attend for kind in self.config.layer_kinds]
         stack = self.layers, self.norm, x, ways, cache
         hidden, after, cache = run_hybrid_layers(*stack, self.config.delta, self.implementation)

@@ -1,4 +1,6 @@
 from pallas_kernels.gated_delta.api import (
+    block_fold,
+    block_read,
     delta_fold,
     delta_prefill,
     delta_read,
@@ -6,4 +8,12 @@ from pallas_kernels.gated_delta.api import (
     mixer_read,
 )
 
-__all__ = ["delta_fold", "delta_prefill", "delta_read", "mixer_fold", "mixer_read"]
+__all__ = [
+    "block_fold",
+    "block_read",
+    "delta_fold",
+    "delta_prefill",
+    "delta_read",
+    "mixer_fold",
+    "mixer_read",
+]

@@ -19,6 +19,8 @@ is folded into it afterwards:
     delta_prefill   outputs of a long block, and the states after it
     mixer_read      `delta_read` of rows that it makes of a layer's projection itself
     mixer_fold      `delta_fold` of the same rows
+    block_read      outputs of the same rows in matrix products, and what each row corrects
+    block_fold      folds in the first rows of what `block_read` has read
 
 `mixer_read` and `mixer_fold` take what `projection.py` describes: queries, keys and values that a
 convolution goes over, behind the inputs of the convolution that each slot keeps, and the decays and
@@ -26,7 +28,8 @@ betas in the form in which a layer projects them.
 
 Reading and folding do the same arithmetic for every row, so the bits of an output do not depend on
 how its request was cut into blocks. In XLA `delta_prefill` works in matrix products and rounds
-differently; its kernel goes row by row, as the others do.
+differently; its kernel goes row by row, as the others do. `block_read` and `block_fold` are for
+short blocks whose bits may depend on the cut (`block_form.py`).
 """
 
 import importlib
@@ -36,7 +39,8 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, Op
-from pallas_kernels.gated_delta import reference
+from pallas_kernels.gated_delta import block_form, reference
+from pallas_kernels.gated_delta.block_form import Corrected
 
 
 def delta_read(
@@ -144,6 +148,45 @@ def mixer_fold(
     return MIXER_FOLD(implementation, *given)
 
 
+def block_read(
+    inputs: Float[Array, "batch width outputs"],
+    tails: Float[Array, "slots recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
+    """The outputs of `mixer_read` except for rounding, and what the rows correct."""
+    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
+    return BLOCK_READ(implementation, *given)
+
+
+def block_fold(
+    inputs: Float[Array, "batch width outputs"],
+    keys: Float[Array, "batch width keys"],
+    corrections: Float[Array, "batch width values"],
+    decayed: Float[Array, "batch ... decays"],
+    tails: Float[Array, "slots recent channels"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> tuple[
+    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
+]:
+    """The states after the first `counts[r]` rows of each block that `block_read` read, as
+    `mixer_fold` gives them except for rounding, and the tails after these rows. Keys, corrections
+    and decays are what is `Corrected`. Both results are written in place if they are donated."""
+    given = inputs, keys, corrections, decayed, tails, state, slots, lengths, counts
+    return BLOCK_FOLD(implementation, *given)
+
+
 def _later(module: str, function: str) -> Callable[..., Any]:
     """A function of a module that is imported when it is called: importing Mosaic GPU takes a
     second."""
@@ -164,8 +207,15 @@ def _op(name: str, check: str, xla: Callable[..., Any]) -> Op:
     )
 
 
+def _block_op(name: str, xla: Callable[..., Any]) -> Op:
+    kernel, check_call = _later("block_mosaic", name), _later("checks", f"check_{name}")
+    return Op(name, {"mosaic": kernel, "xla": xla}, {"mosaic": check_call})
+
+
 DELTA_READ = _op("delta_read", "check_read", reference.delta_read)
 DELTA_FOLD = _op("delta_fold", "check_fold", reference.delta_fold)
 DELTA_PREFILL = _op("delta_prefill", "check_prefill", reference.delta_prefill)
 MIXER_READ = _op("mixer_read", "check_mixer_read", reference.mixer_read)
 MIXER_FOLD = _op("mixer_fold", "check_mixer_fold", reference.mixer_fold)
+BLOCK_READ = _block_op("block_read", block_form.block_read)
+BLOCK_FOLD = _block_op("block_fold", block_form.block_fold)

@@ -13,6 +13,8 @@ DIM = 128
 """The only key_dim and value_dim so far."""
 MOST_ROWS = 64
 """Rows of a block that is in shared memory as a whole."""
+BLOCK_ROWS = 16
+"""Rows of a block whose outputs are computed in matrix products."""
 
 
 def check_read(query: Shapes, *others: Any) -> None:
@@ -55,6 +57,34 @@ def check_mixer_read(
 
 
 check_mixer_fold = check_mixer_read
+
+
+def check_block_read(inputs: Shapes, *others: Any) -> None:
+    width = inputs.shape[1]
+    require(width <= BLOCK_ROWS, f"{width} rows in a block", f"at most {BLOCK_ROWS}")
+    require(inputs.dtype == jnp.bfloat16, f"a projection in {inputs.dtype}", "bfloat16")
+    check_mixer_read(inputs, *others)
+
+
+def check_block_fold(
+    inputs: Float[Shapes, "batch width outputs"],
+    keys: Float[Shapes, "batch width keys"],
+    corrections: Float[Shapes, "batch width values"],
+    decayed: Float[Shapes, "batch ... decays"],
+    tails: Float[Shapes, "slots recent channels"],
+    state: Float[Shapes, "slots value_heads key_dim value_dim"],
+    *others: Any,
+) -> None:
+    batch, width, values = corrections.shape
+    value_heads, key_dim, value_dim = state.shape[1:]
+    array = jax.ShapeDtypeStruct
+    scalars = array((batch, width, value_heads), decayed.dtype)
+    key = array((batch, width, keys.shape[2] // key_dim, key_dim), keys.dtype)
+    value = array((batch, width, values // value_dim, value_dim), corrections.dtype)
+    require(width <= BLOCK_ROWS, f"{width} rows in a block", f"at most {BLOCK_ROWS}")
+    check(key, value, scalars, scalars, state)
+    same = tails.dtype == inputs.dtype
+    require(same, f"tails in {tails.dtype}", f"{inputs.dtype}, as the projection")
 
 
 def check(

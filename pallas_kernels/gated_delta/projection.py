@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 
 class Recurrent(NamedTuple):
@@ -50,6 +50,17 @@ def recurrent_rows(
         -jnp.exp(log_rate) * decay,
         jax.nn.sigmoid(beta.astype(jnp.float32)),
     )
+
+
+def last_inputs(
+    before: Float[Array, "batch recent channels"],
+    inputs: Float[Array, "batch width outputs"],
+    counts: Int[Array, " batch"],
+) -> Float[Array, "batch recent channels"]:
+    """The last inputs of the convolution once the first `counts` of a block are among them."""
+    seen = jnp.concatenate([before, inputs[..., : before.shape[2]]], axis=1)
+    last = counts[:, None] + jnp.arange(before.shape[1], dtype=counts.dtype)
+    return jnp.take_along_axis(seen, last[..., None], axis=1)
 
 
 def joined(

@@ -1,5 +1,6 @@
 """A small Qwen3.5 with random weights, and a DFlash drafter for it."""
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -44,6 +45,9 @@ def opened() -> Opened:
     return random_models(TARGET, DRAFTER, jnp.float32)
 
 
-def hybrid_engine(method: str = "dflash", **options) -> Engine:
+def hybrid_engine(method: str = "dflash", row_by_row: bool = True, **options) -> Engine:
+    """Without `row_by_row` and `exact` blocks are read in matrix products."""
     pair = opened()
-    return Engine.from_models(pair.models, pair.params, method=method, **{**SIZES, **options})
+    target = pair.models.target.clone(row_by_row=row_by_row)
+    models = dataclasses.replace(pair.models, target=target)
+    return Engine.from_models(models, pair.params, method=method, **{**SIZES, **options})

@@ -106,11 +106,16 @@ def test_a_target_says_what_is_traced(
 
 
 @pytest.mark.parametrize(("batch", "width"), SIZES)
-@pytest.mark.parametrize("name", ["qwen3.5-4b", "qwen3.5-27b", "tiny-hybrid"])
-def test_a_hybrid_target_says_what_is_traced(name, batch, width, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("name", "row_by_row"),
+    [("qwen3.5-4b", True), ("qwen3.5-4b", False), ("qwen3.5-27b", True), ("tiny-hybrid", False)],
+)
+def test_a_hybrid_target_says_what_is_traced(
+    name, row_by_row, batch, width, monkeypatch: pytest.MonkeyPatch
+):
     """A block of drafts that is read and committed, and a chunk of a prompt."""
     monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
-    model = Qwen35(qwen35(name), (), jnp.bfloat16)
+    model = Qwen35(qwen35(name), (), jnp.bfloat16, row_by_row=row_by_row)
     config = dataclasses.replace(
         model.config, vocab_size=128, layer_kinds=("delta", "attention"), tie_word_embeddings=True
     )
@@ -134,6 +139,30 @@ def test_a_hybrid_target_says_what_is_traced(name, batch, width, monkeypatch: py
         }
     if name == "qwen3.5-4b" and batch * width <= 64:
         assert runs["dense_chain"] == Choice("mosaic")
+
+
+@pytest.mark.parametrize(
+    ("width", "row_by_row", "reads"),
+    [
+        (16, False, "block_read"),
+        (16, True, "mixer_read"),
+        (1, False, "mixer_read"),
+        (17, False, "mixer_read"),
+    ],
+)
+def test_short_blocks_are_read_in_matrix_products(width, row_by_row, reads, monkeypatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    model = Qwen35(qwen35("qwen3.5-4b"), (), jnp.bfloat16, row_by_row=row_by_row)
+    ops = dict(model.kernel_choices(8, width, 64))
+    assert ops.keys() & {"block_read", "mixer_read"} == {reads}
+    assert ops[reads] == ops[reads.replace("read", "fold")] == Choice("mosaic")
+
+
+def test_blocks_are_read_row_by_row_until_a_gpu_has_read_them_in_products(monkeypatch):
+    """To be taken out together with `ROW_BY_ROW`."""
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    ops = dict(Qwen35(qwen35("qwen3.5-4b"), (), jnp.bfloat16).kernel_choices(8, 16, 64))
+    assert ops.keys() & {"block_read", "mixer_read"} == {"mixer_read"}
 
 
 @pytest.mark.parametrize(("batch", "width"), SIZES)

@@ -8,6 +8,7 @@ import jax
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
 from jaxspec.engine.plan.beside import with_prefill_beside
 from jaxspec.engine.plan.confidence import with_confidence_threshold
+from jaxspec.engine.plan.exact import with_exact_target
 from jaxspec.engine.plan.fp8 import with_fp8_activations
 from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
 from jaxspec.engine.plan.methods import choose_method
@@ -41,6 +42,8 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     models = _with_num_drafts(with_kernels(models, options.kernels), options.num_drafts)
     if options.fp8_activations:
         models = with_fp8_activations(models)
+    if options.exact:
+        models = with_exact_target(models)
     plan = _plan(models, options)
     plan = with_prefill_beside(plan, models, options)
     models = with_shards(models, Shards(options.tensor_parallel_size, in_order=options.exact))

@@ -1,0 +1,86 @@
+"""The block form of the gated delta rule on Mosaic GPU (`block_reading.py`, `block_folding.py`)."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.gated_delta.block_folding import fold_block, scratch_of_folding
+from pallas_kernels.gated_delta.block_form import Corrected
+from pallas_kernels.gated_delta.block_reading import read_block, scratch_of_reading
+from pallas_kernels.gated_delta.checks import check_block_fold, check_block_read
+from pallas_kernels.gated_delta.rows import COLUMNS
+from pallas_kernels.jax_internals import plgpu
+from pallas_kernels.kept import kept
+from pallas_kernels.tiles import THREADS, named
+
+
+@kept(static_argnames=("interpret",))
+def block_read(
+    inputs: Float[Array, "batch width outputs"],
+    tails: Float[Array, "slots recent channels"],
+    taps: Float[Array, "taps channels"],
+    decay_bias: Float[Array, " value_heads"],
+    log_rate: Float[Array, " value_heads"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    *,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
+    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
+    check_block_read(*given)
+    batch, width, _ = inputs.shape
+    value_heads, _, value_dim = state.shape[1:]
+    values = value_heads * value_dim
+    array, wide = jax.ShapeDtypeStruct, jnp.float32
+    out, *kept = plgpu.kernel(
+        named("block_read", functools.partial(read_block, interpreted=interpret is not None)),
+        out_type=(
+            array((batch, width, values), inputs.dtype),
+            array((batch, width, (taps.shape[1] - values) // 2), inputs.dtype),
+            array((batch, width, values), wide),
+            array((batch, 1, value_heads * THREADS), wide),
+        ),
+        grid=(batch, value_heads),
+        grid_names=("request", "head"),
+        num_threads=1,
+        thread_name="warpgroup",
+        scratch_types=scratch_of_reading(inputs.dtype),
+        interpret=interpret,
+    )(*given)
+    return out.reshape(batch, width, value_heads, value_dim), Corrected(*kept)
+
+
+@kept(static_argnames=("interpret",))
+def block_fold(
+    inputs: Float[Array, "batch width outputs"],
+    keys: Float[Array, "batch width keys"],
+    corrections: Float[Array, "batch width values"],
+    decayed: Float[Array, "batch ... decays"],
+    tails: Float[Array, "slots recent channels"],
+    state: Float[Array, "slots value_heads key_dim value_dim"],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> tuple[
+    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
+]:
+    corrected = keys, corrections, decayed
+    check_block_fold(inputs, *corrected, tails, state, slots, lengths, counts)
+    written: Any = jax.new_ref(state), jax.new_ref(tails)
+    plgpu.kernel(
+        named("block_fold", fold_block),
+        out_type=(),
+        grid=(keys.shape[0], state.shape[1], state.shape[3] // COLUMNS),
+        grid_names=("request", "head", "tile"),
+        num_threads=1,
+        thread_name="warpgroup",
+        scratch_types=scratch_of_folding(),
+        interpret=interpret,
+    )(inputs, *corrected, slots, lengths, counts, *written)
+    return jax.freeze(written[0]), jax.freeze(written[1])

@@ -1,0 +1,328 @@
+"""How a block is read in matrix products, by one thread block per request and head.
+
+A warpgroup has the 128 columns of a head's state. With X the block's keys and, below them, its
+queries, as the convolution leaves them:
+
+    X [32, keys]   state [keys, columns]   ->  products [32, columns]      tensor core
+    X              X^T                     ->  triangle [32, 32]           tensor core
+
+Numbers of the state are cut into three in bfloat16 whose sum they are, so that nothing is rounded
+before products are added up. Then a thread has a column, and goes through the rows of the triangle
+(`block_form.py`).
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import jax_internals as internals
+from pallas_kernels.gated_delta.checks import BLOCK_ROWS, DIM
+from pallas_kernels.gated_delta.projected_rows import (
+    ONE_PER_THREAD,
+    ProjectedRows,
+    sigmoid,
+    silu,
+    softplus,
+)
+from pallas_kernels.gated_delta.reference import EPS
+from pallas_kernels.gated_delta.rows import (
+    ROW_LAYOUT,
+)
+from pallas_kernels.gated_delta.thirds import (
+    LEFT,
+    PIECE,
+    RIGHT,
+    SINGLE,
+    SUMS,
+    add_product,
+    thirds_of,
+)
+from pallas_kernels.jax_internals import pl, plgpu
+from pallas_kernels.tiles import (
+    THREADS,
+    each,
+    instruction,
+    load,
+    rows_in_lanes,
+    swizzled,
+    unswizzled,
+)
+
+SILU = """{
+.reg .f32 t;
+mul.f32 t, $1, 0fBFB8AA3B;
+ex2.approx.ftz.f32 t, t;
+add.f32 t, t, 0f3F800000;
+rcp.approx.ftz.f32 t, t;
+mul.f32 $0, $1, t;
+}"""
+"""x / (1 + 2 ** (x * -log2(e)))."""
+STACKED = 2 * BLOCK_ROWS
+"""Keys and, below them, queries."""
+HALVES = (0, BLOCK_ROWS)
+"""Where keys and queries begin. Each has products of its own, because jax would share out the rows
+of both over warps, and each warp would have to cut half of the state into thirds."""
+
+
+def scratch_of_reading(dtype: Any) -> dict[str, Any]:
+    numbers = plgpu.SMEM((THREADS,), jnp.float32)
+    factors = plgpu.SMEM((STACKED,), jnp.float32)
+    return {
+        "staged_state": swizzled((DIM, DIM), jnp.float32),
+        "arrived": plgpu.Barrier(),
+        "stacked": swizzled((STACKED, DIM), dtype, bytes_per_row=2 * PIECE),
+        "values": unswizzled((BLOCK_ROWS, DIM), jnp.float32, (1, DIM)),
+        "products": plgpu.SMEM((STACKED, DIM), jnp.float32),
+        "triangle": plgpu.SMEM((STACKED, STACKED), jnp.float32),
+        "betas": numbers,
+        "log_decays": numbers,
+        "sums_of_decays": numbers,
+        "squares": factors,
+        "of_products": factors,
+        "of_values": plgpu.SMEM((BLOCK_ROWS,), jnp.float32),
+    }
+
+
+def read_block(
+    inputs,
+    tails,
+    taps,
+    decay_bias,
+    log_rate,
+    state,
+    slots,
+    lengths,
+    out,
+    keys,
+    corrections,
+    decayed,
+    *,
+    interpreted: bool,
+    **scratch: Any,
+) -> None:
+    made = ProjectedRows(scratch, inputs, tails, taps, decay_bias, log_rate, slots, lengths)
+    block = BlockOfRows(made, interpreted)
+    block.fetch(state)
+    block.stage(keys)
+    block.sum_decays(decayed)
+    block.make_triangle()
+    block.multiply_state()
+    corrected, outputs = block.solve()
+    place = block.place
+    internals.store(out.at[place], outputs.astype(out.dtype))
+    internals.store(corrections.at[place], corrected)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockOfRows:
+    """The rows of a request's block, for one value head."""
+
+    made: ProjectedRows
+    interpreted: bool
+
+    @property
+    def scratch(self) -> dict[str, Any]:
+        return self.made.scratch
+
+    @property
+    def width(self) -> int:
+        return self.made.width
+
+    @property
+    def length(self) -> Any:
+        return self.made.lengths[self.made.request]
+
+    @property
+    def place(self) -> tuple:
+        """Where this head's rows are in an array of all."""
+        return self.made.request, slice(None), columns_of(self.made.head)
+
+    def fetch(self, states) -> None:
+        """Begins to bring the state. It is zeros at the start of a text."""
+        target = self.scratch["staged_state"]
+
+        @pl.when(self.length > 0)
+        def _():
+            source = states.at[self.made.slots[self.made.request], self.made.head]
+            plgpu.copy_gmem_to_smem(source, target, self.scratch["arrived"])
+
+        @pl.when(self.length <= 0)
+        def _():
+            for first in range(0, DIM, PIECE):
+                nothing = plgpu.layout_cast(jnp.zeros((PIECE, DIM), jnp.float32), ROW_LAYOUT)
+                internals.store(target.at[pl.ds(first, PIECE)], nothing)
+
+    def stage(self, keys) -> None:
+        """Makes the rows in shared memory, keys and queries stacked, and writes the keys, once for
+        all value heads that they serve. All inputs are loaded before any is used."""
+        made, stacked = self.made, self.scratch["stacked"]
+        shared = made.value_heads // made.key_heads
+        key_head = lax.div(made.head, shared)
+        heads = made.key_heads + key_head, key_head, 2 * made.key_heads + made.head
+        projected = self.of_rows(0), self.of_rows(made.value_heads)
+        of_head = made.decay_bias[made.head], made.log_rate[made.head]
+        seen = [self.seen(columns_of(head)) for head in heads]
+        key, query, value = (self.convolved(*pair) for pair in zip(seen, heads))
+        for first, rows in zip(HALVES, (key, query)):
+            internals.store(stacked.at[pl.ds(first, BLOCK_ROWS)], self.filled(rows))
+        internals.store(self.scratch["values"], self.filled(value).astype(jnp.float32))
+        self.store_scalars(*projected, *of_head)
+
+        @pl.when(lax.rem(made.head, shared) == 0)
+        def _():
+            internals.store(keys.at[made.request, :, columns_of(key_head)], key)
+
+    def filled(self, rows) -> Any:
+        """With rows of zeros behind those of the block."""
+        if self.width == BLOCK_ROWS:
+            return rows
+        nothing = jnp.zeros((BLOCK_ROWS - self.width, DIM), rows.dtype)
+        return jnp.concatenate([rows, plgpu.layout_cast(nothing, ROW_LAYOUT)], axis=0)
+
+    def seen(self, columns) -> Any:
+        """What a convolution sees of some channels: the block behind the rows before it."""
+        block = load(self.made.inputs.at[self.made.request, :, columns], ROW_LAYOUT)
+        return jnp.concatenate([self.made.tail(columns), block.astype(jnp.float32)], axis=0)
+
+    def convolved(self, seen, head) -> Any:
+        """One head's rows, in the dtype of the projection."""
+        taps, shape = self.made.taps, (self.width, DIM)
+        total = None
+        for i in range(taps.shape[0]):
+            tap = load(taps.at[i, columns_of(head)], ROW_LAYOUT.reduce(0)).astype(jnp.float32)
+            term = seen[i : i + self.width] * lax.broadcast_in_dim(tap, shape, [1])
+            total = term if total is None else total + term
+        return rounded_silu(total, self.interpreted).astype(self.made.inputs.dtype)
+
+    def of_rows(self, section: int) -> Any:
+        """One of the projection's outputs for every row: thread t has that of row t modulo 16."""
+        inputs, thread = self.made.inputs, row_of_thread()
+        place = inputs.shape[2] - 2 * self.made.value_heads + section + self.made.head
+        numbers = jnp.zeros_like(thread, jnp.float32)
+        for row in range(self.width):
+            number = inputs[self.made.request, row, place].astype(jnp.float32)
+            numbers = jnp.where(thread == row, number, numbers)
+        return numbers
+
+    def store_scalars(self, of_beta, of_decay, bias, log_rate) -> None:
+        log_decays = softplus(of_decay + bias) * -jnp.exp(log_rate)
+        internals.store(self.scratch["log_decays"], log_decays)
+        internals.store(self.scratch["betas"], sigmoid(of_beta))
+
+    def sum_decays(self, decayed) -> None:
+        """The log decays up to and including each row, in the order of the rows."""
+        log_decays, thread = self.scratch["log_decays"], row_of_thread()
+        total = jnp.zeros_like(thread, jnp.float32)
+        for row in range(self.width):
+            total = total + jnp.where(thread >= row, log_decays[row], 0.0)
+        internals.store(self.scratch["sums_of_decays"], total)
+        internals.store(decayed.at[self.made.request, 0, columns_of(self.made.head)], total)
+
+    def make_triangle(self) -> None:
+        """What a correction takes from each correction before it, and below that what an output
+        takes from the corrections up to its own; and the factors of products and values."""
+        self.store_squares()
+        for half, products in zip(HALVES, self.products_of_rows()):
+            shape = products.shape
+            factor, decayed = self.store_factors(half)
+            row, column = (
+                plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=SUMS) for axis in (0, 1)
+            )
+            taken = column < row + (half > 0)
+            sooner = load(self.scratch["sums_of_decays"].at[pl.ds(0, STACKED)], SUMS.reduce(0))
+            between = by_row(decayed, shape) - lax.broadcast_in_dim(sooner, shape, [1])
+            factors = by_row(factor, shape) * jnp.exp(jnp.where(taken, between, 0.0))
+            rows = self.scratch["triangle"].at[pl.ds(half, BLOCK_ROWS)]
+            internals.store(rows, jnp.where(taken, products * factors, 0.0))
+
+    def store_squares(self) -> None:
+        """The squared lengths of keys and queries."""
+        numbers = load(self.scratch["stacked"], rows_in_lanes(DIM)).astype(jnp.float32)
+        internals.store(self.scratch["squares"], (numbers * numbers).sum(axis=1))
+
+    def products_of_rows(self) -> list:
+        """Of keys and of queries, with all of both."""
+        sums = [zeros_of(STACKED) for _ in HALVES]
+        for first in range(0, DIM, PIECE):
+            some = pl.ds(first, PIECE)
+            right = load(self.scratch["stacked"].at[:, some].T, RIGHT)
+            sums = self.with_products(sums, some, [right])
+        return sums
+
+    def with_products(self, sums: list, some, rights: Iterable) -> list:
+        """The sums for keys and for queries, with products of some of their dimensions."""
+        for i, half in enumerate(HALVES):
+            left = load(self.scratch["stacked"].at[pl.ds(half, BLOCK_ROWS), some], LEFT)
+            for right in rights:
+                sums[i] = add_product(sums[i], left, right, self.interpreted)
+        return sums
+
+    def store_factors(self, half: int) -> tuple:
+        """Keys are divided by their lengths here: twice, because so are corrections."""
+        some, rows = pl.ds(half, BLOCK_ROWS), SUMS.reduce(1)
+        inverse = lax.rsqrt(load(self.scratch["squares"].at[some], rows) + EPS)
+        decayed = load(self.scratch["sums_of_decays"].at[some], rows)
+        if half:
+            factor = inverse * DIM**-0.5
+        else:
+            of_values = inverse * load(self.scratch["betas"].at[some], rows)
+            internals.store(self.scratch["of_values"], of_values)
+            factor = of_values * inverse
+        internals.store(self.scratch["of_products"].at[some], factor * jnp.exp(decayed))
+        return factor, decayed
+
+    def multiply_state(self) -> None:
+        pl.when(self.length > 0)(lambda: plgpu.barrier_wait(self.scratch["arrived"]))
+        sums = [zeros_of(DIM) for _ in HALVES]
+        for first in range(0, DIM, PIECE):
+            some = pl.ds(first, PIECE)
+            thirds = thirds_of(
+                load(self.scratch["staged_state"].at[some], SINGLE), self.interpreted
+            )
+            sums = self.with_products(sums, some, thirds)
+        for half, products in zip(HALVES, sums):
+            internals.store(self.scratch["products"].at[pl.ds(half, BLOCK_ROWS)], products)
+
+    def solve(self) -> tuple:
+        """Corrections and outputs, row after row. A thread has a column."""
+        triangle, of_products = self.scratch["triangle"], self.scratch["of_products"]
+        one = lambda name, row: load(self.scratch[name].at[pl.ds(row, 1)], ROW_LAYOUT)
+        products = lambda row: one("products", row) * of_products[row]
+        corrected, outputs = [], []
+        for row in range(self.width):
+            rest = one("values", row) * self.scratch["of_values"][row] - products(row)
+            for sooner in range(row):
+                rest = rest - corrected[sooner] * triangle[row, sooner]
+            corrected.append(rest)
+            below = row + BLOCK_ROWS
+            output = products(below)
+            for sooner in range(row + 1):
+                output = output + corrected[sooner] * triangle[below, sooner]
+            outputs.append(output)
+        return jnp.concatenate(corrected, axis=0), jnp.concatenate(outputs, axis=0)
+
+
+def rounded_silu(x, interpreted: bool) -> Any:
+    """SiLU with a fifth of the instructions and an error in the last bits of float32, of which
+    nothing is left once it is rounded to 16 bits."""
+    return silu(x) if interpreted else each(instruction(SILU), ROW_LAYOUT, x)
+
+
+def columns_of(head) -> Any:
+    return pl.ds(head * DIM, DIM)
+
+
+def row_of_thread() -> Any:
+    thread = plgpu.broadcasted_iota(jnp.int32, (THREADS,), 0, layout=ONE_PER_THREAD)
+    return lax.rem(thread, BLOCK_ROWS)
+
+
+def by_row(numbers, shape: tuple[int, int]) -> Any:
+    return lax.broadcast_in_dim(numbers, shape, [0])
+
+
+def zeros_of(columns: int) -> Any:
+    return plgpu.layout_cast(jnp.zeros((BLOCK_ROWS, columns), jnp.float32), SUMS)
