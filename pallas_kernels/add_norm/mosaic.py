@@ -57,15 +57,22 @@ def check(
 
 
 def one_row(eps: float, x, addend, scale, total, normed) -> None:
-    row, hidden = lax.axis_index("row"), x.shape[1]
-    layout = strided(hidden, x.dtype)
-    scales = load(scale, layout).astype(jnp.float32)
+    row, layout = lax.axis_index("row"), strided(x.shape[1], x.dtype)
     parts = [
         load(addend.at[part, row], layout).astype(jnp.float32) for part in range(addend.shape[0])
     ]
-    product = sum(parts[1:], parts[0]).astype(x.dtype).astype(jnp.float32)
-    added = (load(x.at[row], layout).astype(jnp.float32) + product).astype(x.dtype)
-    total.at[row][...] = added
+    product = sum(parts[1:], parts[0])
+    add_and_norm(eps, x.at[row], product, scale, total.at[row], normed.at[row])
+
+
+def add_and_norm(eps: float, x, product, scale, total, normed) -> None:
+    """Adds a product in float32 to one row, and norms it."""
+    hidden = x.shape[0]
+    layout = strided(hidden, x.dtype)
+    scales = load(scale, layout).astype(jnp.float32)
+    product = product.astype(x.dtype).astype(jnp.float32)
+    added = (load(x, layout).astype(jnp.float32) + product).astype(x.dtype)
+    total[...] = added
     wide = added.astype(jnp.float32)
     inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)
-    normed.at[row][...] = (wide * inverse * scales).astype(x.dtype)
+    normed[...] = (wide * inverse * scales).astype(x.dtype)
