@@ -8,6 +8,21 @@ No GPU has run the kernel yet. `implementation="auto"` means the reference in XL
 """
 
 from pallas_kernels.exchange.api import exchange_norm
-from pallas_kernels.exchange.inboxes import Inboxes, Memory, inboxes_of, late_device, make_memory
+from pallas_kernels.exchange.inboxes import (
+    Inboxes,
+    Memory,
+    inboxes_of,
+    late_device,
+    make_memory,
+    specs_of,
+)
 
-__all__ = ["Inboxes", "Memory", "exchange_norm", "inboxes_of", "late_device", "make_memory"]
+__all__ = [
+    "Inboxes",
+    "Memory",
+    "exchange_norm",
+    "inboxes_of",
+    "late_device",
+    "make_memory",
+    "specs_of",
+]

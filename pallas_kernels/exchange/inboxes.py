@@ -12,6 +12,7 @@ sets only once its call before has ended. So nobody has to say that a message ha
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ class Inboxes:
     """Where the GPUs' inboxes lie: the low and the high half of each address."""
     device: Int[Array, " here"]
     """The number of this GPU."""
-    calls: Int[Array, " here"]
+    calls: Int[Array, ""]
     """Calls so far. The number may overflow."""
     late: Int[Array, " thread_blocks"]
     """For each thread block, 1 + the number of a GPU for which it waited in vain, or 0. Once it is
@@ -109,10 +110,21 @@ def inboxes_of(memory: Memory) -> Inboxes:
     return Inboxes(
         put(halves(places)),
         put(np.arange(mesh.size, dtype=np.int32), axis),
-        put(np.zeros(1, np.int32)),
+        put(np.int32(0)),
         put(np.zeros(mesh.size * BLOCKS, np.int32), axis),
         memory.room,
     )
+
+
+OWN = "device", "late"
+"""The fields of which each GPU has a part; the others are equal on all of them."""
+
+
+def specs_of(inboxes: Inboxes, axis_name: str) -> Any:
+    """How the fields lie over the devices, for `jax.shard_map`."""
+    own, everywhere = PartitionSpec(axis_name), PartitionSpec()
+    by_name = lambda path, _: own if path[-1].name in OWN else everywhere
+    return jax.tree.map_with_path(by_name, inboxes)
 
 
 def halves(addresses: Sequence[int]) -> np.ndarray:

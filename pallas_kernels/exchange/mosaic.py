@@ -7,10 +7,10 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, UInt32
 
 from pallas_kernels.add_norm.mosaic import add_and_norm
-from pallas_kernels.exchange.inboxes import BLOCKS, Inboxes
+from pallas_kernels.exchange.inboxes import BLOCKS, Inboxes, Layout
 from pallas_kernels.exchange.wire import Wire
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.kept import kept
@@ -21,7 +21,6 @@ WORD = 4
 """Bytes that a thread sends at least."""
 
 
-@kept(static_argnames=("eps",))
 def exchange_norm(
     x: Float[Array, "*tokens hidden"],
     addend: Float[Array, "*tokens hidden"],
@@ -31,29 +30,53 @@ def exchange_norm(
     eps: float,
 ) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"], Inboxes]:
     check(x, addend, scale, inboxes, eps=eps)
-    hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
-    flat = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
-    wire = Wire(inboxes.layout, hidden, addend.dtype, strided(hidden, x.dtype))
-    late = jax.new_ref(inboxes.late)  # so that only blocks that waited in vain write to it
+    flat = -1, x.shape[-1]
+    total, normed, calls, late = one_call(
+        x.reshape(flat),
+        addend.reshape(flat),
+        scale,
+        inboxes.addresses,
+        inboxes.device,
+        inboxes.calls.reshape(1),
+        inboxes.late,
+        eps=eps,
+        room=inboxes.room,
+    )
+    after = dataclasses.replace(inboxes, calls=calls.reshape(()), late=late)
+    return total.reshape(x.shape), normed.reshape(x.shape), after
+
+
+@kept(static_argnames=("eps", "room"))
+def one_call(
+    x: Float[Array, "tokens hidden"],
+    addend: Float[Array, "tokens hidden"],
+    scale: Float[Array, " hidden"],
+    addresses: UInt32[Array, "devices words"],
+    device: Int[Array, " here"],
+    calls: Int[Array, " here"],
+    late: Int[Array, " thread_blocks"],
+    *,
+    eps: float,
+    room: int,
+) -> tuple[
+    Float[Array, "tokens hidden"],
+    Float[Array, "tokens hidden"],
+    Int[Array, " here"],
+    Int[Array, " thread_blocks"],
+]:
+    rows, hidden = x.shape
+    wire = Wire(Layout(addresses.shape[0], room), hidden, addend.dtype, strided(hidden, x.dtype))
+    lateness = jax.new_ref(late)  # only blocks that waited in vain write to it
     total, normed, calls = plgpu.kernel(
         named("exchange_norm", functools.partial(one_block, wire, eps)),
-        out_type=(flat, flat, jax.ShapeDtypeStruct((1,), jnp.int32)),
+        out_type=tuple(jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (x, x, calls)),
         grid=(min(rows, BLOCKS),),
         grid_names=("block",),
         num_threads=1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(
-        x.reshape(flat.shape),
-        addend.reshape(flat.shape),
-        scale,
-        inboxes.addresses,
-        inboxes.device,
-        inboxes.calls,
-        late,
-    )
-    after = dataclasses.replace(inboxes, calls=calls, late=jax.freeze(late))
-    return total.reshape(x.shape), normed.reshape(x.shape), after
+    )(x, addend, scale, addresses, device, calls, lateness)
+    return total, normed, calls, jax.freeze(lateness)
 
 
 def check(

@@ -8,6 +8,7 @@ acquire in that scope sees what all threads of the block stored before.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ class Wire:
 
         store(addresses, offset, values)
 
-    def receive(self, addresses, device, number, row) -> list:
+    def receive(self, addresses, device, number, row) -> Sequence[Any]:
         """A row of all GPUs, in their order, from this GPU's inbox."""
         ours = range(self.layout.devices)
         offsets = [self.layout.message(number, d) + row * self.row_bytes for d in ours]
