@@ -67,8 +67,8 @@ class Inboxes:
     calls: Int[Array, ""]
     """Calls so far. The number may overflow."""
     late: Int[Array, " thread_blocks"]
-    """For each thread block, 1 + the number of a GPU for which it waited in vain, or 0. Once it is
-    set, what the calls return is meaningless, and no call waits any more."""
+    """For each thread block, 1 + the number of a GPU for which it waited in vain, or 0. Its
+    rows are then NaN, from this call on, and it does not wait any more."""
     room: int = dataclasses.field(metadata={"static": True})
     """Bytes that one GPU's message of one call can have."""
 

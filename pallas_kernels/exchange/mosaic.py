@@ -120,10 +120,12 @@ def one_block(
     def count_call() -> None:
         next_calls[0] = number
 
+    missing = jnp.where(late[block] == 0, 0.0, jnp.nan)  # of which no token is made
+
     @each_row(block, rows)
     def add(row) -> None:
         parts = [part.astype(jnp.float32) for part in wire.receive(addresses, own, number, row)]
-        product = sum(parts[1:], parts[0])
+        product = sum(parts[1:], parts[0]) + missing
         add_and_norm(eps, x.at[row], product, scale, total.at[row], normed.at[row])
 
 

@@ -97,7 +97,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: list[int]) 
     def program(device: int, number: int, rows: int, block: int) -> tuple:
         recorder, array, counted = Recorder(layout), Rows(rows), {}
         monkeypatch.setattr(mosaic, "lax", types.SimpleNamespace(axis_index=lambda _: block))
-        refs = array, array, None, None, [device], [number - 1], None, array, array, counted
+        refs = array, array, None, None, [device], [number - 1], [0] * rows, array, array, counted
         mosaic.one_block(recorder, 1e-6, *refs)
         assert counted == ({0: number} if block == 0 else {})
         return tuple(recorder.noted)

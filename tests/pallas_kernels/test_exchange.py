@@ -42,14 +42,14 @@ class Received:
         return [load(self.parts.at[d, row], self.registers) for d in range(self.parts.shape[0])]
 
 
-def interpreted(x, parts, scale):
+def interpreted(x, parts, scale, late: int = 0):
     """One device's call, with the parts of all devices in its inbox."""
     rows, hidden = x.shape
     wire = Received(strided(hidden, x.dtype))
 
-    def kernel(x, addend, scale, calls, parts, *outputs):
+    def kernel(x, addend, scale, calls, late, parts, *outputs):
         wire.parts = parts
-        mosaic.one_block(wire, EPS, x, addend, scale, None, calls, calls, None, *outputs)
+        mosaic.one_block(wire, EPS, x, addend, scale, None, calls, calls, late, *outputs)
 
     with no_races() as interpret:
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -62,7 +62,8 @@ def interpreted(x, parts, scale):
             thread_name="warpgroup",
             interpret=interpret,
         )
-        return jax.block_until_ready(run(x, parts[0], scale, jnp.array([41], jnp.int32), parts))
+        calls, lateness = (jnp.array(numbers, jnp.int32) for numbers in ([41], [0, late, 0, 0, 0]))
+        return jax.block_until_ready(run(x, parts[0], scale, calls, lateness, parts))
 
 
 @pytest.mark.parametrize("blocks", [BLOCKS, 2])
@@ -81,6 +82,13 @@ def test_what_arrived_is_added_as_the_parts_of_a_product_are(monkeypatch, dtype,
     for one, other in zip(found, wanted):
         np.testing.assert_array_equal(one.astype(jnp.float32), other.astype(jnp.float32))
     assert calls.tolist() == [42]
+
+
+def test_a_block_that_has_waited_in_vain_has_no_numbers():
+    x, parts = jnp.ones((5, 256), jnp.bfloat16), jnp.ones((2, 5, 256), jnp.bfloat16)
+    for found in interpreted(x, parts, x[0], late=2)[:2]:
+        assert np.isnan(found.astype(jnp.float32)).any(axis=1).tolist() == [0, 1, 0, 0, 0]
+        assert np.isnan(found[1].astype(jnp.float32)).all()
 
 
 def arguments(devices: int, rows: int, hidden: int, dtype, mesh: Mesh | None = None) -> tuple:
