@@ -20,7 +20,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import arith, memref, vector
+from jax.extend.mlir.dialects import arith, memref, scf, vector
 
 __all__ = ["pl", "plgpu"]
 
@@ -158,7 +158,97 @@ def _semaphore(counters, index: int) -> utils.SemaphoreRef:
     return utils.SemaphoreRef(address_of(counters, index))
 
 
+# Memory of other GPUs, by its address, which is an integer of 64 bits
+
+
+def address_of_words(words, row, offset):
+    """The address whose low and high half are in a row of an array, plus an offset in bytes."""
+    i64, index = ir.IntegerType.get_signless(64), ir.IndexType.get()
+    place = arith.index_cast(index, row)
+    low, high = (
+        arith.extui(i64, memref.load(words, [place, utils.c(half, index)])) for half in (0, 1)
+    )
+    base = arith.ori(low, arith.shli(high, utils.c(32, i64)))
+    return arith.addi(base, arith.extsi(i64, offset))
+
+
+def bytes_after(address, count: int):
+    return arith.addi(address, utils.c(count, ir.IntegerType.get_signless(64)))
+
+
+def thread_of_warpgroup(threads: int):
+    return arith.remui(utils.thread_idx(), int32(threads))
+
+
+def number_of(scalar):
+    """The number that an array without axes holds."""
+    return scalar.registers.item()
+
+
+def one_more(number):
+    return arith.addi(number, int32(1))
+
+
+def is_below_and_not(number, limit: int, other):
+    below = arith.cmpi(arith.CmpIPredicate.ult, number, int32(limit))
+    return arith.andi(below, arith.cmpi(arith.CmpIPredicate.ne, number, other))
+
+
+def if_true(condition) -> Any:
+    """What is written inside of this `with` statement is done by threads in which it is true."""
+    return utils.when(condition)
+
+
+def store_flag(address, number) -> None:
+    """Stores a number after all earlier stores of this thread, as any GPU sees them."""
+    ptx("st.release.sys.global.b32 [$0], $1;", address, number)
+
+
+def wait_for_flag(address, number, patience):
+    """Waits until a flag is at least a number, for at most so many microseconds. Returns whether it
+    is not. What was stored before the flag can then be read. Both numbers may overflow."""
+    i64 = ir.IntegerType.get_signless(64)
+    nanoseconds = arith.muli(arith.extui(i64, patience), utils.c(1000, i64))
+    begun = utils.globaltimer()
+    loop = scf.WhileOp([int32_type()], [int32(-1)])
+    with ir.InsertionPoint(loop.before.blocks.append(int32_type())):
+        found = ptx("ld.acquire.sys.global.b32 $0, [$1];", address, result_types=int32_type())
+        ahead = arith.subi(found, number)
+        waited = arith.subi(utils.globaltimer(), begun)
+        behind = arith.cmpi(arith.CmpIPredicate.slt, ahead, int32(0))
+        in_time = arith.cmpi(arith.CmpIPredicate.ult, waited, nanoseconds)
+        scf.condition(arith.andi(behind, in_time), [ahead])
+    again = loop.after.blocks.append(int32_type())
+    with ir.InsertionPoint(again):
+        scf.yield_(list(again.arguments))
+    return arith.cmpi(arith.CmpIPredicate.slt, loop.results[0], int32(0))
+
+
 # Registers
+
+
+def words_of(array: mgpu.FragmentedArray) -> list:
+    """What this thread holds of an array, as integers of 32 bits."""
+    words = []
+    for register in array.registers.flat:
+        vector_type = ir.VectorType(register.type)
+        count = math.prod(vector_type.shape) * utils.bitwidth(vector_type.element_type) // 32
+        found = vector.bitcast(ir.VectorType.get((count,), int32_type()), register)
+        words += [vector.extract(found, [], [i]) for i in range(count)]
+    return words
+
+
+def array_of_words(words: list, shape: tuple[int, ...], dtype, layout) -> mgpu.FragmentedArray:
+    """An array of floats made from what this thread holds of it."""
+    layout = layout.to_mgpu()
+    register_type = layout.registers_element_type(utils.dtype_to_ir_type(dtype))
+    registers = np.empty(layout.registers_shape(shape), dtype=object)
+    count = len(words) // registers.size
+    of_words = ir.VectorType.get((count,), int32_type())
+    for i in range(registers.size):
+        own = vector.from_elements(of_words, words[i * count : (i + 1) * count])
+        registers.flat[i] = vector.bitcast(register_type, own)
+    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
 
 def floats_of(array: mgpu.FragmentedArray) -> list:

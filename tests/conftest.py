@@ -180,7 +180,7 @@ def rebuild_records_unchecked() -> None:
     as_before = jax.tree_util.register_dataclass
 
     def register(record: type, *given, **options) -> type:
-        if not record.__module__.startswith("jaxspec."):
+        if not record.__module__.startswith(("jaxspec.", "pallas_kernels.")):
             return as_before(record, *given, **options)
         fields = dataclasses.fields(record)
         static = [field.name for field in fields if field.metadata.get("static")]

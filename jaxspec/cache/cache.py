@@ -18,12 +18,14 @@ cache: a second use of the one from before the write would make XLA copy all of 
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Int
 
 from jaxspec.cache.block import Block
+from pallas_kernels.exchange import Inboxes
 
 
 @runtime_checkable
@@ -52,6 +54,9 @@ class Cache[Layer: LayerCache]:
     """The caches of all layers of one model."""
 
     layers: tuple[Layer, ...]
+    inboxes: Inboxes | None = None
+    """Memory that the devices write into each other, if kernels of ours add up what each of them
+    has of a layer's products."""
 
     @property
     def in_pages(self) -> bool:
@@ -67,7 +72,11 @@ class Cache[Layer: LayerCache]:
 
     def commit(self, block: Block) -> "Cache[Layer]":
         """Commits the same tokens in every layer."""
-        return Cache(tuple(layer.commit(block) for layer in self.layers))
+        return self.with_layers(layer.commit(block) for layer in self.layers)
+
+    def with_layers(self, layers: Iterable[Layer]) -> "Cache[Layer]":
+        """The caches of all layers in another state."""
+        return dataclasses.replace(self, layers=tuple(layers))
 
     @property
     def can_be_saved(self) -> bool:
@@ -76,11 +85,9 @@ class Cache[Layer: LayerCache]:
 
     def with_row_copied(self, source: Int[Array, ""], target: Int[Array, ""]) -> "Cache[Layer]":
         """With what layers keep in one row in another one, too. Pages stay as they are."""
-        return Cache(
-            tuple(
-                layer.with_row_copied(source, target) if isinstance(layer, CopiesRows) else layer
-                for layer in self.layers
-            )
+        return self.with_layers(
+            layer.with_row_copied(source, target) if isinstance(layer, CopiesRows) else layer
+            for layer in self.layers
         )
 
 

@@ -76,7 +76,7 @@ def run_chained(
                 x, parts = in_parts(layer, x, mixed, reader, implementation)
         after.append(chain.own(x))
         written.append(memory)
-    return chain.own(parts[0]), after, Cache(tuple(written))
+    return chain.own(parts[0]), after, cache.with_layers(written)
 
 
 def chained(way: Any, chain: Chain) -> Any:

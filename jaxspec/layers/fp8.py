@@ -85,12 +85,17 @@ class Fp8Linear(nn.Module):
     def __call__(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        shards = self.inputs.shards
+        return self.inputs.shards.summed(self.own_part(x))
+
+    def own_part(
+        self, x: Float[Array, "*tokens {self.inputs.size}"]
+    ) -> Float[Array, "*tokens outputs"]:
+        """What this device has of the product, if inputs are cut."""
         if not self.fp8.rounds_before(self.inputs):
-            return shards.summed(self._product(x, self.weight, self.scales))
-        numbers, scales = rounded_over(shards, x)
+            return self._product(x, self.weight, self.scales)
+        numbers, scales = rounded_over(self.inputs.shards, x)
         product = self._product(numbers, self.weight, self.scales, is_rounded=True)
-        return shards.summed((product * scales).astype(x.dtype))
+        return (product * scales).astype(x.dtype)
 
     def columns(
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int

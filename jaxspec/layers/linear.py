@@ -8,9 +8,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.layers.axes import Axis, Fused, size_of
 from jaxspec.layers.parameter import keeps_scale, ones, parameter, small, zeros
+from jaxspec.layers.shards import AXIS
 from pallas_kernels import add_norm, split_product
 from pallas_kernels.add_norm.reference import rms_norm
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.exchange import Inboxes, exchange_norm
 from pallas_kernels.fp8_product import RoundedRows, Rounding
 
 
@@ -31,7 +33,13 @@ class Linear(nn.Module):
     def __call__(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        return self.inputs.shards.summed(x @ self.kernel)
+        return self.inputs.shards.summed(self.own_part(x))
+
+    def own_part(
+        self, x: Float[Array, "*tokens {self.inputs.size}"]
+    ) -> Float[Array, "*tokens outputs"]:
+        """What this device has of the product, if inputs are cut."""
+        return x @ self.kernel
 
     def columns(
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
@@ -135,3 +143,16 @@ class RMSNorm(nn.Module):
         product that reads it wants so."""
         options = {"eps": self.eps, "rounding": rounding, "implementation": implementation}
         return add_norm(x, addend, self.scale, **options)
+
+    def after_exchanging(
+        self,
+        x: Float[Array, "*tokens {self.axis.size}"],
+        own_part: Float[Array, "*tokens {self.axis.size}"],
+        inboxes: Inboxes,
+        implementation: Implementation,
+    ) -> tuple[
+        Float[Array, "*tokens {self.axis.size}"], Float[Array, "*tokens {self.axis.size}"], Inboxes
+    ]:
+        """`x` plus the sum of what all devices have, the norm of that, and the inboxes after it."""
+        options = {"axis_name": AXIS, "implementation": implementation}
+        return exchange_norm(x, own_part, self.scale, inboxes, eps=self.eps, **options)

@@ -17,7 +17,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,11 @@ def _exchange(collective: Callable[..., Any]) -> Callable[..., Any]:
 _psum, _pmax, _all_gather = map(_exchange, (jax.lax.psum, jax.lax.pmax, jax.lax.all_gather))
 
 
+Exchange = Literal["psum", "xla", "mosaic"]
+"""psum: XLA's sum; mosaic: the kernel of `exchange_norm`, which no GPU has run; xla: the reference
+of that kernel."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Shards:
     """On how many devices something is cut into shards, and how partial sums are added up."""
@@ -46,6 +51,8 @@ class Shards:
     in_order: bool = False
     """Whether every sum is added up in the order of the devices. Otherwise the collective chooses
     the order, which may depend on the place of a number in its array."""
+    exchange: Exchange = "psum"
+    """What adds up the products of layers, with the residual sum and the norm after it."""
 
     def summed(self, x: Float[Array, "*tokens outputs"]) -> Float[Array, "*tokens outputs"]:
         """The sum over all devices, on each of them."""

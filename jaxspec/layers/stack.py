@@ -10,6 +10,7 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.chained import run_chained
 from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.exchanged import exchanges, run_exchanged
 from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.kernels import chain_shape, hybrid_chain_shape
@@ -32,6 +33,8 @@ def run_layers(
     between one attention and the next than those kernels know of.
     """
     ways, implementation = [paged] * len(layers), paged.implementation
+    if layers[0].convolutions is None and exchanges(layers[0].geometry, x, cache):
+        return run_exchanged(layers, norm, x, ways, cache)
     alone = layers[0].convolutions is None and layers[0].geometry.shards.count == 1
     if alone and kernels_run(implementation):
         shape = chain_shape(layers[0].geometry, *x.shape[:2])
@@ -51,6 +54,8 @@ def run_hybrid_layers(
     """The same for layers that attend or recur, each in its way of `ways`. `sizes` are those of the
     recurrent mixers."""
     geometry = layers[0].geometry
+    if exchanges(geometry, x, cache):
+        return run_exchanged(layers, norm, x, ways, cache)
     shape = hybrid_chain_shape(geometry, sizes, *x.shape[:2])
     if shape is not None and geometry.shards.count == 1 and kernels_run(implementation):
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
@@ -67,4 +72,4 @@ def run_one_by_one(
             x, memory = layer(x, attend, memory)
         after.append(x)
         written.append(memory)
-    return norm(x), after, Cache(tuple(written))
+    return norm(x), after, cache.with_layers(written)

@@ -91,7 +91,7 @@ class DFlash(DrafterModule):
         write = paged(self.config.decoder, block, self.implementation).write_context
         context = self.feature_norm(self.feature_projection(features))
         layers = zip(self.layers, cache.layers, strict=True)
-        return Cache(tuple(write(layer.attention, context, pages) for layer, pages in layers))
+        return cache.with_layers(write(layer.attention, context, pages) for layer, pages in layers)
 
     @nn.nowrap
     def scaled(

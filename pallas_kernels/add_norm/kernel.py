@@ -60,15 +60,27 @@ def one_row_in_8_bits(
 
 def norm_of_sum(eps: float, x, addend, scale, total) -> Any:
     """Writes the sum of this thread block's row, and returns its norm."""
-    row, hidden = lax.axis_index("row"), x.shape[1]
-    layout = strided(hidden, x.dtype)
-    scales = load(scale, layout).astype(jnp.float32)
+    row, layout = lax.axis_index("row"), strided(x.shape[1], x.dtype)
     parts = [
         load(addend.at[part, row], layout).astype(jnp.float32) for part in range(addend.shape[0])
     ]
-    product = sum(parts[1:], parts[0]).astype(x.dtype).astype(jnp.float32)
-    added = (load(x.at[row], layout).astype(jnp.float32) + product).astype(x.dtype)
-    total.at[row][...] = added
+    product = sum(parts[1:], parts[0])
+    return norm_after_adding(eps, x.at[row], product, scale, total.at[row])
+
+
+def add_and_norm(eps: float, x, product, scale, total, normed) -> None:
+    """Adds a product in float32 to one row, and norms it."""
+    normed[...] = norm_after_adding(eps, x, product, scale, total)
+
+
+def norm_after_adding(eps: float, x, product, scale, total) -> Any:
+    """Writes the sum of one row and a product in float32, and returns its norm."""
+    hidden = x.shape[0]
+    layout = strided(hidden, x.dtype)
+    scales = load(scale, layout).astype(jnp.float32)
+    product = product.astype(x.dtype).astype(jnp.float32)
+    added = (load(x, layout).astype(jnp.float32) + product).astype(x.dtype)
+    total[...] = added
     wide = added.astype(jnp.float32)
     inverse = lax.rsqrt((wide * wide).sum() * (1.0 / hidden) + eps)
     return (wide * inverse * scales).astype(x.dtype)

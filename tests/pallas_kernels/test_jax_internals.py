@@ -93,8 +93,9 @@ def test_the_window_of_versions_is_declared():
 def lowered(body) -> str:
     """The text of a kernel in two thread blocks whose only warpgroup runs this body."""
 
-    def kernel(counters, calls, floats, out, *, bars, box):
-        body(counters=counters, calls=calls, floats=floats, out=out, bars=bars, box=box)
+    def kernel(counters, calls, floats, words, out, *, bars, box):
+        arrays = {"counters": counters, "calls": calls, "floats": floats, "words": words}
+        body(**arrays, out=out, bars=bars, box=box)
 
     call = plgpu.kernel(
         kernel,
@@ -114,6 +115,7 @@ def lowered(body) -> str:
         jax.ShapeDtypeStruct((3,), jnp.int32),
         jax.ShapeDtypeStruct((1,), jnp.int32),
         jax.ShapeDtypeStruct((64, 8), jnp.float32),
+        jax.ShapeDtypeStruct((2, 2), jnp.int32),
     )
     return jax.jit(call).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
 
@@ -167,10 +169,48 @@ def write_pairs(**arrays):
     internals.store(arrays["out"], pairs_of(arrays["box"]).astype(jnp.float32))
 
 
+def write_words(**arrays):
+    """Takes an array apart into words and puts it together again, at a scalar's place."""
+    scalar = plgpu.Layout.WG_SPLAT
+
+    @inline_mgpu(
+        arg_types=(LAYOUT, scalar),
+        return_type=plgpu.ShapeDtypeStruct((64, 8), jnp.dtype(jnp.float32), layout=LAYOUT),
+    )
+    def there_and_back(_, array, number):
+        words = internals.words_of(array)
+        assert len(words) == 64 * 8 // 128
+        words[0] = internals.one_more(internals.number_of(number))
+        return internals.array_of_words(words, (64, 8), jnp.float32, LAYOUT)
+
+    value = plgpu.load(arrays["floats"], layout=LAYOUT, optimized=False)
+    internals.store(arrays["out"], there_and_back(value, arrays["calls"][0]))
+
+
+def use_flags(words):
+    """Signals another GPU from one thread, and waits for it."""
+    thread = internals.thread_of_warpgroup(128)
+    address = internals.address_of_words(words, thread, internals.int32(32))
+    with internals.if_true(internals.is_below_and_not(thread, 2, internals.int32(1))):
+        internals.store_flag(internals.bytes_after(address, 64), internals.int32(7))
+        late = internals.wait_for_flag(address, internals.int32(7), internals.int32(1000))
+        with internals.if_true(late):
+            internals.ptx("st.global.b32 [$0], $1;", address, thread)
+
+
 def barrier_of(bars):
     return internals.barrier_at(internals.address_of(bars, 1))
 
 
+FOR_FLAGS = (
+    "address_of_words",
+    "bytes_after",
+    "thread_of_warpgroup",
+    "is_below_and_not",
+    "if_true",
+    "store_flag",
+    "wait_for_flag",
+)
 BODIES = {
     "ptx": inline(lambda: internals.ptx("fence.proxy.async.global;")),
     "inline_mgpu": inline(lambda: None),
@@ -206,6 +246,11 @@ BODIES = {
         "counters",
         "calls",
     ),
+    **dict.fromkeys(FOR_FLAGS, inline(use_flags, "words")),
+    "number_of": write_words,
+    "one_more": write_words,
+    "words_of": write_words,
+    "array_of_words": write_words,
     "floats_of": write_floats,
     "array_of": write_floats,
     "store": write_floats,
@@ -232,6 +277,13 @@ def test_a_counter_is_signalled_and_waited_for_by_the_whole_gpu():
     """`gpu`: neighbours are in other thread blocks. `red` and `ld` are the instructions of both."""
     assert "red.release.gpu.global.add" in lowered(BODIES["signal_counter"])
     assert "ld.relaxed.gpu.global" in lowered(BODIES["wait_for_counter"])
+
+
+def test_a_flag_is_set_and_read_in_the_scope_of_the_system():
+    """`sys`: other GPUs. The wait ends by the clock."""
+    text = lowered(BODIES["wait_for_flag"])
+    assert "st.release.sys.global" in text and "ld.acquire.sys.global" in text
+    assert "globaltimer" in text
 
 
 def test_the_accumulator_of_matrix_products_exists():

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from jaxspec.engine.plan.conflicts import refuse_conflicts
 from jaxspec.errors import UsageError, hint_for
+from jaxspec.layers.shards import Exchange
 from jaxspec.proposers.options import DraftSampling, Match, SpeculationOptions
 from jaxspec.short_repr import changes as repr_of_changes
 
@@ -106,6 +107,10 @@ class EngineOptions(SpeculationOptions):
     tensor_parallel_size: int = 1
     """Number of GPUs of this machine over which every layer is spread, the first ones that JAX
     sees. It must divide the numbers of heads."""
+    exchange: Exchange = "psum"
+    """What adds up the products of layers over several GPUs. psum: XLA's sum; mosaic: a kernel of
+    our own in which GPUs write into each other's memory, which no GPU has run yet; xla: the
+    reference of that kernel."""
     step_timeout: float | None = None
     """Seconds after which a step counts as stuck, because a device or another process does not
     answer: then all requests end with an error, and the engine cannot be used any more. By default
@@ -140,6 +145,9 @@ class EngineOptions(SpeculationOptions):
         if self.kernels not in get_args(Kernels):
             expected = ", ".join(get_args(Kernels))
             raise UsageError(f"kernels is {self.kernels!r}; expected one of {expected}")
+        if self.exchange not in get_args(Exchange):
+            expected = ", ".join(get_args(Exchange))
+            raise UsageError(f"exchange is {self.exchange!r}; expected one of {expected}")
         if self.step_timeout is not None and not self.step_timeout > 0:
             raise UsageError(f"step_timeout is {self.step_timeout}; expected None or more than 0")
         if not 0 < self.memory_fraction <= 1:
@@ -184,6 +192,7 @@ class EngineKeywords(TypedDict, total=False):
     kernels: Kernels
     fp8_activations: bool
     tensor_parallel_size: int
+    exchange: Exchange
     step_timeout: float | None
     synthetic_acceptance: Acceptance | None
 

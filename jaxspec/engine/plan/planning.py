@@ -46,7 +46,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         models = with_exact_target(models)
     plan = _plan(models, options)
     plan = with_prefill_beside(plan, models, options)
-    models = with_shards(models, Shards(options.tensor_parallel_size, in_order=options.exact))
+    models = with_shards(models, _shards(options))
     if plan.drafter:
         models = with_confidence_threshold(models, options.confidence_threshold)
     refuse_what_kernels_cannot(models, plan, options.kernels)
@@ -54,6 +54,10 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     synthetic = options.synthetic_acceptance is not None
     models = _same_models(models.target, proposers, options.page_size, synthetic)
     return models, with_prefix_caching(plan, models, options)
+
+
+def _shards(options: EngineOptions) -> Shards:
+    return Shards(options.tensor_parallel_size, options.exact, options.exchange)
 
 
 def _with_num_drafts(models: Models, num_drafts: int | None) -> Models:

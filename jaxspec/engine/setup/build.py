@@ -7,6 +7,7 @@ from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.planning import plan_engine, synthetic_of
 from jaxspec.engine.programs.store import open_store
 from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.setup.inboxes import with_inboxes
 from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.setup.pools import with_pools
 from jaxspec.engine.setup.processes import as_first_process
@@ -31,7 +32,7 @@ def build_loop(
     plan = with_pools(models, params, plan, options)
     check_room(models, plan)
     store = open_store(options.cache_dir)
-    empty = partial(new_state, models, plan, store)
+    empty = with_inboxes(partial(new_state, models, plan, store), models)
     device = Device(models, params, empty(), store, options.step_timeout)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)

@@ -21,6 +21,7 @@ from jaxspec.engine.step.steps import draft_step, replace_step
 from jaxspec.layers.shards import AXIS
 from jaxspec.models.sharding import mesh_of
 from jaxspec.proposers.device import Drafts
+from pallas_kernels.exchange import Inboxes, specs_of
 
 EVERYWHERE = PartitionSpec()
 PAGES = PartitionSpec(None, None, AXIS, None)
@@ -113,6 +114,8 @@ def _spec_of(part: Any) -> Any:
     if isinstance(part, States):
         is_field = lambda below: below is not part  # a step may give `written` or take it away
         return jax.tree.map_with_path(_spec_of_states, part, is_leaf=is_field)
+    if isinstance(part, Inboxes):
+        return specs_of(part, AXIS)
     return PAGES if isinstance(part, KeysValues) else EVERYWHERE
 
 
@@ -121,5 +124,6 @@ def _spec_of_states(path: Any, field: Any) -> PartitionSpec:
 
 
 def _is_cut(part: Any) -> bool:
-    """Whether this part of a state is the cache of a layer, of which each device has its heads."""
-    return isinstance(part, KeysValues | States)
+    """Whether this part of a state is the cache of a layer, of which each device has its heads, or
+    what it knows of inboxes."""
+    return isinstance(part, KeysValues | States | Inboxes)

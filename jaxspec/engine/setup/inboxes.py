@@ -1,0 +1,52 @@
+"""Memory that the devices of an engine write into each other."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxspec.cache.cache import Cache
+from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.state import EngineState
+from jaxspec.models.sharding import mesh_of
+from jaxspec.models.targets import CheckpointTarget
+from pallas_kernels.exchange import Memory, inboxes_of, make_memory
+
+MOST_TOKENS = 512
+"""Tokens of the largest step whose products are sent to inboxes. Of more, XLA adds them up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WithInboxes:
+    """Makes empty states with inboxes for the target, and for each proposer whose state is a cache."""
+
+    empty: Callable[[], EngineState]
+    """Makes states without."""
+    models: Models
+    kept: list[Memory] = dataclasses.field(default_factory=list)
+    """All inboxes of these states, which must stay: a program may still run that knows where they
+    are."""
+
+    def __call__(self) -> EngineState:
+        state = self.empty()
+        proposers = tuple(self.given(x) if isinstance(x, Cache) else x for x in state.proposers)
+        return dataclasses.replace(state, cache=self.given(state.cache), proposers=proposers)
+
+    def given(self, cache: Cache) -> Cache:
+        """The cache with inboxes of its own."""
+        memory = make_memory(mesh_of(self.models.shards.count), self.room)
+        self.kept.append(memory)
+        return dataclasses.replace(cache, inboxes=inboxes_of(memory))
+
+    @property
+    def room(self) -> int:
+        target = self.models.target
+        assert isinstance(target, CheckpointTarget), "only such targets are cut into shards"
+        return MOST_TOKENS * target.config.decoder.hidden_size * jnp.dtype(target.dtype).itemsize
+
+
+def with_inboxes(empty: Callable[[], EngineState], models: Models) -> Callable[[], EngineState]:
+    """The function that makes empty states, whose states have inboxes if the models use any."""
+    if models.shards.count == 1 or models.shards.exchange == "psum":
+        return empty
+    return WithInboxes(empty, models)

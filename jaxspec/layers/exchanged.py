@@ -1,0 +1,79 @@
+"""A stack of decoder layers that is cut into shards, with sums over the devices by `exchange_norm`.
+
+Both sums of a layer are followed by a residual sum and a norm, which are the same on all devices:
+
+    x --------------------------+------------------------------+-- x of the next layer
+    normed -- mixer, my part ---^ norm -- gate, up, my part ---^ next layer's norm
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxspec.cache.cache import Cache
+from jaxspec.layers.decoder import Decoder, DecoderLayer, Mixer
+from jaxspec.layers.hybrid import HybridLayer
+from jaxspec.layers.linear import RMSNorm
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.exchange import Inboxes
+
+Hidden = Float[Array, "batch width hidden"]
+
+
+def exchanges(geometry: Decoder, x: Hidden, cache: Cache[Any]) -> bool:
+    """Whether layers of this kind are run so: if there are inboxes, and the products of all tokens
+    fit into them. Else XLA adds up."""
+    wanted = geometry.shards.count > 1 and geometry.shards.exchange != "psum"
+    return wanted and cache.inboxes is not None and x.nbytes <= cache.inboxes.room
+
+
+def run_exchanged(
+    layers: Sequence[DecoderLayer] | Sequence[HybridLayer],
+    norm: RMSNorm,
+    x: Hidden,
+    ways: Sequence[Any],
+    cache: Cache[Any],
+) -> tuple[Hidden, list[Hidden], Cache[Any]]:
+    """The same results as `run_one_by_one`, but for the order and the rounding of sums."""
+    mixers: Sequence[Mixer] = [layer.mixer for layer in layers]
+    exchange = Exchanging(cache, layers[0].geometry)
+    normed, after, written = mixers[0].norm(x), [], []
+    for i, next_norm in enumerate([*(mixer.norm for mixer in mixers[1:]), norm]):
+        with jax.named_scope(f"layer_{i}"):
+            part, memory = mixed(mixers[i], normed, ways[i], cache.layers[i])
+            x, normed = exchange(layers[i].mlp.norm, x, part)
+            with jax.named_scope("gate_up"):
+                gated = layers[i].mlp.gated(normed)
+            with jax.named_scope("down"):
+                part = layers[i].mlp.down.own_part(gated)
+            x, normed = exchange(next_norm, x, part)
+        after.append(x)
+        written.append(memory)
+    return normed, after, Cache(tuple(written), exchange.inboxes)
+
+
+def mixed(mixer: Mixer, normed: Hidden, way: Any, memory: Any) -> tuple[Hidden, Any]:
+    """What this device has of a mixer's result, and the layer's new cache."""
+    first, last = mixer.scopes
+    with jax.named_scope(first):
+        projected = mixer.projection(normed)
+    found, memory = mixer.mix_parts(projected[None], way, memory)
+    with jax.named_scope(last):
+        return mixer.out.own_part(found), memory
+
+
+class Exchanging:
+    """The exchanges of one stack, one after the other."""
+
+    def __init__(self, cache: Cache[Any], geometry: Decoder):
+        assert cache.inboxes is not None, "nothing to exchange by"
+        self.inboxes: Inboxes = cache.inboxes
+        self.implementation = cast(Implementation, geometry.shards.exchange)
+
+    def __call__(self, norm: RMSNorm, x: Hidden, part: Hidden) -> tuple[Hidden, Hidden]:
+        with jax.named_scope("exchange"):
+            given = x, part, self.inboxes, self.implementation
+            x, normed, self.inboxes = norm.after_exchanging(*given)
+        return x, normed

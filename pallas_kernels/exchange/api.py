@@ -1,0 +1,64 @@
+"""The sum over several GPUs, the residual sum and the RMS norm after a product."""
+
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from pallas_kernels.dispatch import Choice, Implementation, Op
+from pallas_kernels.exchange import reference
+from pallas_kernels.exchange.inboxes import Inboxes
+
+AUTO: Implementation = "xla"
+"""What "auto" means. The kernel has been compiled and has never run, because that takes two GPUs.
+Once it has, this becomes "auto": the kernel on Hopper GPUs for every call that it can do."""
+
+
+def exchange_norm(
+    x: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "*tokens hidden"],
+    scale: Float[Array, " hidden"],
+    inboxes: Inboxes,
+    *,
+    eps: float,
+    axis_name: str,
+    implementation: Implementation = "auto",
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"], Inboxes]:
+    """Returns `x` plus the sum of all devices' `addend`, the root mean square norm of that total,
+    and the inboxes for the next call.
+
+    It is called inside `jax.shard_map` over an axis of this name, by all devices with the same `x`.
+    The sum is computed in float32 in the order of the devices and rounded to the dtype of `x`; so
+    is the total. Every device gets equal bits. The norm is that of `add_norm`.
+    """
+    return EXCHANGE_NORM(
+        AUTO if implementation == "auto" else implementation,
+        x,
+        addend,
+        scale,
+        inboxes,
+        eps=eps,
+        axis_name=axis_name,
+    )
+
+
+def exchange_choice(implementation: Implementation, *arguments: Any, **options: Any) -> Choice:
+    """Which implementation runs such a call, and why."""
+    named = AUTO if implementation == "auto" else implementation
+    return EXCHANGE_NORM.choice(named, *arguments, **options)
+
+
+def _mosaic(*arguments: Any, axis_name: str, **options: Any) -> Any:
+    from pallas_kernels.exchange import mosaic  # importing Mosaic GPU takes a second
+
+    return mosaic.exchange_norm(*arguments, **options)
+
+
+def _check(*arguments: Any, axis_name: str, **options: Any) -> None:
+    from pallas_kernels.exchange import mosaic
+
+    mosaic.check(*arguments, **options)
+
+
+EXCHANGE_NORM = Op(
+    "exchange_norm", {"mosaic": _mosaic, "xla": reference.exchange_norm}, {"mosaic": _check}
+)

@@ -1,0 +1,138 @@
+"""`exchange_norm` on Mosaic GPU: one thread block per row (token), or every 128th row."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, UInt32
+
+from pallas_kernels.add_norm.kernel import add_and_norm
+from pallas_kernels.exchange.inboxes import BLOCKS, Inboxes, Layout
+from pallas_kernels.exchange.wire import Wire
+from pallas_kernels.jax_internals import pl, plgpu
+from pallas_kernels.kept import kept
+from pallas_kernels.refusal import require
+from pallas_kernels.tiles import THREADS, Shapes, load, named, strided
+
+WORD = 4
+"""Bytes that a thread sends at least."""
+
+
+def exchange_norm(
+    x: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "*tokens hidden"],
+    scale: Float[Array, " hidden"],
+    inboxes: Inboxes,
+    *,
+    eps: float,
+) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"], Inboxes]:
+    check(x, addend, scale, inboxes, eps=eps)
+    flat = -1, x.shape[-1]
+    total, normed, calls, late = one_call(
+        x.reshape(flat),
+        addend.reshape(flat),
+        scale,
+        inboxes.addresses,
+        inboxes.device,
+        inboxes.calls.reshape(1),
+        inboxes.late,
+        eps=eps,
+        room=inboxes.room,
+    )
+    after = dataclasses.replace(inboxes, calls=calls.reshape(()), late=late)
+    return total.reshape(x.shape), normed.reshape(x.shape), after
+
+
+@kept(static_argnames=("eps", "room"))
+def one_call(
+    x: Float[Array, "tokens hidden"],
+    addend: Float[Array, "tokens hidden"],
+    scale: Float[Array, " hidden"],
+    addresses: UInt32[Array, "devices words"],
+    device: Int[Array, " here"],
+    calls: Int[Array, " here"],
+    late: Int[Array, " thread_blocks"],
+    *,
+    eps: float,
+    room: int,
+) -> tuple[
+    Float[Array, "tokens hidden"],
+    Float[Array, "tokens hidden"],
+    Int[Array, " here"],
+    Int[Array, " thread_blocks"],
+]:
+    rows, hidden = x.shape
+    wire = Wire(Layout(addresses.shape[0], room), hidden, addend.dtype, strided(hidden, x.dtype))
+    lateness = jax.new_ref(late)  # only blocks that waited in vain write to it
+    total, normed, calls = plgpu.kernel(
+        named("exchange_norm", functools.partial(one_block, wire, eps)),
+        out_type=tuple(jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (x, x, calls)),
+        grid=(min(rows, BLOCKS),),
+        grid_names=("block",),
+        num_threads=1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(x, addend, scale, addresses, device, calls, lateness)
+    return total, normed, calls, jax.freeze(lateness)
+
+
+def check(
+    x: Float[Shapes, "*tokens hidden"],
+    addend: Float[Shapes, "*tokens hidden"],
+    scale: Float[Shapes, " hidden"],
+    inboxes: Inboxes,
+    *,
+    eps: float,
+) -> None:
+    """Raises `NotForThisKernel` if the kernel cannot do this call."""
+    hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
+    itemsize = jnp.dtype(addend.dtype).itemsize
+    require(
+        addend.dtype in (x.dtype, jnp.float32),
+        f"an addend in {addend.dtype}",
+        f"float32 or the dtype of x, {x.dtype}",
+    )
+    multiple = THREADS * WORD // itemsize
+    require(hidden % multiple == 0, f"hidden size {hidden}", f"a multiple of {multiple}")
+    sent = rows * hidden * itemsize
+    require(rows > 0, "no tokens", "at least one")
+    require(sent <= inboxes.room, f"a message of {sent} bytes", f"at most {inboxes.room}")
+
+
+def one_block(
+    wire, eps: float, x, addend, scale, addresses, device, calls, late, total, normed, next_calls
+) -> None:
+    """Sends all rows of this thread block, says so, waits for the other GPUs, and adds up."""
+    block, rows = lax.axis_index("block"), x.shape[0]
+    own, number = device[0], calls[0] + 1
+
+    @each_row(block, rows)
+    def send(row) -> None:
+        wire.send(addresses, own, number, row, load(addend.at[row], wire.registers))
+
+    wire.signal(addresses, own, number, block)
+    wire.wait(addresses, own, number, block, late)
+
+    @pl.when(block == 0)
+    def count_call() -> None:
+        next_calls[0] = number
+
+    missing = jnp.where(late[block] == 0, 0.0, jnp.nan)  # of which no token is made
+
+    @each_row(block, rows)
+    def add(row) -> None:
+        parts = [part.astype(jnp.float32) for part in wire.receive(addresses, own, number, row)]
+        product = sum(parts[1:], parts[0]) + missing
+        add_and_norm(eps, x.at[row], product, scale, total.at[row], normed.at[row])
+
+
+def each_row(block, rows: int):
+    """Runs a function with each row of a thread block."""
+    if rows <= BLOCKS:
+        return lambda use: use(block)
+    count = (rows - 1 - block) // BLOCKS + 1
+    step = lambda use: lambda i, _: use(block + i * BLOCKS)
+    return lambda use: lax.fori_loop(0, count, step(use), None)

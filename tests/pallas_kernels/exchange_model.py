@@ -1,0 +1,258 @@
+"""All orders in which GPUs can run calls of `exchange_norm`, tried one after the other.
+
+What a thread block does is not written down here: the kernel's own code is run with a stand-in for
+its wire, which notes down what is stored where, signalled, waited for and read. The model then runs
+these programs on several GPUs, each at any speed.
+
+A store is on its way for any time after its block has gone on, and stores overtake each other. Only
+two things hold them back, as they do on GPUs: two stores of a GPU to one place arrive in their
+order, and a flag that is stored with release arrives after what its block stored before. That the
+scopes of release and acquire must be those of the system is not in the model, because it has no
+caches; the text of the compiled kernel is searched for it.
+"""
+
+import dataclasses
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pallas_kernels.exchange import mosaic
+from pallas_kernels.exchange.inboxes import Layout
+
+ROW_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    receiver: int
+    place: int
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag(Store):
+    """Is held back until what its block stored before has arrived."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    place: int
+    number: int
+    sender: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    place: int
+    wanted: Any
+
+
+class Recorder:
+    """Notes down what a thread block would do with its wire."""
+
+    registers = None
+
+    def __init__(self, layout: Layout):
+        self.layout, self.noted = layout, []
+
+    def send(self, addresses, device, number, row, values) -> None:
+        place = self.layout.message(number, device) + row * ROW_BYTES
+        for receiver in range(self.layout.devices):
+            self.noted.append(Store(receiver, place, (number, device, row)))
+
+    def others(self, device: int) -> list[int]:
+        return [other for other in range(self.layout.devices) if other != device]
+
+    def signal(self, addresses, device, number, block) -> None:
+        place = self.layout.flag(device, block)
+        self.noted += [Flag(other, place, number) for other in self.others(device)]
+
+    def wait(self, addresses, device, number, block, late) -> None:
+        self.noted += [
+            Wait(self.layout.flag(other, block), number, other) for other in self.others(device)
+        ]
+
+    def receive(self, addresses, device, number, row) -> list:
+        for sender in range(self.layout.devices):
+            place = self.layout.message(number, sender) + row * ROW_BYTES
+            self.noted.append(Read(place, (number, sender, row)))
+        return [types.SimpleNamespace(astype=lambda dtype: 0.0)]
+
+
+class Rows:
+    """Stands for an array of so many rows."""
+
+    def __init__(self, rows: int):
+        self.shape, self.at = (rows, 1), [None] * rows
+
+
+def programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: list[int]) -> list:
+    """By GPU, call and thread block: what the kernel does. `calls` has the rows of each call."""
+    monkeypatch.setattr(mosaic, "load", lambda row, registers: None)
+    monkeypatch.setattr(mosaic, "add_and_norm", lambda *_: None)
+    monkeypatch.setattr(mosaic, "pl", types.SimpleNamespace(when=now))
+
+    def program(device: int, number: int, rows: int, block: int) -> tuple:
+        recorder, array, counted = Recorder(layout), Rows(rows), {}
+        monkeypatch.setattr(mosaic, "lax", types.SimpleNamespace(axis_index=lambda _: block))
+        refs = array, array, None, None, [device], [number - 1], [0] * rows, array, array, counted
+        mosaic.one_block(recorder, 1e-6, *refs)
+        assert counted == ({0: number} if block == 0 else {})
+        return tuple(recorder.noted)
+
+    return [
+        [
+            [program(device, number, rows, block) for block in range(rows)]
+            for number, rows in enumerate(calls, start=1)
+        ]
+        for device in range(layout.devices)
+    ]
+
+
+def now(condition):
+    return lambda run: run() if condition else None
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    calls: tuple[int, ...]
+    """By GPU: the call that runs. The next one begins when all blocks of this one have ended."""
+    places: tuple[tuple[int, ...], ...]
+    """By GPU and thread block of that call: the instructions that it has done."""
+    memory: tuple[frozenset, ...]
+    """By GPU: places of its inbox and what is there."""
+    on_their_way: tuple[tuple, ...]
+    """Stores that have not arrived: the GPU, call and block of each, its place in the program, and
+    the store. They are sorted, so that states do not differ by an order that means nothing."""
+
+
+class Wrong(Exception):
+    """A GPU read something else than what was meant for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    programs: list
+    held_back: bool = True
+    """Whether flags wait for the stores before them."""
+    equal: bool = False
+    """Whether a wait is for a number, instead of for at least this number."""
+    filled: bool = False
+    """Whether every call begins with filling its GPU's flags with zeros, as jax does it with
+    semaphores."""
+    stopped: int | None = None
+    """A GPU that may stop after any of its instructions, and never go on."""
+
+    def first(self) -> State:
+        of_first = [tuple(0 for _ in calls[0]) for calls in self.programs]
+        devices = len(self.programs)
+        return State((0,) * devices, tuple(of_first), (frozenset(),) * devices, ())
+
+    def final_states(self) -> Iterator[State]:
+        """The states in which nothing more happens, of all that can be reached."""
+        seen, open_states = set(), [self.first()]
+        while open_states:
+            state = open_states.pop()
+            if state in seen:
+                continue
+            seen.add(state)
+            after = list(self.after(state))
+            if not after:
+                yield state
+            open_states += after
+
+    def finished(self, state: State, device: int) -> bool:
+        return state.calls[device] == len(self.programs[device])
+
+    def after(self, state: State) -> Iterator[State]:
+        """Every state that can come next. What the other GPUs cannot notice is done at once."""
+        for device, block, instruction in self.next_instructions(state):
+            if isinstance(instruction, Store) or self.is_of_itself(instruction, device):
+                yield from self.step(state, device, block, instruction)
+                return
+        for device, block, instruction in self.next_instructions(state):
+            yield from self.step(state, device, block, instruction)
+        for i in range(len(state.on_their_way)):
+            if self.may_arrive(state.on_their_way, i):
+                yield self.arrived(state, i)
+
+    def next_instructions(self, state: State) -> Iterator[tuple[int, int, Any]]:
+        for device, call in enumerate(state.calls):
+            if not self.finished(state, device):
+                for block, done in enumerate(state.places[device]):
+                    program = self.programs[device][call][block]
+                    if done < len(program):
+                        yield device, block, program[done]
+
+    def is_of_itself(self, instruction: Any, device: int) -> bool:
+        """Whether a GPU reads what it stored itself, into a place where nobody else stores."""
+        return isinstance(instruction, Read) and instruction.wanted[1] == device
+
+    def may_arrive(self, on_their_way: tuple, i: int) -> bool:
+        device, call, block, place, store = on_their_way[i]
+        for other_device, *other, earlier in on_their_way:
+            if other_device != device or other[0] > call:
+                continue
+            same_place = (store.receiver, store.place) == (earlier.receiver, earlier.place)
+            if same_place and other[0] < call:
+                return False
+            same_block = other[:2] == [call, block]
+            if self.held_back and isinstance(store, Flag) and same_block and other[2] < place:
+                return False
+        return True
+
+    def arrived(self, state: State, i: int) -> State:
+        *_, store = state.on_their_way[i]
+        rest = state.on_their_way[:i] + state.on_their_way[i + 1 :]
+        inbox = dict(state.memory[store.receiver]) | {store.place: store.value}
+        memory = replaced(state.memory, store.receiver, frozenset(inbox.items()))
+        return dataclasses.replace(state, memory=memory, on_their_way=rest)
+
+    def step(self, state: State, device: int, block: int, instruction: Any) -> Iterator[State]:
+        inbox = dict(state.memory[device])
+        if isinstance(instruction, Store):
+            place = state.places[device][block]
+            sent = (device, state.calls[device], block, place, instruction)
+            on_their_way = tuple(sorted((*state.on_their_way, sent), key=lambda one: one[:4]))
+            state = dataclasses.replace(state, on_their_way=on_their_way)
+            if instruction.receiver == device:  # its own inbox: the same threads read it
+                state = self.arrived(state, on_their_way.index(sent))
+        elif isinstance(instruction, Wait):
+            found = inbox.get(instruction.place, 0)
+            equal = found == instruction.number
+            if not (equal or (found > instruction.number and not self.equal)):
+                return
+        elif inbox.get(instruction.place) != instruction.wanted:
+            raise Wrong(f"{inbox.get(instruction.place)} instead of {instruction.wanted}")
+        yield self.gone_on(state, device, block)
+        if device == self.stopped:
+            yield self.for_ever(state, device)
+
+    def gone_on(self, state: State, device: int, block: int) -> State:
+        places = replaced(state.places[device], block, state.places[device][block] + 1)
+        call = state.calls[device]
+        lengths = tuple(map(len, self.programs[device][call]))
+        if places != lengths:
+            return dataclasses.replace(state, places=replaced(state.places, device, places))
+        blocks = self.programs[device][call + 1] if call + 1 < len(self.programs[device]) else ()
+        state = dataclasses.replace(
+            state,
+            calls=replaced(state.calls, device, call + 1),
+            places=replaced(state.places, device, tuple(0 for _ in blocks)),
+        )
+        return self.with_flags_filled(state, device) if self.filled else state
+
+    def with_flags_filled(self, state: State, device: int) -> State:
+        kept = frozenset(item for item in state.memory[device] if isinstance(item[1], tuple))
+        return dataclasses.replace(state, memory=replaced(state.memory, device, kept))
+
+    def for_ever(self, state: State, device: int) -> State:
+        """The GPU does nothing any more."""
+        everything = tuple(map(len, self.programs[device][state.calls[device]]))
+        return dataclasses.replace(state, places=replaced(state.places, device, everything))
+
+
+def replaced(values: tuple, i: int, value: Any) -> tuple:
+    return (*values[:i], value, *values[i + 1 :])

@@ -1,0 +1,214 @@
+"""The kernel of `exchange_norm`: its arithmetic on a CPU, its instructions for several GPUs that
+are not here. How GPUs wait for each other is in test_exchange_protocol.py, the reference on several
+devices in tests/parallel. The interpreter of jax knows nothing of other devices' memory."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from h100 import TARGETS, assert_no_spills, compiled, needs_compiler
+from interpreter import no_races
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels import NotForThisKernel
+from pallas_kernels.add_norm import mosaic as add_norm
+from pallas_kernels.exchange import Inboxes, exchange_norm, late_device, mosaic, specs_of
+from pallas_kernels.exchange.api import exchange_choice
+from pallas_kernels.exchange.inboxes import BLOCKS, halves
+from pallas_kernels.jax_internals import plgpu
+from pallas_kernels.tiles import load, strided
+
+EPS, AXIS = 1e-6, "shards"
+
+
+class Received:
+    """Stands for the wire: what all devices have sent is in an array."""
+
+    def __init__(self, registers):
+        self.registers, self.parts = registers, None
+
+    def send(self, *arguments) -> None: ...
+
+    def signal(self, *arguments) -> None: ...
+
+    def wait(self, *arguments) -> None: ...
+
+    def receive(self, addresses, device, number, row) -> list:
+        assert self.parts is not None
+        return [load(self.parts.at[d, row], self.registers) for d in range(self.parts.shape[0])]
+
+
+def interpreted(x, parts, scale, late: int = 0):
+    """One device's call, with the parts of all devices in its inbox."""
+    rows, hidden = x.shape
+    wire = Received(strided(hidden, x.dtype))
+
+    def kernel(x, addend, scale, calls, late, parts, *outputs):
+        wire.parts = parts
+        mosaic.one_block(wire, EPS, x, addend, scale, None, calls, calls, late, *outputs)
+
+    with no_races() as interpret:
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        run = plgpu.kernel(
+            kernel,
+            out_type=(like, like, jax.ShapeDtypeStruct((1,), jnp.int32)),
+            grid=(min(rows, mosaic.BLOCKS),),
+            grid_names=("block",),
+            num_threads=1,
+            thread_name="warpgroup",
+            interpret=interpret,
+        )
+        calls, lateness = (jnp.array(numbers, jnp.int32) for numbers in ([41], [0, late, 0, 0, 0]))
+        return jax.block_until_ready(run(x, parts[0], scale, calls, lateness, parts))
+
+
+@pytest.mark.parametrize("blocks", [BLOCKS, 2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_arrived_is_added_as_the_parts_of_a_product_are(monkeypatch, dtype, blocks):
+    monkeypatch.setattr(mosaic, "BLOCKS", blocks)
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, scale = (jax.random.normal(key, shape, "bfloat16")
+                for key, shape in zip(keys, [(5, 256), (256,)]))  # fmt: skip
+    parts = jax.random.normal(keys[2], (3, *x.shape), dtype)
+    *found, calls = interpreted(x, parts, scale)
+    with no_races() as interpret:
+        wide = parts.astype(jnp.float32)
+        wanted = add_norm.add_norm(x, wide, scale, eps=EPS, interpret=interpret)
+        jax.block_until_ready(wanted)
+    for one, other in zip(found, wanted):
+        np.testing.assert_array_equal(one.astype(jnp.float32), other.astype(jnp.float32))
+    assert calls.tolist() == [42]
+
+
+def test_a_block_that_has_waited_in_vain_has_no_numbers():
+    x, parts = jnp.ones((5, 256), jnp.bfloat16), jnp.ones((2, 5, 256), jnp.bfloat16)
+    for found in interpreted(x, parts, x[0], late=2)[:2]:
+        assert np.isnan(found.astype(jnp.float32)).any(axis=1).tolist() == [0, 1, 0, 0, 0]
+        assert np.isnan(found[1].astype(jnp.float32)).all()
+
+
+def arguments(devices: int, rows: int, hidden: int, dtype, mesh: Mesh | None = None) -> tuple:
+    """The shapes of a call, on these devices or for one of them."""
+
+    def shape(sizes: tuple[int, ...], dtype, spread: bool = False):
+        spec = PartitionSpec(AXIS) if spread else PartitionSpec()
+        sharding = NamedSharding(mesh, spec) if mesh else None
+        parts = devices if mesh and spread else 1
+        whole = (parts * sizes[0], *sizes[1:]) if sizes else ()
+        return jax.ShapeDtypeStruct(whole, dtype, sharding=sharding)
+
+    inboxes = object.__new__(Inboxes)
+    fields = {
+        "addresses": shape((devices, 2), jnp.uint32),
+        "device": shape((1,), jnp.int32, spread=True),
+        "calls": shape((), jnp.int32),
+        "late": shape((BLOCKS,), jnp.int32, spread=True),
+        "room": rows * hidden * jnp.dtype(dtype).itemsize,
+    }
+    for name, field in fields.items():
+        object.__setattr__(inboxes, name, field)
+    row = shape((rows, hidden), jnp.bfloat16)
+    return row, shape((rows, hidden), dtype, spread=True), shape((hidden,), jnp.bfloat16), inboxes
+
+
+class TestItSaysNo:
+    def refusal(self, *sizes, **changes) -> str:
+        *arrays, inboxes = arguments(*sizes)
+        for name, value in changes.items():
+            object.__setattr__(inboxes, name, value)
+        with pytest.raises(NotForThisKernel) as refusal:
+            exchange_choice("mosaic", *arrays, inboxes, eps=EPS, axis_name=AXIS)
+        return str(refusal.value)
+
+    def test_to_rows_that_threads_cannot_share(self):
+        assert "hidden size 128; expected a multiple of 256" in self.refusal(2, 4, 128, "bfloat16")
+
+    def test_to_more_than_an_inbox_holds(self):
+        said = self.refusal(2, 4, 256, "bfloat16", room=2047)
+        assert "a message of 2048 bytes; expected at most 2047" in said
+
+    def test_to_other_dtypes(self):
+        assert "an addend in float16" in self.refusal(2, 4, 256, "float16")
+
+    def test_on_auto_until_gpus_have_run_it(self):
+        choice = exchange_choice("auto", *arguments(2, 4, 256, "bfloat16"), eps=EPS, axis_name=AXIS)
+        assert choice.implementation == "xla"
+
+
+def test_addresses_are_taken_apart():
+    addresses = [0x7FFF_1234_8765_4300, 0x10]
+    assert halves(addresses).tolist() == [[0x8765_4300, 0x7FFF_1234], [0x10, 0]]
+
+
+def test_who_was_late():
+    late = np.zeros(2 * BLOCKS, np.int32)
+    assert late_device(late) is None
+    late[130] = 1
+    assert late_device(late) == 0
+
+
+SIZES = [
+    (2, 16, 4096, "bfloat16"),
+    (2, 512, 5120, "bfloat16"),
+    (2, 64, 2560, "float32"),
+    (4, 512, 5120, "float32"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("devices", "rows", "hidden", "dtype"), SIZES)
+def test_it_compiles_for_gpus_that_are_not_here(devices, rows, hidden, dtype, monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    found = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="",
+        target_config=TARGETS.joinpath("h100.txtpb").read_text(),
+        topology=f"1x1x{devices}",
+    )
+    mesh = Mesh(np.array(found.devices), (AXIS,))
+    given = arguments(devices, rows, hidden, dtype, mesh)
+    specs = specs_of(given[-1], AXIS)
+
+    def two_calls(x, addend, scale, inboxes):
+        run = functools.partial(exchange_norm, eps=EPS, axis_name=AXIS, implementation="mosaic")
+        total, _, inboxes = run(x, addend, scale, inboxes)
+        return run(total, addend, scale, inboxes)
+
+    spread = jax.shard_map(
+        two_calls,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(), specs),
+        out_specs=(PartitionSpec(), PartitionSpec(), specs),
+        check_vma=False,
+    )
+    program = compiled(jax.jit(spread, donate_argnums=3).lower(*given)).as_text()
+    assert len(re.findall(r'custom_call_target="mosaic_gpu', program)) == 2
+    for other in ("all-reduce", "all-gather", "partition-id", "copy("):
+        assert f" {other}" not in program
+    assert "uses_xla_collective_metadata = false" in program, "no barrier of jax's before a call"
+    output = "".join(capfd.readouterr())
+    assert_no_spills(output)
+    instructions_are_in_order(output, devices)
+
+
+def instructions_are_in_order(ptx: str, devices: int) -> None:
+    """Rows are stored, all threads meet, one per GPU stores a flag with release and waits with
+    acquire, all threads meet, and only then is anything read."""
+    kernel = ptx[ptx.index(".visible .entry") :]
+    kernel = kernel[: kernel.index("\n}")]
+    places = lambda text: [found.start() for found in re.finditer(text, kernel)]
+    [flag], [wait] = places(r"st\.release\.sys\.global"), places(r"ld\.acquire\.sys\.global")
+    # What this kernel stores and loads by address has no tab behind the instruction.
+    stores, loads = places(r"\tst\.global\.(v\d\.)?b32 \["), places(r"\tld\.global\.v\d\.b32 \{")
+    barriers = places(r"bar\.sync")
+    rows = [place for place in stores if place < flag]
+    assert len(rows) % devices == 0 and rows and loads
+    between = lambda first, last: any(first < place < last for place in barriers)
+    assert between(max(rows), flag) and flag < wait and between(wait, min(loads))
+    assert "multimem" not in kernel and "ld.global.nc" not in kernel
+    assert kernel.index("globaltimer") < wait

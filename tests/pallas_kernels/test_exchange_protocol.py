@@ -1,0 +1,123 @@
+"""How GPUs that write into each other's memory wait for each other, in all orders."""
+
+import dataclasses
+
+import pytest
+from exchange_model import ROW_BYTES, Flag, Model, Store, Wait, Wrong, programs
+
+from pallas_kernels.exchange.inboxes import Layout
+
+CALLS = [(2, [1, 1, 1, 1, 1]), (2, [2, 1, 2]), (2, [1, 2, 1, 1]), (3, [1, 1, 1])]
+"""GPUs, and the rows of each call."""
+
+
+class OneTurn(Layout):
+    def message(self, number, sender):
+        return super().message(0, sender)
+
+
+def layout_of(devices: int, calls: list[int], kind: type[Layout] = Layout) -> Layout:
+    return kind(devices, max(calls) * ROW_BYTES)
+
+
+@pytest.mark.parametrize(("devices", "calls"), CALLS)
+def test_every_order_ends_with_the_right_sums(monkeypatch, devices, calls):
+    model = Model(programs(monkeypatch, layout_of(devices, calls), calls))
+    found = list(model.final_states())
+    assert found and all(model.finished(state, d) for state in found for d in range(devices))
+
+
+@pytest.mark.parametrize(("devices", "calls"), CALLS[:2])
+class TestOfAPeerThatStops:
+    def test_whoever_does_not_end_waits_for_it(self, monkeypatch, devices, calls):
+        """And waits end by the clock."""
+        model = Model(programs(monkeypatch, layout_of(devices, calls), calls), stopped=1)
+        ends = [state for state in model.final_states() if not model.finished(state, 0)]
+        assert ends
+        for state in ends:
+            blocks = zip(model.programs[0][state.calls[0]], state.places[0])
+            left = [program[done] for program, done in blocks if done < len(program)]
+            assert all(isinstance(one, Wait) and one.sender == 1 for one in left)
+
+
+class TestWhatEachPartIsFor:
+    """A protocol without it goes wrong in some order."""
+
+    DEVICES, CALLS = 2, [1, 1, 1, 1]
+
+    def programs(self, monkeypatch, kind: type[Layout] = Layout) -> list:
+        return programs(monkeypatch, layout_of(self.DEVICES, self.CALLS, kind), self.CALLS)
+
+    def changed(self, monkeypatch, change) -> list:
+        given = self.programs(monkeypatch)
+        return [[[change(block) for block in call] for call in device] for device in given]
+
+    def reads_wrong(self, model: Model) -> None:
+        with pytest.raises(Wrong):
+            list(model.final_states())
+
+    def stops(self, model: Model) -> None:
+        assert not all(model.finished(s, d) for s in model.final_states() for d in range(2))
+
+    def test_two_turns(self, monkeypatch):
+        self.reads_wrong(Model(self.programs(monkeypatch, OneTurn)))
+
+    def test_release(self, monkeypatch):
+        self.reads_wrong(Model(self.programs(monkeypatch), held_back=False))
+
+    def test_the_flag_after_the_rows(self, monkeypatch):
+        early = lambda block: tuple(sorted(block, key=lambda one: not isinstance(one, Flag)))
+        self.reads_wrong(Model(self.changed(monkeypatch, early)))
+
+    def test_the_wait(self, monkeypatch):
+        without = lambda block: tuple(one for one in block if not isinstance(one, Wait))
+        self.reads_wrong(Model(self.changed(monkeypatch, without)))
+
+    def test_numbers_of_calls(self, monkeypatch):
+        """Flags that only say that something has arrived."""
+        set_to_one = lambda one: (
+            dataclasses.replace(one, value=1)
+            if isinstance(one, Flag)
+            else dataclasses.replace(one, number=1)
+            if isinstance(one, Wait)
+            else one
+        )
+        self.reads_wrong(
+            Model(self.changed(monkeypatch, lambda block: tuple(map(set_to_one, block))))
+        )
+
+    def test_at_least(self, monkeypatch):
+        """A GPU that is ahead has set its flag to the next number already."""
+        self.stops(Model(self.programs(monkeypatch), equal=True))
+
+    def test_flags_that_nobody_fills(self, monkeypatch):
+        """jax fills semaphores with zeros before every call: a flag that came early is lost."""
+        self.stops(Model(self.programs(monkeypatch), filled=True))
+
+
+def test_the_kernel_stores_each_row_once_for_every_gpu(monkeypatch):
+    layout = layout_of(3, [2])
+    for device, [blocks] in enumerate(programs(monkeypatch, layout, [2])):
+        stored = [one for block in blocks for one in block if type(one) is Store]
+        wanted = {(to, (1, device, row)) for to in range(3) for row in range(2)}
+        assert len(stored) == len(wanted) == len({(s.receiver, s.place) for s in stored})
+        assert {(s.receiver, s.value) for s in stored} == wanted
+
+
+@pytest.mark.parametrize("number", [1, 2**31 - 1, -(2**31), -1, 0])
+def test_calls_next_to_each_other_have_two_turns_also_when_their_numbers_overflow(number):
+    layout = Layout(2, 64)
+    following = (number + 1 + 2**31) % 2**32 - 2**31
+    assert {layout.message(n, 0) for n in (number, following)} == {
+        layout.message(0, 0),
+        layout.message(1, 0),
+    }
+
+
+def test_nothing_in_an_inbox_overlaps():
+    layout = Layout(4, 64)
+    flags = [layout.flag(sender, block) for sender in range(4) for block in (0, 1, 126, 127)]
+    messages = [layout.message(turn, sender) for turn in (0, 1) for sender in range(4)]
+    assert len(set(flags)) == 16 and max(flags) + 4 <= min(messages)
+    assert sorted(messages) == [min(messages) + 64 * i for i in range(8)]
+    assert layout.size == max(messages) + 64
