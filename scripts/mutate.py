@@ -1,7 +1,7 @@
 """Breaks the code in known ways, one at a time, and checks that a test fails each time.
 
     python scripts/mutate.py --json docs/results/mutations.json    all, some minutes
-    python scripts/mutate.py --only verify-pos k-mail              some of them
+    python scripts/mutate.py --only verify-pos k-mail --json ...   some, the file's other rows stay
 
 Each entry of scripts/mutations.json replaces a piece of code by a wrong one, which a review of the
 project once found no test to notice (`origin` is `audit`), or one that resembles it (`kin`). It is
@@ -129,7 +129,7 @@ def check_tests(free: "queue.Queue[Path]", tests: tuple[str, ...]) -> None:
         raise LoadError(f"{' '.join(tests)} fail without a mutation:\n{run.end}")
 
 
-def attempt(free: "queue.Queue[Path]", mutation: Mutation) -> dict[str, Any]:
+def attempt(free: "queue.Queue[Path]", mutation: Mutation, commit: str) -> dict[str, Any]:
     """A row of the report."""
     root = free.get()
     with mutation.applied(root):
@@ -142,7 +142,21 @@ def attempt(free: "queue.Queue[Path]", mutation: Mutation) -> dict[str, Any]:
     if outcome == "error":
         print(run.end, flush=True)
     row = {name: getattr(mutation, name) for name in ("id", "origin", "breaks", "file")}
-    return row | {"outcome": outcome, "failed": run.failed, "seconds": run.seconds}
+    return row | {"outcome": outcome, "failed": run.failed, "commit": commit}
+
+
+def written(path: Path, rows: list[dict[str, Any]], versions: dict[str, Any]) -> None:
+    """Rows of the file that were not made again stay."""
+    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    by_id = {row["id"]: row for row in [*earlier, *rows]}
+    ordered = [by_id[one.id] for one in mutations() if one.id in by_id]
+    report = {
+        "command": " ".join(["python", "scripts/mutate.py", *sys.argv[1:]]),
+        "environment": versions | {"python": platform.python_version()},
+        "counts": collections.Counter(row["outcome"] for row in ordered),
+        "rows": ordered,
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def parse() -> argparse.Namespace:
@@ -154,7 +168,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    options, begin, versions = parse(), time.perf_counter(), code()
+    options, versions = parse(), code()
     every = mutations()
     if unknown := set(options.only or ()) - {mutation.id for mutation in every}:
         raise UsageError(f"no mutation {', '.join(sorted(unknown))} in {LIST.name}")
@@ -162,18 +176,13 @@ def main() -> None:
     with copies(options.jobs) as free, ThreadPoolExecutor(options.jobs) as pool:
         all_tests = list(dict.fromkeys(mutation.tests for mutation in chosen))
         list(pool.map(lambda tests: check_tests(free, tests), all_tests))
-        rows = list(pool.map(lambda mutation: attempt(free, mutation), chosen))
+        rows = []
+        for row in pool.map(lambda one: attempt(free, one, versions["commit"]), chosen):
+            rows.append(row)
+            if options.json is not None:
+                written(options.json, rows, versions)
     counts = collections.Counter(row["outcome"] for row in rows)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    if options.json is not None:
-        report = {
-            "command": " ".join(["python", "scripts/mutate.py", *sys.argv[1:]]),
-            "environment": versions | {"python": platform.python_version()},
-            "seconds": round(time.perf_counter() - begin),
-            "counts": counts,
-            "rows": rows,
-        }
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
     if counts["killed"] < len(rows):
         raise LoadError(f"{len(rows) - counts['killed']} of {len(rows)} mutations were not killed")
 
