@@ -125,9 +125,7 @@ def generate(*arguments: str) -> str:
 
 CASES: dict[str, Callable[[], str]] = {
     "prompt-dict": lambda: same_text({"prompt": IMPORTS}),
-    "prompt-ids-dict": lambda: same_text(
-        {"prompt_token_ids": engine().tokenizer.encode(IMPORTS, add_special_tokens=True)}
-    ),
+    "prompt-ids-dict": lambda: same_text({"prompt_token_ids": ids_of(IMPORTS)}),
     "other-dict": lambda: prompt_of({"a": 1}),
     "set-of-ids": lambda: prompt_of({1, 2}),
     "bool-as-id": lambda: prompt_of([True, 2]),
