@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from jaxspec.console.flags import add_flags, filled, flag_of
@@ -75,7 +75,25 @@ def _no_interrupt_lost() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = complain
+        sys.unraisablehook = _end_at_once if _is_awaited() else complain
+
+
+def _is_awaited() -> bool:
+    """Whether the interpreter will wait for a thread before it ends: one that compiles."""
+    main = threading.main_thread()
+    return any(not thread.daemon and thread is not main for thread in threading.enumerate())
+
+
+def _end_at_once(unraisable: Any) -> None:
+    """Ends the process on a Ctrl-C while the interpreter waits for a thread. Otherwise it would
+    print a traceback and go on waiting."""
+    is_ending = not threading.main_thread().is_alive()
+    if not (is_ending and issubclass(unraisable.exc_type, KeyboardInterrupt)):
+        return sys.__unraisablehook__(unraisable)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(INTERRUPTED)
 
 
 def say(*lines: str) -> None:

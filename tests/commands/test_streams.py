@@ -73,3 +73,34 @@ def test_what_nobody_can_be_told_is_lost_and_the_results_are_right(redirection):
 def test_a_reader_that_leaves_is_silence():
     code = PRINTS.replace("print('x' * 10**5)", "[print('x' * 99) for _ in range(10**5)]")
     assert run(code, "| head -c 3") == (0, "xxx", "")
+
+
+WAITED_FOR = """
+import os, signal, sys, threading, time
+from jaxspec import cli
+from jaxspec.engine.setup import ahead
+
+is_making = threading.Event()
+
+class Program:
+    is_ready = False
+    def make(self):
+        is_making.set()
+        while threading.main_thread().is_alive():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(90)
+
+def command():
+    work = ahead._Work()
+    work.add([iter([Program()])])
+    is_making.wait()
+    print("the last line")
+
+sys.exit(cli.run(command))
+"""
+
+
+def test_an_interrupt_while_the_end_waits_for_a_program_ends_the_process_at_once():
+    """Python would print a traceback and go on waiting for the thread."""
+    assert run(WAITED_FOR, "") == (cli.INTERRUPTED, "the last line\n", "")

@@ -1,15 +1,16 @@
 """Every measured figure on the pages for readers is one of a results file that the page cites.
 
 A table of step times is compared cell by cell: the row says whose step it is, the column how many
-requests run. Figures in sentences are looked up among all numbers of the cited files. The tables of
-docs/notes are checked by test_figures_of_notes.py; the sentences there are not checked.
+requests run. For a figure in a sentence, `SENTENCES` says which number of which file it is. The
+tables of docs/notes are checked by test_figures_of_notes.py; the sentences there are not checked.
 """
 
 import functools
 import json
+import math
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,6 +24,7 @@ MEASURED = re.compile(
     r"(?<![\w./-])(\d+(?:,\d{3})*(?:\.\d+)?) ?(ms|us|%|TB/s|TFLOP/s|tokens/s)(?!\w)"
 )
 RANGE = re.compile(r"(?<![\w./-])(\d+(?:\.\d+)?) to (?=\d+(?:\.\d+)? ?(?:ms|us|%))")
+WITHIN = re.compile(r"within (\d+(?:\.\d+)? %)")
 TABLE = re.compile(r"^\|(.+)\|\n\|[-|]+\|\n((?:\|.+\|\n?)+)", re.M)
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 
@@ -30,12 +32,27 @@ OURS = {"iteration": "dflash", "jaxspec": "dflash", "plain decoding": "plain"}
 """Rows of tables that are ours, and the method in the results file; rows of other systems are of
 the method named last."""
 
-DERIVED = {
-    ("performance.md", "3 %"): lambda cited: spread(
-        [row["dflash_engine_ms"] for file in cited for row in iterations(file, "qwen3-8b", 32)]
-    ),
+CHAIN = "dense-chain-h100"
+SENTENCES: dict[str, dict[str, Callable[[], float]]] = {
+    "performance.md": {
+        "2.95 TB/s": lambda: contents_of("peers-h100")["ceilings"]["copy_tb_s"],
+        "798 TFLOP/s": lambda: contents_of("peers-h100")["ceilings"]["bf16_tflops"],
+        "139.8 us": lambda: chain("Qwen3-8B, 16 tokens", "mosaic_us"),
+        "148.8 us": lambda: chain("Qwen3-8B, 64 tokens", "mosaic_us"),
+        "148.5 us": lambda: chain("Qwen3-8B, 16 tokens", "xla_us"),
+        "168.8 us": lambda: chain("Qwen3-8B, 64 tokens", "xla_us"),
+        "131 us": lambda: chain("Qwen3-8B, 16 tokens", "floor_us"),
+        "3 %": lambda: spread(
+            [
+                row["dflash_engine_ms"]
+                for file in cited(DOCS / "performance.md")
+                for row in iterations(file, "qwen3-8b", 32)
+            ]
+        ),
+        "within 2 %": lambda: math.ceil(max(map(bench_beside_steps, ("8b", "4b")))),
+    },
 }
-"""Figures that no file holds, and how they come from figures that files hold."""
+"""Every measured figure in a sentence, and where it comes from."""
 
 
 class Cell(NamedTuple):
@@ -152,15 +169,48 @@ def iterations(file: pathlib.Path, model: str, requests: int) -> list[dict[str, 
     return [row for row in rows if row["concurrency"] == requests]
 
 
+def contents_of(name: str) -> Any:
+    return contents(DOCS / "results" / f"{name}.json")
+
+
+def chain(case: str, key: str) -> float:
+    [found] = (row[key] for row in contents_of(CHAIN)["rows"] if row["case"] == case)
+    return found
+
+
+def bench_beside_steps(size: str) -> float:
+    """The largest difference between the bench's medians and ours of the table, in percent."""
+    steps = contents_of(f"steps-{size}-h100")["rows"]
+    ours = {
+        ("none" if name == "plain" else name, row["concurrency"]): row[f"{name}_engine_ms"]
+        for row in steps
+        for name in ("plain", "dflash")
+    }
+    return max(
+        abs(100 * (row["step_ms"] / ours[method, row["concurrency"]] - 1))
+        for row in contents_of(f"bench-{size}-h100")["steady_decode"]
+        if row["system"] == "jaxspec"
+        for method in ["none" if row["mode"] == "plain" else row["mode"]]
+    )
+
+
 def spread(values: list[float]) -> float:
     return 100 * (max(values) / min(values) - 1)
 
 
-def sentences(page: pathlib.Path) -> str:
-    """The page without its tables, blocks of code and links."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+def sentences(text: str) -> str:
+    """A text without its tables, blocks of code and links."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
     text = re.sub(r"^\|.*$", "", text, flags=re.M)
     return " ".join(re.sub(r"\]\([^)]*\)|`[^`]*`", "", text).split())
+
+
+def figures_in(text: str) -> list[str]:
+    """Figures with a unit, so that sizes and counts are left alone; the first one of a range gets
+    none, and a bound its word."""
+    found = [match[0] for match in MEASURED.finditer(text)]
+    bounds = {match[1]: match[0] for match in WITHIN.finditer(text)}
+    return [bounds.get(whole, whole) for whole in found] + RANGE.findall(text)
 
 
 def figures() -> list[Cell]:
@@ -193,15 +243,9 @@ def test_every_cell_is_of_a_results_file(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_figure_in_a_sentence_is_of_a_results_file(page):
-    """With a unit, so that sizes and counts are left alone."""
-    known = {number for file in cited(page) for number in numbers(contents(file))}
-    text = sentences(page)
-    asked = [(match[1], match[0]) for match in MEASURED.finditer(text)]
-    asked += [(match[1], match[0]) for match in RANGE.finditer(text)]
-    for figure, whole in asked:
-        if (page.name, whole) in DERIVED:
-            value = DERIVED[page.name, whole](cited(page))
-            assert figure == rounded(value, figure), f"{page.name}: {whole} is {value}"
-            continue
-        plain = figure.replace(",", "")
-        assert any(plain == rounded(number, plain) for number in known), f"{page.name}: {whole}"
+    sources = SENTENCES.get(page.name, {})
+    found = figures_in(sentences(page.read_text()))
+    assert set(found) == sources.keys()
+    for whole, source in sources.items():
+        [figure] = NUMBER.findall(whole)
+        assert figure == rounded(source(), figure), f"{page.name}: {whole} is {source()}"

@@ -1,7 +1,9 @@
 """Programs that are made by a thread of their own while requests run, before a step needs them.
 
 The thread is no daemon, because a process that ends inside of XLA's compiler is aborted. So the
-interpreter waits for it, and it begins no program once the main thread has ended.
+interpreter waits for it, and it begins no program once the main thread has ended. A Ctrl-C during
+that wait ends a command of ours at once (`jaxspec.cli`). In another program Python reports the
+interrupt and goes on ending, and one more Ctrl-C ends the process by its signal.
 """
 
 import logging
