@@ -148,6 +148,7 @@ def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engi
         batch_sizes=tuple(sorted(options.concurrency)),
         prefill_shapes=((min(4, most), options.prompt),),
         driver="lockstep" if lockstep else "overlapped",
+        adaptive=False,  # every step verifies whole blocks
         prefix_caching=False,
         compile_ahead=False,
         fp8_activations=options.fp8_activations,

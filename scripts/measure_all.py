@@ -74,7 +74,7 @@ def bench(size: str, lengths: str, seconds: int) -> Measurement:
     command = (
         f"-m jaxspec.bench --model-shape qwen3-{size} --dataset random --input-len 512 "
         "--output-len 192 --max-model-len 1024 --ignore-eos --num-prompts 32 "
-        "--requests-per-slot 2 --concurrency 1,4,8,16,32 --passes 2 "
+        "--requests-per-slot 2 --concurrency 1,4,8,16,32 --passes 2 --no-adaptive "
         f"--synthetic-acceptance-length {lengths} --anchors {PEERS}"
     )
     return Measurement(f"bench-{size}", command, seconds, plot=True)

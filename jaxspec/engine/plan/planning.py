@@ -6,6 +6,7 @@ import functools
 import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.plan.adapting import with_adaptive_widths
 from jaxspec.engine.plan.beside import with_prefill_beside
 from jaxspec.engine.plan.confidence import with_confidence_threshold
 from jaxspec.engine.plan.fp8 import with_fp8_activations
@@ -31,8 +32,6 @@ from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
 
 WIDTH_WITHOUT_DRAFTER = 16
-NARROWER_WIDTHS = (1, 4, 8)
-"""Widths that an adaptive engine may choose besides the drafter's full width."""
 
 
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
@@ -41,7 +40,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
     models = _with_num_drafts(with_kernels(models, options.kernels), options.num_drafts)
     if options.fp8_activations:
         models = with_fp8_activations(models)
-    plan = _plan(models, options)
+    plan = with_adaptive_widths(_plan(models, options), models, options)
     plan = with_prefill_beside(plan, models, options)
     models = with_shards(models, Shards(options.tensor_parallel_size, in_order=options.exact))
     if plan.drafter:
@@ -74,7 +73,6 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
     check_block(models, block_size, max_model_len)
     width = _width(method, options, block_size)
     on_device = _proposes_on_device(method, driver)
-    widths = _widths(method, options, width)
     host_drafts = uses.host is not None and not on_device
     say_what_is_ignored(options, method)
     return Plan(
@@ -88,8 +86,6 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
         page_size=options.page_size,
         num_pages=0,
         shapes=_shapes(options, min(options.prefill_chunk, max_model_len)),
-        widths=widths,
-        shares_tokens=bool(widths) and getattr(models.target, "takes_packed", False),
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
@@ -154,12 +150,6 @@ def _width_of_drafter(options: EngineOptions, block_size: int) -> int:
             f"width is {options.width}; expected 2 to {block_size}, the size of a block"
         )
     return options.width
-
-
-def _widths(method: str, options: EngineOptions, width: int) -> tuple[int, ...]:
-    if not (options.adaptive and METHODS[method].drafter):
-        return ()
-    return (*(narrower for narrower in NARROWER_WIDTHS if narrower < width), width)
 
 
 def choose_driver(options: EngineOptions) -> str:
