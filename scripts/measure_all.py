@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drafter_bars import bars
 from measuring import write_json
 
 from jaxspec import cli
@@ -186,6 +187,8 @@ def main() -> None:
     chosen = {name: GROUPS[name] for name in GROUPS if name in options.only}
     run = Run(folder, options.device, options.cache, time.monotonic() + options.seconds)
     run.all(chosen, options.gpus)
+    if "drafters" in chosen:
+        cli.say(*map(str, bars(folder, options.device)))
     failed = [one.name for group in chosen.values() for one in group if not run.worked(one)]
     sys.exit(f"not run to a good end: {', '.join(failed)}" if failed else None)
 

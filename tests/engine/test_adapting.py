@@ -77,7 +77,8 @@ def test_smaller_batches_verify_whole_blocks(monkeypatch):
     engine = golden_engine(adaptive=True, batch_sizes=(2, 4))
     loop, cases = engine.loop, trajectories()[:3]
     loop.plan = dataclasses.replace(loop.plan, adapts_from=4)
-    prompts, params = [case["prompt"] for case in cases], [budget(9), budget(9), budget(40)]
+    prompts: list[list[int]] = [case["prompt"] for case in cases]
+    params = [budget(9), budget(9), budget(40)]
     widths = Widths()
     with engine.observe(widths):
         outputs = engine.generate(prompts, params)
