@@ -324,8 +324,17 @@ def drafter_kinds() -> list[Table]:
             [row["kind"], str(row["seed"]), f"{row['acceptance_length']:.3f}"]
             for row in rows
             if (row["kind"], row["seed"]) not in (("dflash", 1), ("dflash", 2))
-        ]
+        ],
+        [heads_row(row) for row in results("drafter-heads-overfit-cpu")["rows"]],
     ]
+
+
+def heads_row(row: dict[str, Any]) -> list[str]:
+    rate = (
+        "" if row["learning_rate"] is None else f"{row['learning_rate']:.0e}".replace("e-0", "e-")
+    )
+    trained = [str(row["texts"]), str(row["steps"]), rate, str(row["seed"])]
+    return [row["kind"], *trained, *(f"{row[of]:.3f}" for of in ("held_out", "learned_from"))]
 
 
 def host() -> Table:
