@@ -40,7 +40,7 @@ NEW = (
     "--block-size 8 --features 3 --from-target --layers 2 --anchors 24 "
     "--method muon --learning-rate 5e-3"
 )
-HEADS = "--learn heads --anchors 12 --learning-rate 1e-2 --dspark-weights 1 0 0.1"
+HEADS = "--learn heads --anchors 12 --learning-rate 1e-3 --dspark-weights 1 0 0.1"
 """Greedy text is drafted by the likeliest token, so the distance of distributions is left out."""
 OF_KIND = {"eagle3": "--layers 1"}
 """An EAGLE-3 drafter runs all its layers once per draft."""

@@ -35,7 +35,7 @@ from jaxspec import cli
 from jaxspec.acceptance.synthetic import MixedAcceptance, from_length
 from jaxspec.engine.adapt.acceptance_rates import expected_tokens
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.plan.planning import NARROWER_WIDTHS
+from jaxspec.engine.plan.adapting import NARROWER_WIDTHS
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.setup.step_costs import measure_costs
@@ -162,7 +162,7 @@ def policies(options: argparse.Namespace) -> list[Policy]:
     few, most = options.fixed_steps, options.steps
     narrower = [width for width in NARROWER_WIDTHS if 1 < width < options.block_size]
     return [
-        Policy("plain", few, {}, speculate=False),
+        Policy("plain", few, {"adaptive": False}, speculate=False),
         *(
             Policy(f"width {width}", few, {"width": width})
             for width in (*narrower, options.block_size)

@@ -31,6 +31,7 @@ from jaxspec.engine.step.io import PromptChunk
 from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, verify_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair, without_drafter
+from jaxspec.measure.floor import step_bytes
 from jaxspec.measure.peers import read_peers
 from jaxspec.models.presets import published
 from jaxspec.models.shapes import NAMES
@@ -53,6 +54,7 @@ def main() -> None:
         "model": options.model,
         "kind": options.kind,
         "block_size": options.block_size,
+        "draft_bytes": step_bytes(pair.models, pair.params).draft,
         "prompt_tokens": options.prompt,
         "accepted_per_step": options.accepted,
         "fp8_activations": options.fp8_activations,
@@ -148,6 +150,7 @@ def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engi
         batch_sizes=tuple(sorted(options.concurrency)),
         prefill_shapes=((min(4, most), options.prompt),),
         driver="lockstep" if lockstep else "overlapped",
+        adaptive=False,  # every step verifies whole blocks
         prefix_caching=False,
         compile_ahead=False,
         fp8_activations=options.fp8_activations,

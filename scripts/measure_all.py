@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drafter_bars import bars
 from measuring import write_json
 
 from jaxspec import cli
@@ -74,7 +75,7 @@ def bench(size: str, lengths: str, seconds: int) -> Measurement:
     command = (
         f"-m jaxspec.bench --model-shape qwen3-{size} --dataset random --input-len 512 "
         "--output-len 192 --max-model-len 1024 --ignore-eos --num-prompts 32 "
-        "--requests-per-slot 2 --concurrency 1,4,8,16,32 --passes 2 "
+        "--requests-per-slot 2 --concurrency 1,4,8,16,32 --passes 2 --no-adaptive "
         f"--synthetic-acceptance-length {lengths} --anchors {PEERS}"
     )
     return Measurement(f"bench-{size}", command, seconds, plot=True)
@@ -186,6 +187,8 @@ def main() -> None:
     chosen = {name: GROUPS[name] for name in GROUPS if name in options.only}
     run = Run(folder, options.device, options.cache, time.monotonic() + options.seconds)
     run.all(chosen, options.gpus)
+    if "drafters" in chosen:
+        cli.say(*map(str, bars(folder, options.device)))
     failed = [one.name for group in chosen.values() for one in group if not run.worked(one)]
     sys.exit(f"not run to a good end: {', '.join(failed)}" if failed else None)
 

@@ -216,7 +216,6 @@ CANNOT = {
     "exact reads all prompts": dict(exact=True, **ALL_SIZES),
     "the host reads every result": dict(driver="lockstep"),
     "the host reads every": dict(method="dflash+ngram"),
-    "adaptive has": dict(adaptive=True, method="dflash"),
     "so a slot never stays free": dict(max_batch=2, batch_sizes=(2,), prefill_shapes=((2, 32),)),
 }
 

@@ -113,6 +113,37 @@ def spans() -> list[Table]:
     ]
 
 
+def verify_budget() -> list[Table]:
+    """What any policy could give, the least step times, and the simulated engine."""
+    report = results("verify-budget")
+    batches = {one["batch"]: one["rows"] for one in report["batches"]}
+    needed = [
+        [str(row["verified"]), f"{row['emitted']:.1f}", f"{row['longest_ms']:.2f}"]
+        for row in batches[32]
+    ]
+    least = [
+        [
+            f"{batch}, {row['verified']}",
+            f"{row['least_ms']:.2f}",
+            f"{row['of_whole_blocks']:.2f}",
+        ]
+        for batch, rows in batches.items()
+        for row in rows
+        if "least_ms" in row and row["verified"] < 16 * batch
+    ]
+    loads = {one["batch"]: one["loads"] for one in report["engine"]}
+    shown = [(batch, "6.54+4.24") for batch in (8, 16)]
+    shown += [(32, load) for load in loads[32]]
+    engine = [
+        [
+            f"{batch}, {load}",
+            *(f"{loads[batch][load][of]:.2f}" for of in ("of_whole_blocks", "of_best_fixed")),
+        ]
+        for batch, load in shown
+    ]
+    return [needed, least, engine]
+
+
 def prompt_lookup() -> list[Table]:
     return [[lookup_row(row) for row in results("ngram-h100")["rows"]]]
 
@@ -293,8 +324,17 @@ def drafter_kinds() -> list[Table]:
             [row["kind"], str(row["seed"]), f"{row['acceptance_length']:.3f}"]
             for row in rows
             if (row["kind"], row["seed"]) not in (("dflash", 1), ("dflash", 2))
-        ]
+        ],
+        [heads_row(row) for row in results("drafter-heads-overfit-cpu")["rows"]],
     ]
+
+
+def heads_row(row: dict[str, Any]) -> list[str]:
+    rate = (
+        "" if row["learning_rate"] is None else f"{row['learning_rate']:.0e}".replace("e-0", "e-")
+    )
+    trained = [str(row["texts"]), str(row["steps"]), rate, str(row["seed"])]
+    return [row["kind"], *trained, *(f"{row[of]:.3f}" for of in ("held_out", "learned_from"))]
 
 
 def host() -> Table:
@@ -429,6 +469,7 @@ PAGES = {
     "bench-h100": bench,
     "step-times": steps,
     "adaptive-widths": spans,
+    "verify-budget": verify_budget,
     "prompt-lookup": prompt_lookup,
     "kernels": kernels,
     "start": start,

@@ -34,6 +34,4 @@ def why_not(plan: Plan, models: Models) -> str | None:
         return "exact reads all prompts by one program"
     if plan.reads_before_decoding:
         return "the host reads every result before the next decode step"
-    if plan.widths:
-        return "adaptive has decode steps of several widths"
     return None

@@ -60,10 +60,10 @@ class EngineOptions(SpeculationOptions):
     width: int | None = None
     """Tokens per request in a step that verifies a drafter's drafts: the newest token and the first
     drafts after it; by default the drafter's whole block."""
-    adaptive: bool = False
+    adaptive: bool | None = None
     """Choose in every step how many of the drafter's drafts to verify, and of which requests, from
     recent acceptance and from step times that are measured first. Has no effect without a drafter.
-    """
+    By default on a GPU only, for steps that would else verify more than 256 tokens."""
     seed: int = 0
     """Seed of the engine, from which sampled requests without a seed of their own derive one."""
     prefill_chunk: int = 512
@@ -177,7 +177,7 @@ class EngineKeywords(TypedDict, total=False):
     memory_fraction: float
     exact: bool
     width: int | None
-    adaptive: bool
+    adaptive: bool | None
     seed: int
     prefill_chunk: int
     prefill_budget: int

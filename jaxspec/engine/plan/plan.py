@@ -96,6 +96,8 @@ class Plan:
     widths: tuple[int, ...] = ()
     """Widths that an adaptive engine chooses from, in increasing order; empty if it does not adapt.
     """
+    adapts_from: int = 1
+    """The smallest batch size for which it chooses; smaller steps have the widest."""
     shares_tokens: bool = False
     """Whether a step of one of these widths gives each request that many tokens only on average,
     and more of them to requests whose drafts are likelier accepted."""
@@ -150,6 +152,10 @@ class Plan:
         """The most positions that one request can write."""
         return self.max_model_len + self.block_size
 
+    def widths_of(self, batch: int) -> tuple[int, ...]:
+        """The widths that are chosen from for steps of this batch size; empty if none is."""
+        return self.widths if batch >= self.adapts_from else ()
+
     def positions_of(self, length_limit: int) -> int:
         """Positions that a request can write until it has `length_limit` committed tokens: a block
         may begin at its end."""
@@ -202,9 +208,10 @@ class Plan:
     def every_decode(self, draws: bool, only_needed: bool = False) -> Iterator[DecodePrograms]:
         """Every result that `decode_programs` and `mixed_programs` can return. `only_needed` leaves
         out steps without drafts if the drafter drafts in every step unless a request opts out."""
-        drafted = () if self.proposer is None else self.widths[1:] or (self.width,)
-        always = self.drafter and not self.widths and not self.exact
         for batch in self.shapes.batch_sizes:
+            widths = self.widths_of(batch)
+            drafted = () if self.proposer is None else widths[1:] or (self.width,)
+            always = self.drafter and not widths and not self.exact
             for host_drafts in (False, True) if self.host_drafts else (False,):
                 programs = (
                     self.decode_programs(batch, width, host_drafts, draws)

@@ -6,6 +6,7 @@ import functools
 import jax
 
 from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.engine.plan.adapting import with_adaptive_widths
 from jaxspec.engine.plan.beside import with_prefill_beside
 from jaxspec.engine.plan.confidence import with_confidence_threshold
 from jaxspec.engine.plan.exact import with_exact_target
@@ -32,8 +33,6 @@ from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
 
 WIDTH_WITHOUT_DRAFTER = 16
-NARROWER_WIDTHS = (1, 4, 8)
-"""Widths that an adaptive engine may choose besides the drafter's full width."""
 
 
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
@@ -44,7 +43,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         models = with_fp8_activations(models)
     if options.exact:
         models = with_exact_target(models)
-    plan = _plan(models, options)
+    plan = with_adaptive_widths(_plan(models, options), models, options)
     plan = with_prefill_beside(plan, models, options)
     models = with_shards(models, _shards(options))
     if plan.drafter:
@@ -81,7 +80,6 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
     check_block(models, block_size, max_model_len)
     width = _width(method, options, block_size)
     on_device = _proposes_on_device(method, driver)
-    widths = _widths(method, options, width)
     host_drafts = uses.host is not None and not on_device
     say_what_is_ignored(options, method)
     return Plan(
@@ -95,8 +93,6 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
         page_size=options.page_size,
         num_pages=0,
         shapes=_shapes(options, min(options.prefill_chunk, max_model_len)),
-        widths=widths,
-        shares_tokens=bool(widths) and getattr(models.target, "takes_packed", False),
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
@@ -161,12 +157,6 @@ def _width_of_drafter(options: EngineOptions, block_size: int) -> int:
             f"width is {options.width}; expected 2 to {block_size}, the size of a block"
         )
     return options.width
-
-
-def _widths(method: str, options: EngineOptions, width: int) -> tuple[int, ...]:
-    if not (options.adaptive and METHODS[method].drafter):
-        return ()
-    return (*(narrower for narrower in NARROWER_WIDTHS if narrower < width), width)
 
 
 def choose_driver(options: EngineOptions) -> str:

@@ -54,7 +54,10 @@ def say_what_is_ignored(options: EngineOptions, method: str) -> None:
     """One line in the log for each option that was changed and has no effect."""
     uses = METHODS[method]
     ignored = {
-        "adaptive": (not uses.drafter, "there is no drafter whose width could be chosen"),
+        "adaptive": (
+            bool(options.adaptive) and not uses.drafter,
+            "there is no drafter whose width could be chosen",
+        ),
         "confidence_threshold": (not uses.drafter, "there is no drafter"),
         "width": (not (uses.drafter or options.exact), "there is no drafter"),
         "memory_fraction": (

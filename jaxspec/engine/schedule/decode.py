@@ -73,7 +73,7 @@ def _device_width(
     """Tokens per request of a step in which the device drafts; 1 if it does not."""
     if plan.proposer is None or not any(request.params.speculate for request in requests):
         return 1
-    if drafters.adaptive is not None:
+    if drafters.adaptive is not None and plan.widths_of(batch):
         return drafters.adaptive.width(batch, [request.id for request in requests])
     host_decides = drafters.proposer is not None and not plan.drafter
     return plan.width if wanted or not host_decides else 1

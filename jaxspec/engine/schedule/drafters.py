@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Container, Sequence
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
+from jaxspec.engine.plan.plan import Plan
 from jaxspec.errors import one_line
 from jaxspec.proposers.methods import HostProposer
 
@@ -20,6 +21,13 @@ class Drafters:
         self.adaptive = adaptive
         self.known: set[int] = set()
         """Requests of which something was committed and that were not released since."""
+
+    def pay(self, plan: Plan, requests: int) -> bool:
+        """Whether a step of so many requests has drafts, as far as the width is chosen."""
+        if self.adaptive is None or not requests:
+            return True
+        chosen = plan.widths_of(plan.shapes.batch_for(requests))
+        return not chosen or self.adaptive.current > 1
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0

@@ -246,6 +246,10 @@ class Stepping:
         self._note_launched(Launched(self.tried[:-1], decoded))
 
     def _choose_beside(self, ready: Sequence[Request]) -> Request | None:
+        """The prompt to read, unless no drafts are made because they do not pay: a step that reads
+        a prompt always makes and verifies all."""
+        if not self.drafters.pay(self.plan, len(ready)):
+            return None
         return choose_beside(self.plan, self.ledger, self._candidates(), ready)
 
     def _tell_drafters(

@@ -38,5 +38,6 @@ def build_loop(
     proposer = None if host is None else host(options)
     adaptive = None
     if plan.widths:
-        adaptive = AdaptiveWidth(as_first_process(measure_costs(device, plan)), plan.shares_tokens)
+        costs = as_first_process(measure_costs(device, plan))
+        adaptive = AdaptiveWidth(costs, plan.shares_tokens)
     return Loop(device, empty, plan, tokenizer, proposer, adaptive)

@@ -1,13 +1,19 @@
 """The time of a step at every compiled size, measured before the first request."""
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 
+import jax
+import jax.numpy as jnp
+
 from jaxspec.engine.adapt.width import Costs
-from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
 from jaxspec.engine.setup.timing import seconds_per_call
-from jaxspec.engine.step.device import Device
+from jaxspec.engine.setup.warmup import compile_side_by_side
+from jaxspec.engine.step.compiled import Program
+from jaxspec.engine.step.device import Device, Tracer
 from jaxspec.engine.step.io import StepResult
 
 CALLS, ROUNDS = 5, 3
@@ -17,19 +23,35 @@ def measure_costs(device: Device, plan: Plan) -> Costs:
     """Seconds of a one-program step by (batch, width), the shortest of several measurements. The
     steps run on the padding slot: their contexts are empty, but weights are read and multiplied as
     in any step."""
+    sizes = [(batch, width) for batch in plan.shapes.batch_sizes for width in plan.widths_of(batch)]
+    compile_side_by_side(_programs_of(device, plan, sizes))
     return {
-        (batch, width): min(
-            seconds_per_call(partial(_run, device, plan, batch, width), CALLS, ROUNDS)
-        )
-        for batch in plan.shapes.batch_sizes
-        for width in plan.widths
+        size: min(seconds_per_call(partial(_run, device, plan, *size), CALLS, ROUNDS))
+        for size in sizes
     }
 
 
+def _programs_of(device: Device, plan: Plan, sizes: list[tuple[int, int]]) -> Iterator[Program]:
+    for batch, width in sizes:
+        tracer = Tracer(device.programs)
+        inputs = jax.eval_shape(partial(_no_inputs, batch))
+        launch_decode(tracer, _one_program(plan, batch, width), inputs)
+        yield from tracer.programs.values()
+
+
 def _run(device: Device, plan: Plan, batch: int, width: int) -> StepResult:
-    programs = plan.decode_programs(batch, width, host_drafts=False, draws=False)
-    # One program, even if the driver runs the parts as separate ones: only the cost matters here.
-    programs = dataclasses.replace(programs, apart=False)
     slots = device.integers((), (batch,), plan.num_slots)
     num_drafts = device.integers((), (batch,), width - 1)
-    return launch_decode(device, programs, DecodeInputs(slots, num_drafts, None))
+    inputs = DecodeInputs(slots, num_drafts, None)
+    return launch_decode(device, _one_program(plan, batch, width), inputs)
+
+
+def _no_inputs(batch: int) -> DecodeInputs:
+    integers = jnp.zeros(batch, jnp.int32)
+    return DecodeInputs(integers, integers, None)
+
+
+def _one_program(plan: Plan, batch: int, width: int) -> DecodePrograms:
+    """One program, even if the driver runs the parts as separate ones: only the cost matters."""
+    programs = plan.decode_programs(batch, width, host_drafts=False, draws=False)
+    return dataclasses.replace(programs, apart=False)
