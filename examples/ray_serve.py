@@ -54,6 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draft-model", help="folder or hub id of the drafter")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of each replica")
+    parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-batch", type=int, default=8)
     return parser.parse_args()
 
@@ -61,7 +62,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     from ray import serve  # pyright: ignore[reportMissingImports]
 
-    serve.run(deployment(parse()), blocking=True)
+    options = parse()
+    serve.start(http_options={"port": options.port})
+    serve.run(deployment(options), blocking=True)
 
 
 if __name__ == "__main__":

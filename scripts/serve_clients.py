@@ -1,4 +1,5 @@
-"""Runs other people's clients against the server: vLLM's benchmark client, lm-eval, schemathesis.
+"""Runs other people's clients against the server: openai, vLLM's benchmark client, lm-eval and
+schemathesis; and the server in Ray Serve.
 
     python scripts/serve_clients.py --folder clients --json clients.json
 
@@ -7,9 +8,13 @@ used again. Of vLLM only one file is taken out of its wheel, which is downloaded
 dependencies. The server runs on a CPU with the tiny pair of the tests. Needs Python 3.12 and some
 gigabytes, because lm-eval may bring torch.
 
-What must hold: vLLM's client accepts every stream and counts the tokens that were asked for;
-lm-eval's log likelihoods are those of the engine in this process; no random request that fits the
-description of the routes makes the server fail, or answer in another form than described.
+What must hold: openai accepts the type of every field; vLLM's client accepts every stream and
+counts the tokens that were asked for; lm-eval's log likelihoods are those of the engine in this
+process; no random request that fits the description of the routes makes the server fail, or answer
+in another form than described; both replicas in Ray answer, with the texts of the engine.
+
+A client that cannot be run or fails is named in the report with the reason, and the script ends
+with 1.
 """
 
 import argparse
@@ -20,6 +25,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import venv
 import zipfile
 from collections.abc import Callable, Iterator
@@ -53,10 +59,22 @@ def main() -> None:
     report: dict[str, Any] = about()
     with served() as url:
         for name in options.only:
-            report[name] = CLIENTS[name](options.folder.resolve(), url)
+            report[name] = outcome(name, options.folder.resolve(), url)
             cli.say(f"{name}: {json.dumps(report[name])}")
     write_json(options.json, report)
     print(json.dumps({name: report[name] for name in options.only}, indent=2))
+    if failed := [name for name in options.only if "failed" in report[name]]:
+        raise LoadError(f"did not do what they must: {', '.join(failed)}")
+
+
+def outcome(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """What a client reports, with the seconds that it took; or why it failed."""
+    begin = time.perf_counter()
+    try:
+        report = CLIENTS[name](folder, url)
+    except (LoadError, OSError, subprocess.TimeoutExpired) as error:
+        report = {"failed": shortened(str(error), 500)}
+    return report | {"seconds": round(time.perf_counter() - begin, 1)}
 
 
 def parse() -> argparse.Namespace:
@@ -103,12 +121,29 @@ def environment_with(folder: Path, name: str, *packages: str) -> Path:
     return python
 
 
+def versions(python: Path, *packages: str) -> dict[str, str]:
+    """The versions of packages in an environment."""
+    listed = json.loads(run([str(python), "-m", "pip", "list", "--format", "json"]))
+    return {one["name"]: one["version"] for one in listed if one["name"] in packages}
+
+
 def run(command: list[str], **settings: Any) -> str:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, **settings)
     if ran.returncode:
         last = "\n".join((ran.stdout + ran.stderr).splitlines()[-40:])
         raise LoadError(f"{Path(command[0]).name} {command[1]} failed: {shortened(last, 2000)}")
     return ran.stdout
+
+
+def openai(folder: Path, url: str) -> dict[str, Any]:
+    """The openai package accepts every field, and gets the texts of the engine."""
+    python = environment_with(folder, "openai", "openai")
+    helper = [str(python), str(HERE / "clients" / "openai_requests.py")]
+    seen = json.loads(run([*helper, url, MODEL, *prompts()]))
+    check(seen["texts"] == [text_of(prompt) for prompt in prompts()], f"openai got {seen}")
+    check(seen["chat"] == seen["chat_streamed"] != "", "a streamed chat differs from a whole one")
+    answers = len(seen["texts"]) + 2
+    return {"versions": versions(python, "openai"), "answers": answers}
 
 
 def vllm_bench(folder: Path, url: str) -> dict[str, Any]:
@@ -125,7 +160,7 @@ def vllm_bench(folder: Path, url: str) -> dict[str, Any]:
     wrong = [one for one in seen if not one["success"] or one["output_tokens"] != TOKENS]
     check(len(seen) == 2 * REQUESTS and not wrong, f"vLLM's client did not accept {wrong}")
     check(all(0 < one["gaps"] < TOKENS and one["text"] for one in seen), "streams came in pieces")
-    return {"version": wheels[-1].name.split("-")[1], "streams": len(seen)}
+    return {"versions": {"vllm": wheels[-1].name.split("-")[1]}, "streams": len(seen)}
 
 
 def lm_eval(folder: Path, url: str) -> dict[str, Any]:
@@ -147,7 +182,8 @@ def lm_eval(folder: Path, url: str) -> dict[str, Any]:
     check(worst < CLOSE and not greedy, f"lm-eval differs by {worst} and in {greedy}")
     texts = [line["resps"][0][0] for line in lines(newest(out, "local_text"))]
     check(texts == [text_of(prompt) for prompt in prompts()], f"lm-eval generated {texts}")
-    return {"likelihoods": len(found), "largest_difference": worst, "texts": len(texts)}
+    counts = {"likelihoods": len(found), "largest_difference": worst, "texts": len(texts)}
+    return {"versions": versions(python, "lm_eval", "torch", "transformers"), **counts}
 
 
 def tasks_of_lm_eval() -> dict[str, str]:
@@ -222,7 +258,21 @@ def schemathesis(folder: Path, url: str) -> dict[str, Any]:
     said = run([*command, "--request-timeout", "120", "--seed", "1"], cwd=folder)
     [cases] = re.findall(r"(\d+) generated, \d+ passed", said)
     [routes] = re.findall(r"(\d+) selected / \d+ total", said)
-    return {"routes": int(routes), "requests": int(cases)}
+    used = versions(python, "schemathesis", "hypothesis")
+    return {"versions": used, "routes": int(routes), "requests": int(cases)}
+
+
+def ray(folder: Path, url: str) -> dict[str, Any]:
+    """Two replicas under Ray Serve, as `examples/ray_serve.py` deploys them, share the requests."""
+    del url  # Ray's replicas are servers of their own
+    python = environment_with(folder, "ray", "ray[serve]", f"{HERE.parent}[serve]")
+    helper = [str(python), str(HERE / "clients" / "ray_replicas.py"), str(PAIR), str(TOKENS)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0"}
+    seen = json.loads(run([*helper, *prompts()], env=environment).splitlines()[-1])
+    expected = [engine().generate(one, max_tokens=TOKENS).text for one in prompts()]
+    check(all(texts == expected for texts in seen["texts"]), f"replicas answered {seen}")
+    check(len(seen["answered"]) == 2 and min(seen["answered"]) > 0, f"one replica only: {seen}")
+    return {"versions": versions(python, "ray"), "answered_by_each": seen["answered"]}
 
 
 def check(holds: bool, otherwise: str) -> None:
@@ -231,9 +281,11 @@ def check(holds: bool, otherwise: str) -> None:
 
 
 CLIENTS: dict[str, Callable[[Path, str], dict[str, Any]]] = {
+    "openai": openai,
     "vllm_bench": vllm_bench,
     "lm_eval": lm_eval,
     "schemathesis": schemathesis,
+    "ray": ray,
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the loop makes of given step times under load. Deterministic, and needs no GPU.
 
     python scripts/simulate_load.py --json load.json
+    python scripts/simulate_load.py --unsteady --only while_prompts_arrive at_rate
 
 The loop, its plan and its ledger are the real ones. In place of the device there is one that does
 no work: a program takes the time that was measured for it, begins when the one before it has ended,
@@ -9,13 +10,16 @@ many drafts a step accepts is drawn from the request's number and length, so tha
 on the policy.
 
 Times are of the 8B shape on one H100. Decode steps: `dflash_engine_ms` of steps-8b-h100.json, by
-batch size. Prefill: the time per token of prefill-8b-h100.json for the tokens of the shape, padding
+batch size; that of 24 requests was not measured and is taken to be halfway between those of 16 and
+32. Prefill: the time per token of prefill-8b-h100.json for the tokens of the shape, padding
 among them, and for attention to what the prompts hold already; besides, `CALL_MS` per call, chosen
 so that calls of 1 and 4 prompts of 512 tokens take 13 and 44 ms, as in runs of the bench; but never
 less than a plain decode step at one slot, which reads the weights. A decode step that also reads a
 chunk of a prompt was not measured: each row of the chunk, of as many tokens as a request has in a
 step, is taken to cost what one more request costs, between the measured batch sizes and beyond the
 largest, although nothing is drafted for it; besides attention to what the prompt holds already.
+Every program takes its time exactly; `--unsteady` lets times vary as those of steps in the server
+did (`step_ms` of serving-h100.json), where the 99th percentile was 1.21 times the median.
 Host: the two figures of
 host-cpu.json for a step of 1 and of 32 requests, as a time per program and one per request that is
 read; and to give a request its slot, a 32nd of what the last of 32 requests waited for theirs in
@@ -30,12 +34,14 @@ the simulated one.
 """
 
 import argparse
+import bisect
+import collections
 import dataclasses
 import itertools
 import json
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +55,9 @@ SLOTS = (1, 8, 32)
 PROMPT, OUTPUT, REQUESTS_PER_SLOT = 512, 192, 2
 LONG, SHORT = 8192, 50
 DRAWS = 12
+BAR = 1.3
+"""Gaps are to be no longer than this many median gaps while prompts come."""
+MOST_NAMED = 5
 
 
 # Requests that come at their times
@@ -81,8 +90,12 @@ class Life:
 
     def gaps_between(self, begin: float, end: float) -> list[float]:
         """Between pieces of the answer that were on their way in this time."""
+        return [after - before for before, after in self.pieces_between(begin, end)]
+
+    def pieces_between(self, begin: float, end: float) -> list[tuple[float, float]]:
+        """When a piece of the answer came and the next one did, for those of this time."""
         pairs = itertools.pairwise(self.times)
-        return [after - before for before, after in pairs if after > begin and before < end]
+        return [(before, after) for before, after in pairs if after > begin and before < end]
 
 
 def lived(engine: Engine, arrivals: Sequence[Arrival], at_once: int) -> list[Life]:
@@ -190,7 +203,8 @@ def while_prompts_arrive(times: Times, decoding: int, **options: Any) -> dict[st
     gaps = [gap for one in lives[:decoding] for gap in one.gaps_between(begin, begin + 500 * count)]
     row: dict[str, Any] = {"decoding": decoding, "batch_sizes": engine.plan.shapes.batch_sizes}
     row |= _percentiles("first_token_ms", firsts) | _percentiles("gap_ms", gaps)
-    return row | {"gap_p99_over_p50": row["gap_ms_p99"] / row["gap_ms_p50"]}
+    row |= {"gap_p99_over_p50": row["gap_ms_p99"] / row["gap_ms_p50"]}
+    return row | {"long_gaps": long_gaps(engine, lives[:decoding], begin, begin + 500 * count)}
 
 
 def at_rate(times: Times, rate: float, **options: Any) -> dict[str, Any]:
@@ -202,7 +216,20 @@ def at_rate(times: Times, rate: float, **options: Any) -> dict[str, Any]:
     row = {"arrivals_per_s": rate, "tokens_per_s": 1e3 * count * OUTPUT / lives[-1].times[-1]}
     row |= _percentiles("first_token_ms", [one.first_token_ms for one in lives])
     row |= _percentiles("gap_ms", [gap for one in lives for gap in one.gaps_between(0, due[-1])])
-    return row | _percentiles("per_token_ms", per_token)
+    row |= _percentiles("per_token_ms", per_token)
+    return row | {"long_gaps": long_gaps(engine, lives, 0, due[-1])}
+
+
+def long_gaps(engine: Engine, lives: Sequence[Life], begin: float, end: float) -> dict[str, Any]:
+    """The share of gaps that are longer than the bar, and what ran in them."""
+    pairs = [pair for one in lives for pair in one.pieces_between(begin, end)]
+    bar = BAR * statistics.median([after - before for before, after in pairs])
+    device, ran = device_of(engine), collections.Counter()
+    for before, after in pairs:
+        if after - before > bar:
+            first, last = (bisect.bisect_right(device.ended, at) for at in (before, after))
+            ran[" + ".join(map(_named, device.launched[first:last]))] += 1
+    return {"share": ran.total() / len(pairs), "programs": dict(ran.most_common(MOST_NAMED))}
 
 
 def burst(times: Times, decoding: int, count: int, **options: Any) -> dict[str, Any]:
@@ -229,25 +256,38 @@ def _percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _counted(launched: Sequence[tuple[str, int, int]]) -> dict[str, int]:
-    names = [f"{name} {batch} x {width}" for name, batch, width in launched]
+    names = [_named(one) for one in launched]
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
-def simulated(times: Times, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _named(program: tuple[str, int, int]) -> str:
+    name, batch, width = program
+    return f"{name} {batch} x {width}"
+
+
+Case = tuple[str, Callable[..., dict[str, Any]], tuple[Any, ...], dict[str, Any]]
+"""A name, a function, what it is given besides the times, and options of the engine."""
+
+
+def cases() -> Iterator[Case]:
     for slots in SLOTS:
-        yield "whole_pass", whole_passes(times, slots, **options)
+        yield "whole_pass", whole_passes, (slots,), {}
     for slots in (8, 16, 32):
-        yield "half_full", half_full(times, slots, **options)
+        yield "half_full", half_full, (slots,), {}
     for decoding in (1, 8, 30):
-        yield "beside_a_long_prompt", beside_a_long_prompt(times, decoding, **options)
+        yield "beside_a_long_prompt", beside_a_long_prompt, (decoding,), {}
     for decoding in (1, 8, 16, 30):
-        yield "while_prompts_arrive", while_prompts_arrive(times, decoding, **options)
-    as_in_bench_serving = options | {"batch_sizes": (1, 32)}
-    yield "while_prompts_arrive", while_prompts_arrive(times, 16, **as_in_bench_serving)
+        yield "while_prompts_arrive", while_prompts_arrive, (decoding,), {}
+    yield (
+        "while_prompts_arrive",
+        while_prompts_arrive,
+        (16,),
+        {"batch_sizes": (1, 32)},
+    )  # as in bench_serving.py
     for rate in (2.0, 5.0, 10.0, 15.0):
-        yield "at_rate", at_rate(times, rate, **options)
-    for decoding, count in ((0, 32), (16, 16)):
-        yield "burst", burst(times, decoding, count, **options)
+        yield "at_rate", at_rate, (rate,), {}
+    for sizes in ((0, 32), (16, 16)):
+        yield "burst", burst, sizes, {}
 
 
 def _as_tuples(value: Any) -> Any:
@@ -257,15 +297,20 @@ def _as_tuples(value: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--options", type=json.loads, default={}, help="engine options as JSON")
+    parser.add_argument("--unsteady", action="store_true", help="times vary as measured")
+    names = [*dict.fromkeys(name for name, *_ in cases())]
+    parser.add_argument("--only", nargs="+", default=names, choices=names)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    times = read_times()
+    times = read_times(arguments.unsteady)
     report: dict[str, Any] = about() | {"options": arguments.options}
     report["times_ms"] = dataclasses.asdict(times) | {"call": CALL_MS}
     options = {name: _as_tuples(value) for name, value in arguments.options.items()}
-    for name, row in simulated(times, **options):
-        report.setdefault(name, []).append(row)
-        print(name, json.dumps(row))
+    for name, simulated, sizes, of_case in cases():
+        if name in arguments.only:
+            row = simulated(times, *sizes, **options | of_case)
+            report.setdefault(name, []).append(row)
+            print(name, json.dumps(row), flush=True)
     write_json(arguments.json, report)
 
 

@@ -50,6 +50,18 @@ class Times:
     """The host's work for a request whose result is read."""
     admission: float
     """The host's work until a request has its slot."""
+    spread: tuple[float, float] | None = None
+    """The 95th and the 99th percentile of a step's time, in medians; None if every program takes
+    its time exactly."""
+
+    def drawn(self, took: float, random: np.random.Generator) -> float:
+        """The time of one run of a program, which is as often too short as too long, and never by
+        more than in the 99th percentile."""
+        if self.spread is None:
+            return took
+        beyond = [0, *(factor - 1 for factor in self.spread)]
+        off = np.interp(random.random(), (0, 0.9, 0.98), beyond)
+        return took * (1 + random.choice((-1, 1)) * float(off))
 
     def mixed(self, batch: int, rows: int, pairs: int) -> float:
         """A decode step that also reads so many rows of a prompt. A row is taken to cost what one
@@ -65,8 +77,16 @@ class Times:
         return max(self.least, work + CALL_MS)
 
 
-def read_times() -> Times:
+HALFWAY = 24
+"""A batch size that engines have by default, whose steps were not measured."""
+
+
+def read_times(unsteady: bool = False) -> Times:
+    """The measured times; `unsteady` ones vary as those of steps in the server did."""
     rows = results("steps-8b-h100.json")["rows"]
+    decode = {row["concurrency"]: row["dflash_engine_ms"] for row in rows}
+    decode[HALFWAY] = float(np.interp(HALFWAY, [*decode], [*decode.values()]))
+    served = results("serving-h100.json")["server"]["step_ms"]
     prefill = results("prefill-8b-h100.json")["prefill"]
     steps = results("host-cpu.json")["step"]
     host = {one["requests"]: one["us"] / 1e3 for one in steps if not one["tokens_out"]}
@@ -76,13 +96,14 @@ def read_times() -> Times:
     decoder = qwen3(SHAPE).decoder
     flop_per_pair = 4 * decoder.num_heads * decoder.head_dim * decoder.num_layers
     return Times(
-        decode={row["concurrency"]: row["dflash_engine_ms"] for row in rows},
+        decode=dict(sorted(decode.items())),
         least=rows[0]["plain_engine_ms"],
         per_token=prefill["ms"] / (prefill["slots"] * prefill["tokens"]),
         attention_per_pair=flop_per_pair / prefill["tflop_s"] / 1e9,
         per_program=host[1] - per_request,
         per_request=per_request,
         admission=statistics.median(waits) / MOST_SLOTS,
+        spread=(served["p95"] / served["p50"], served["p99"] / served["p50"]) if unsteady else None,
     )
 
 
@@ -133,6 +154,9 @@ class TimedDevice(Device):
         self.busy = 0.0
         self.launched: list[tuple[str, int, int]] = []
         """Name, batch and width of every program that read tokens."""
+        self.ended: list[float] = []
+        """When each of them ended."""
+        self.random = np.random.default_rng(0)
 
     def run(self, step: Any, *inputs: Any, **static: Any) -> Any:
         self.clock.milliseconds += self.times.per_program
@@ -192,8 +216,11 @@ class TimedDevice(Device):
     def _result(
         self, took: float, emitted: np.ndarray, drafts: np.ndarray, requests: int
     ) -> StepResult:
+        took = self.times.drawn(took, self.random)
         self.free_at = max(self.free_at, self.clock.milliseconds) + took
         self.busy += took
+        if took:
+            self.ended.append(self.free_at)
         when = self.free_at, self.clock
         tokens = np.full((len(emitted), self.plan.width), TOKEN)
         result = object.__new__(StepResult)  # whose fields are arrays of the device otherwise

@@ -5,11 +5,13 @@ import itertools
 
 import pytest
 from fake_device import continuation, fake_engine
+from golden_pair import ALL_SIZES, HOUSE, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Shapes, shapes_for
+from jaxspec.engine.plan.planning import plan_engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.schedule.admission import LOOKED_AT
 from jaxspec.engine.schedule.prefill import Chunk, choose_chunk, chunks_of
@@ -38,6 +40,33 @@ def chosen(left, budget=MUCH, others_first=False, must=True):
 
 def greedy(max_tokens):
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+# Which programs there are
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "width", "sizes"),
+    [
+        (32, 16, (1, 2, 4, 8, 16, 24, 32)),
+        (64, 8, (1, 2, 4, 8, 16, 32, 48, 64)),
+        (40, 16, (1, 2, 4, 8, 16, 24, 32, 40)),
+        (20, 16, (1, 2, 4, 8, 16, 20)),
+        (32, 1, (1, 2, 4, 8, 16, 32)),
+        (8, 16, (1, 2, 4, 8)),
+        (1, 16, (1,)),
+    ],
+)
+def test_between_batches_whose_steps_are_arithmetic_is_one_halfway(max_batch, width, sizes):
+    """A step of up to 256 tokens takes about as long as reading the weights."""
+    assert shapes_for(max_batch, 512, False, width).batch_sizes == sizes
+    assert shapes_for(max_batch, 512, True, width).batch_sizes == (max_batch,)
+
+
+def test_an_engine_has_the_sizes_for_its_own_width():
+    sizes = HOUSE | ALL_SIZES | {"max_batch": 64}
+    _, plan = plan_engine(opened().models, EngineOptions(method="dflash", **sizes))
+    assert plan.width == 8 and plan.shapes.batch_sizes == (1, 2, 4, 8, 16, 32, 48, 64)
 
 
 # One program

@@ -1,11 +1,20 @@
 """The simulation of loads: its clock, and what it says about the loop."""
 
+import dataclasses
 import pathlib
 import sys
 
+import jaxtyping
+import numpy as np
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def without_checked_shapes(monkeypatch):
+    """They take nearly all of the time."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +95,34 @@ def test_many_short_prompts_are_read_before_the_first_of_them_decodes(simulation
     row = simulation.burst(times, 0, 32)
     eight = 8 * times.prefill(4 * 64, 0) + 4 * times.admission
     assert row["first_token_ms_max"] < eight + 20
+
+
+def test_whole_passes_reach_their_bar(simulation, times):
+    """As long as a step of 24 requests, which was not measured, takes less than 14.5 ms."""
+    assert times.decode[24] == pytest.approx((times.decode[16] + times.decode[32]) / 2)
+    slower = dataclasses.replace(times, decode=times.decode | {24: 14.5})
+    assert simulation.whole_passes(slower, 32)["share"] > 0.88
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_sizes": (1, 32)}])
+def test_gaps_of_16_streams_keep_to_their_bar_while_prompts_arrive(simulation, times, options):
+    row = simulation.while_prompts_arrive(times, 16, **options)
+    assert row["gap_p99_over_p50"] < simulation.BAR
+    assert row["long_gaps"] == {"share": 0.0, "programs": {}}
+
+
+def test_it_says_what_ran_in_the_gaps_that_are_too_long(simulation, times):
+    row = simulation.while_prompts_arrive(times, 8, prefill_beside_decoding=0)
+    long = row["long_gaps"]
+    assert row["gap_p99_over_p50"] > simulation.BAR and 0 < long["share"] < 0.2
+    assert max(long["programs"], key=long["programs"].get) == "prefill 1 x 512 + decode 16 x 16"
+
+
+def test_unsteady_steps_vary_as_those_of_the_server_did(simulation):
+    times = simulation.read_times(unsteady=True)
+    random = np.random.default_rng(1)
+    drawn = [times.drawn(10.0, random) for _ in range(20_000)]
+    p50, p95, p99 = np.quantile(drawn, [0.5, 0.95, 0.99])
+    assert p50 == pytest.approx(10, rel=0.01)
+    assert (p95 / 10, p99 / 10) == pytest.approx(times.spread, rel=0.01)
+    assert np.mean(drawn) == pytest.approx(10, rel=0.01) and times.spread[0] > 1.05

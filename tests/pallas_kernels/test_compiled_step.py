@@ -76,6 +76,7 @@ def lowered_step(
         ("qwen3-8b", 1, None),
         ("qwen3-8b", 4, None),
         ("qwen3-8b", 8, None),
+        ("qwen3-8b", 24, None),
         ("qwen3-8b", 8, 64),
         ("qwen3-8b", 32, 256),
         ("qwen3-8b-fp8", 4, None),

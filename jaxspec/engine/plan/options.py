@@ -77,7 +77,8 @@ class EngineOptions(SpeculationOptions):
     decode steps."""
     batch_sizes: tuple[int, ...] | None = None
     """Batch sizes that decode steps are compiled for, in increasing order and ending with
-    `max_batch`; by default powers of two."""
+    `max_batch`; by default powers of two, and beyond 256 tokens in a step sizes halfway between
+    them."""
     prefill_shapes: tuple[tuple[int, int], ...] | None = None
     """Sizes (batch, tokens per prompt) that prefill steps are compiled for, in increasing order of
     tokens; five sizes by default."""

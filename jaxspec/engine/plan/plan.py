@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 from jaxspec.engine.step.io import Drafting
 
+WEIGHTS = 256
+"""A program takes at least as long as the arithmetic of about so many tokens, because it reads the
+weights: a GPU computes some 250 operations in the time in which it reads a byte."""
 NOT_DECODING = 2
 """Slots beside those that decode, in a step that also reads a prompt: the prompt's, and one that is
 free."""
@@ -223,14 +226,18 @@ class Plan:
             yield self.mixed_programs(batch, draws)
 
 
-def shapes_for(max_batch: int, prefill_chunk: int, exact: bool) -> Shapes:
-    """Powers of two up to `max_batch`; with `exact` one shape per phase."""
+def shapes_for(max_batch: int, prefill_chunk: int, exact: bool, width: int = 1) -> Shapes:
+    """Batch sizes are powers of two up to `max_batch`, and sizes halfway between two of them where
+    a step of `width` tokens per request takes longer the more requests it has. With `exact` there
+    is one shape per phase."""
     if exact:
         return Shapes((max_batch,), ((1, prefill_chunk),))
     powers = [2**i for i in range((max_batch - 1).bit_length())]
+    halfway = [3 * b // 2 for b in powers if b * width >= WEIGHTS and 2 * b <= max_batch]
+    sizes = sorted({*powers, *halfway, max_batch})
     batch = min(max_batch, 4)
     narrow = min(prefill_chunk, 64)
     prefill = {(1, narrow), (1, prefill_chunk), (batch, narrow), (batch, prefill_chunk)}
     prefill.add((min(max_batch, 2), prefill_chunk))  # two narrow ones are as fast as four
     by_tokens = sorted(prefill, key=lambda shape: (shape[0] * shape[1], shape[1]))
-    return Shapes((*powers, max_batch), tuple(by_tokens))
+    return Shapes(tuple(sizes), tuple(by_tokens))

@@ -92,7 +92,7 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
         max_model_len=max_model_len,
         page_size=options.page_size,
         num_pages=0,
-        shapes=_shapes(options, min(options.prefill_chunk, max_model_len)),
+        shapes=_shapes(options, min(options.prefill_chunk, max_model_len), width),
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
@@ -126,8 +126,8 @@ def _same_models(
     return Models(target, proposers, page_size, synthetic)
 
 
-def _shapes(options: EngineOptions, chunk: int) -> Shapes:
-    shapes = shapes_for(options.max_batch, chunk, options.exact)
+def _shapes(options: EngineOptions, chunk: int, width: int) -> Shapes:
+    shapes = shapes_for(options.max_batch, chunk, options.exact, width)
     return Shapes(
         options.batch_sizes or shapes.batch_sizes, options.prefill_shapes or shapes.prefill_shapes
     )

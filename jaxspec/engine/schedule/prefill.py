@@ -10,15 +10,12 @@ to others.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from jaxspec.engine.plan.plan import Plan, Shapes
+from jaxspec.engine.plan.plan import WEIGHTS, Plan, Shapes
 from jaxspec.engine.requests.request import Request
 from jaxspec.engine.schedule.record import Ledger
 
-WEIGHTS = 256
-"""A program takes at least as long as the arithmetic of about so many tokens, because it reads the
-weights: a GPU computes some 250 operations in the time in which it reads a byte."""
 CALL = 128
-"""What a program costs besides, in the same measure."""
+"""What a program costs besides, as the arithmetic of so many tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
