@@ -1,8 +1,9 @@
 """The block form as it is compiled for an H100, run on the CPU (`tests/ptx`), against the formula
-in float64. Pallas' interpreter knows neither layouts nor swizzles, and did not show that every other
-row of the values came in another order than it was stored in."""
+in float64. Pallas' interpreter knows neither layouts nor swizzles, and did not show that every
+other row of the values came in another order than it was stored in."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from test_mixer_kernels import DIM, READ, chosen, drawn, spoilt
 from pallas_kernels.gated_delta import block_mosaic
 
 pytestmark = pytest.mark.slow
-OF_4B = {"batch": 8, "width": 16, "key_heads": 16, "value_heads": 32}
+OF_4B: dict[str, Any] = {"batch": 8, "width": 16, "key_heads": 16, "value_heads": 32}
 
 
 @functools.cache

@@ -287,7 +287,7 @@ INSTRUCTIONS: dict[str, Callable[[Context], Step]] = {
     "and": bitwise(operator.and_),
     "or": bitwise(operator.or_),
     "xor": bitwise(operator.xor),
-    "not": bitwise(operator.invert),
+    "not": bitwise(np.invert),
     "shl": shift(left=True),
     "shr": shift(left=False),
     "setp": setp,

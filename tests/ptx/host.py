@@ -40,13 +40,13 @@ class Slot(NamedTuple):
     """A place in a piece of the host's memory."""
 
     piece: dict[int, Any]
-    index: int = 0
+    at: int = 0
 
 
 class Arguments(NamedTuple):
     """A place in the list of arrays."""
 
-    index: int = 0
+    at: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,17 +105,17 @@ class Host:
         if isinstance(base, OfArray):
             size = SIZES[text.split(",")[0].split()[-1]]
             return base._replace(offset=base.offset + steps[0] * size)
-        return base._replace(index=base.index + steps[-1])
+        return base._replace(at=base.at + steps[-1])
 
     def do_load(self, text: str) -> Any:
         (place,) = self.all(text)
         if isinstance(place, Arguments):
-            return OfArray(place.index)
-        return dict(place.piece) if "x i8]" in text else place.piece[place.index]
+            return OfArray(place.at)
+        return dict(place.piece) if "x i8]" in text else place.piece[place.at]
 
     def do_store(self, text: str) -> None:
         value, place = self.all(text)
-        place.piece[place.index] = value
+        place.piece[place.at] = value
 
     def do_insertvalue(self, text: str) -> dict:
         structure, value, *path = self.all(re.sub(r"\{.*?\}", "", text))
@@ -133,16 +133,16 @@ class Host:
     def do_mosaic_gpu_init_tma_desc(self, text: str) -> None:
         place, source, kind, rank, *rest = self.all(text)
         sizes, strides, swizzle, box = rest
-        several = lambda at: tuple(at.piece[at.index + i] for i in range(rank))
+        several = lambda slot: tuple(slot.piece[slot.at + i] for i in range(rank))
         chosen = swizzle if swizzle in (32, 64, 128) else NO_SWIZZLE
         require(kind in BITS_OF_TMA_TYPES, f"copies of Mosaic's type {kind}")
-        made = source, BITS_OF_TMA_TYPES[kind], *map(several, (sizes, strides, box)), chosen
-        place.piece[place.index] = Descriptor(*made)
+        axes = several(sizes), several(strides), several(box)
+        place.piece[place.at] = Descriptor(source, BITS_OF_TMA_TYPES[kind], *axes, chosen)
 
     def do_mosaic_gpu_launch_kernel(self, text: str) -> None:
         _, *numbers, _, parameters = self.all(text)
         grid, cluster, block = (tuple(numbers[i : i + 3]) for i in (0, 3, 6))
         require(block[1:] == (1, 1), f"a thread block of {block} threads")
         slots = [parameters.piece[i] for i in sorted(parameters.piece)]
-        held = tuple(slot.piece[slot.index] for slot in slots)
+        held = tuple(slot.piece[slot.at] for slot in slots)
         self.launches.append(Launch(grid, cluster, block[0], numbers[9], held))

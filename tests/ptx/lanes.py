@@ -20,7 +20,7 @@ def elect(context: Context) -> Step:
     def step(warp: Warp, mask: np.ndarray) -> None:
         first = int(np.argmax(mask))
         put(warp, np.full(LANES, first, np.uint32), mask)
-        choose(warp, first == LANE, mask)
+        choose(warp, LANE == first, mask)
 
     return step
 
