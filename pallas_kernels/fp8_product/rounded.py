@@ -40,9 +40,11 @@ def pieces_of(inputs: int, rounding: Rounding) -> int:
 
 def rounded_rows(x: Float[Array, "*tokens inputs"], rounding: Rounding) -> RoundedRows:
     """Rows in e4m3, by XLA."""
-    rows = x.reshape(-1, x.shape[-1])
-    pieces = rows.reshape(len(rows), pieces_of(rows.shape[1], rounding), -1)
-    numbers, scales = quantised_pieces(pieces, whole_rows=rounding == "rows")
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    tokens, inputs = rows.shape
+    pieces = pieces_of(inputs, rounding)
+    in_pieces = rows.reshape(tokens, pieces, inputs // pieces)
+    numbers, scales = quantised_pieces(in_pieces, whole_rows=rounding == "rows")
     return RoundedRows(numbers.reshape(x.shape), in_tiles(scales), x.dtype)
 
 

@@ -62,6 +62,13 @@ def test_every_row_finds_its_scales_in_the_tiles(tokens, rounding):
 
 
 @pytest.mark.parametrize("channels", [False, True])
+def test_no_rows_have_no_products(channels):
+    numbers, scales = matrix(128, 384, channels)
+    x = jnp.zeros((2, 0, 384), BF16)
+    assert fp8_product(x, numbers, scales, quantise_inputs=True).shape == (2, 0, 128)
+
+
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("tokens", [(2, 5), (130,)])
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_product_takes_rows_that_are_rounded(tokens, channels, kernels):
