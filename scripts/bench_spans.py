@@ -143,6 +143,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=500, help="per phase, of the adaptive policy")
     parser.add_argument("--fixed-steps", type=int, default=200, help="of the other policies")
     parser.add_argument("--block-size", type=int, default=16)
+    timed = "widths whose steps are timed too, although no policy has them"
+    parser.add_argument("--more-widths", type=int, nargs="+", default=[], help=timed)
     parser.add_argument("--anchors", help="JSON with other systems' step times, of blocks of 16")
     parser.add_argument("--json", help="file for the figures")
     return parser.parse_args()
@@ -194,11 +196,15 @@ def build(options: argparse.Namespace, pair: Opened, **changes: Any) -> Engine:
 
 
 def compile_and_measure_costs(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
-    """Compiles the programs of every policy, which share them, and measures steps alone."""
-    engine = build(options, pair)
+    """Compiles the programs of every policy, which share them, and measures the steps of the
+    adaptive one alone, which share out their tokens."""
+    engine = build(options, pair, adaptive=False)
     widths = (1, *(policy.options["width"] for policy in policies(options)[1:-1]))
     plan = replace(engine.plan, widths=widths)
     compile_side_by_side(engine.programs(draws=False, plan=plan))
+    del engine  # its pages, before others are made
+    engine = build(options, pair, adaptive=True)
+    plan = replace(engine.plan, widths=tuple(sorted({*widths, *options.more_widths})))
     with engine.borrow_device() as device:
         costs = measure_costs(device, plan)
     return {f"{batch} x {width}": 1e3 * cost for (batch, width), cost in costs.items()}

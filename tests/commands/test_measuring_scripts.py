@@ -103,7 +103,7 @@ SCRIPTS_AND_CHECKS = {
         steps,
     ),
     "bench_spans": (
-        "--model tiny --phases 1x2,2x2+1 --steps 3 --fixed-steps 2 --block-size 2",
+        "--model tiny --phases 1x2,2x2+1 --steps 3 --fixed-steps 2 --block-size 2 --more-widths 1",
         spans,
     ),
     "bench_ngram": (
