@@ -38,7 +38,7 @@ def main() -> None:
         for one in pool.map(lives_of, seeds, [options.each] * engines, [until] * engines):
             counts += one
             done += bool(one)
-            if done % 20 == 0:
+            if one and done % 20 == 0:
                 tell(f"{done} of {engines} engines", begin)
     ends = {name: counts.pop(name, 0) for name in ("length", "stop", "abort", "error")}
     report: dict[str, Any] = about() | {
