@@ -1,33 +1,41 @@
 """What the server adds to the engine, and how it behaves under load.
 
-    python scripts/bench_serving.py --model qwen3-8b --seconds 400 --json serving.json
+    python scripts/bench_serving.py --model qwen3-8b --json serving.json --plot curve.png
+    python scripts/bench_serving.py --model qwen3-8b --phases gaps long --beside 128 64 0
 
 Weights are random, acceptance is synthetic, and the server runs in this process, so that the same
-engine is measured with and without it; the client is a process of its own. Measured are: the time
-of a step with all streams decoding, the time to the first token, the gaps between the pieces of a
-stream while other prompts arrive, and the latencies at several rates of arrivals.
+engine is measured with and without it; the client is a process of its own. The phases are:
+
+    steps   the time of a step in which all streams decode, in the library and in the server
+    first   the time to the first token of a lone request, in both
+    gaps    the gaps between the pieces of streams while other prompts arrive, two every second
+    long    the same while a prompt of 8,192 tokens is read, and whether all are below `--bound`
+    curve   latencies at several rates of arrivals
+
+All of this is done for each value of `prefill_beside_decoding` that `--beside` names, by engines
+that share their weights. The report has the first of them at its top, and the rest in `others`.
+Drawn acceptance excludes the prefix cache: the first token of a prompt that comes again is what
+`bench_prefix.py` measures.
 """
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
-import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from measuring import about, tell, write_json
+from serving_load import HOST, LONG_ANSWERS, Load, StepTimes, quantiles
 
 from jaxspec import cli
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.step.observer import StepObserver
+from jaxspec.engine.setup.opened import Opened
 from jaxspec.measure.drawing import check_plot, pyplot
 from jaxspec.measure.engines import compile_all, engine_for, random_pair
 from jaxspec.models.shapes import NAMES
@@ -35,32 +43,32 @@ from jaxspec.serving.listening import bound_socket
 from jaxspec.serving.options import ServingOptions
 from jaxspec.serving.running import run
 from jaxspec.serving.service import Service
+from jaxspec.text.tokenizer import Tokenizer
 
-CLIENT = Path(__file__).with_name("stream_client.py")
-HOST = "127.0.0.1"
-LONG_ANSWERS = 4
-"""How many times as long as the others the answers are during which other prompts arrive."""
 ENDING_SECONDS = 10
 """How long the server may take to end."""
-SHARES = {"steps": 0.15, "gaps": 0.2, "curve": 0.45}
-"""Parts of the time that each measurement may take."""
+SHARES = {"steps": 0.3, "first": 0.0, "gaps": 0.2, "long": 0.1, "curve": 0.4}
+"""Parts of the time that each phase may take; those without one take a few requests."""
+Report = dict[str, Any]
 
 
 def main() -> None:
     options = parse()
     check_plot(options.plot)
     begin = time.perf_counter()
-    engine = make_engine(options)
-    tell(f"{compile_all([engine], draws=False)} programs ready", begin)
-    report = about() | {name: getattr(options, name) for name in ("model", "streams", "prompt")}
-    report["in_process"] = in_process(engine, options)
-    say(report, "in_process", begin)
-    with_server(engine, options, report, begin)
-    compared(report)
-    write_json(options.json, report)
-    if options.plot:
-        draw(options.plot, report["curve"])
-    print(json.dumps(report["server_over_in_process"], indent=2))
+    opened, runs = pair(options), []
+    for beside in options.beside:
+        engine = make_engine(opened, beside, options)
+        ready = compile_all([engine], draws=False)
+        tell(f"prefill_beside_decoding={beside}: {ready} programs ready", begin)
+        runs.append({"prefill_beside_decoding": beside} | measured(engine, options, begin))
+        engine.close()
+    sizes = {name: getattr(options, name) for name in ("model", "streams", "prompt", "tokens")}
+    first, *others = runs
+    write_json(options.json, about() | sizes | first | ({"others": others} if others else {}))
+    if options.plot and "curve" in options.phases:
+        draw(options.plot, runs)
+    print(json.dumps([compared(run) for run in runs], indent=2))
 
 
 def parse() -> argparse.Namespace:
@@ -71,17 +79,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
+    parser.add_argument("--long-prompt", type=int, default=8192, help="tokens")
     parser.add_argument("--tokens", type=int, default=192, help="tokens of an answer")
     parser.add_argument("--page-size", type=int, default=64)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2, 5, 10, 15, 20, 25])
-    parser.add_argument("--seconds", type=float, default=300.0, help="time for all measurements")
+    parser.add_argument("--phases", nargs="+", default=[*SHARES], choices=[*SHARES])
+    beside = "values of prefill_beside_decoding (default: 128 0)"
+    parser.add_argument("--beside", type=int, nargs="+", default=[128, 0], help=beside)
+    parser.add_argument("--bound", type=float, default=50.0, help="ms, of gaps in phase long")
+    parser.add_argument("--rates", type=float, nargs="+", default=[5, 10, 15, 20])
+    parser.add_argument("--seconds", type=float, default=110.0, help="time for all measurements")
     parser.add_argument("--json", help="file for the report")
     parser.add_argument("--plot", help="picture of the curve")
     return parser.parse_args()
 
 
-class NumberTexts:
-    """Stands for a tokenizer: the text of a token is its number, as long as a usual word."""
+class NumberTexts(Tokenizer):
+    """Has no vocabulary: the text of a token is its number, as long as a usual word."""
 
     special_ids: frozenset[int] = frozenset()
 
@@ -89,66 +102,86 @@ class NumberTexts:
         return b" %d" % id
 
 
-def make_engine(options: argparse.Namespace) -> Engine:
+def pair(options: argparse.Namespace) -> Opened:
     opened = random_pair(options.model, options.block_size, options.dtype)
-    texts: Any = NumberTexts()
-    opened = dataclasses.replace(opened, tokenizer=texts)
-    longest = options.prompt + LONG_ANSWERS * options.tokens
-    pages_each = -(-(longest + options.block_size) // options.page_size)
+    return dataclasses.replace(opened, tokenizer=object.__new__(NumberTexts))
+
+
+def make_engine(opened: Opened, beside: int, options: argparse.Namespace) -> Engine:
+    usual = options.prompt + LONG_ANSWERS * options.tokens
+    longest = max(usual, options.long_prompt + options.tokens)
+    pages = lambda tokens: -(-(tokens + options.block_size) // options.page_size)
     return engine_for(
         opened,
         "dflash",
         sorted({1, options.streams}),
-        [options.prompt],
+        [options.prompt, options.long_prompt],
         max_batch=options.streams,
         max_model_len=longest,
         page_size=options.page_size,
-        num_pages=2 * pages_each * options.streams,
+        num_pages=2 * (pages(usual) * options.streams + pages(longest)),
+        prefill_beside_decoding=beside,
         synthetic_acceptance=options.accepted,
     )
 
 
-def prompts(options: argparse.Namespace, count: int, seed: int) -> list[list[int]]:
-    """Prompts of random tokens, none like another, so that the prefix cache finds none of them."""
-    draw = np.random.default_rng(seed).integers(2, 400, (count, options.prompt))
-    return draw.tolist()
+def measured(engine: Engine, options: argparse.Namespace, begin: float) -> Report:
+    """The chosen phases, in the library and then in the server."""
+    parts = sum(SHARES[phase] for phase in options.phases) or 1.0
+    seconds = {
+        phase: options.seconds / len(options.beside) * SHARES[phase] / parts
+        for phase in options.phases
+    }
+    report: Report = {}
+    if alone := in_process(engine, options, seconds):
+        report["in_process"] = alone
+        tell(f"in_process: {json.dumps(alone)}", begin)
+    with serving(engine) as port:
+        for name, value in in_server(engine, Load(port, options), options, seconds):
+            report |= {name: report[name] | value if name == "server" and name in report else value}
+            tell(f"{name}: {json.dumps(value)}", begin)
+    return report
 
 
-class StepTimes(StepObserver):
-    """Times between the beginnings of steps while every stream decodes."""
-
-    def __init__(self, engine: Engine, streams: int):
-        self.engine, self.streams = engine, streams
-        self.gaps: list[float] = []
-        self.last: float | None = None
-
-    def step_begins(self, running: int) -> None:
-        now, engine = time.perf_counter(), self.engine
-        steady = engine.num_waiting == 0 and engine.num_decoding == running == self.streams
-        if steady and self.last is not None:
-            self.gaps.append(now - self.last)
-        self.last = now if steady else None
-
-    @property
-    def milliseconds(self) -> dict[str, float]:
-        return quantiles(self.gaps)
+def in_server(
+    engine: Engine, load: Load, options: argparse.Namespace, seconds: dict[str, float]
+) -> Iterator[tuple[str, Any]]:
+    if "first" in seconds:
+        yield "server", {"first_byte_ms": load.first_bytes()}
+    if "steps" in seconds:
+        yield "server", {"step_ms": load.steps(engine, seconds["steps"] / 2)}
+    if "gaps" in seconds:
+        yield "gaps", load.gaps(seconds["gaps"])
+    if "long" in seconds:
+        yield "beside_a_long_prompt", load.beside_a_long_prompt(seconds["long"])
+    if "curve" in seconds:
+        each = seconds["curve"] / len(options.rates)
+        yield "curve", [load.at_rate(rate, each) for rate in options.rates]
 
 
-def in_process(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+def in_process(engine: Engine, options: argparse.Namespace, seconds: dict[str, float]) -> Report:
     """The engine alone, stepped by this thread as fast as it can."""
-    firsts = [first_token(engine, prompt, options) for prompt in prompts(options, 8, 1)]
+    load, report = Load(0, options), {}
+    if "steps" in seconds:
+        report["step_ms"] = steps_in_process(engine, load, options, seconds["steps"] / 2)
+    if "first" in seconds:
+        firsts = [first_token(engine, prompt, options) for prompt in load.prompts(8)]
+        report["first_token_ms"] = quantiles(firsts[1:])
+    return report
+
+
+def steps_in_process(
+    engine: Engine, load: Load, options: argparse.Namespace, seconds: float
+) -> dict[str, float]:
     times = StepTimes(engine, options.streams)
-    deadline = time.perf_counter() + SHARES["steps"] * options.seconds
+    deadline = time.perf_counter() + seconds
+    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
     with engine.observe(times):
-        seed = 2
         while time.perf_counter() < deadline or not times.gaps:
-            params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
-            asked = prompts(options, options.streams, seed)
-            live = {engine.submit(prompt, params) for prompt in asked}
+            live = {engine.submit(prompt, params) for prompt in load.prompts(options.streams)}
             while live:
                 live -= {e.index for e in engine.step(live) if e.output is not None}
-            seed += 1
-    return {"step_ms": times.milliseconds, "first_token_ms": quantiles(firsts[1:])}
+    return times.milliseconds
 
 
 def first_token(engine: Engine, prompt: list[int], options: argparse.Namespace) -> float:
@@ -161,144 +194,58 @@ def first_token(engine: Engine, prompt: list[int], options: argparse.Namespace) 
     return seconds
 
 
-def with_server(
-    engine: Engine, options: argparse.Namespace, report: dict[str, Any], begin: float
-) -> None:
+@contextlib.contextmanager
+def serving(engine: Engine) -> Iterator[int]:
+    """The port of a server of this engine, in a thread of its own."""
     listening = bound_socket(HOST, 0)
-    port = listening.getsockname()[1]
-    running: list[tuple[asyncio.AbstractEventLoop, Service]] = []
-    ready, serving = threading.Event(), ServingOptions(max_queued_requests=10_000)
-    make = lambda: Service(("bench",), serving, lambda: engine)
+    started: list[tuple[asyncio.AbstractEventLoop, Service]] = []
+    ready, settings = threading.Event(), ServingOptions(max_queued_requests=10_000)
+    make = lambda: Service(("bench",), settings, lambda: engine)
 
-    def started(service: Service) -> None:
-        running.append((asyncio.get_running_loop(), service))
+    def note(service: Service) -> None:
+        started.append((asyncio.get_running_loop(), service))
         ready.set()
 
     # A daemon, so that an error ends the script. A process must not end inside of a step.
-    server = threading.Thread(target=lambda: run(make, listening, started), daemon=True)
+    server = threading.Thread(target=lambda: run(make, listening, note), daemon=True)
     server.start()
     ready.wait()
-    report["server"] = {"first_byte_ms": first_bytes(port, options)}
-    say(report, "server", begin)
-    report["server"]["step_ms"] = steps_in_server(engine, port, options)
-    say(report, "server", begin)
-    report["gaps"] = gaps_while_prompts_arrive(port, options)
-    say(report, "gaps", begin)
-    report["curve"] = []
-    for rate in options.rates:
-        report["curve"].append(at_rate(port, rate, options))
-        tell(json.dumps(report["curve"][-1]), begin)
-    [(events, service)] = running
+    yield listening.getsockname()[1]
+    [(events, service)] = started
     asyncio.run_coroutine_threadsafe(service.drain(ENDING_SECONDS), events).result()
     server.join(ENDING_SECONDS)
 
 
-def ask(port: int, requests: Sequence[tuple[float, list[int], int]]) -> list[dict[str, Any]]:
-    """What the client saw of requests, each a time, a prompt and a number of tokens."""
-    asked = [
-        {
-            "at": at,
-            "body": {
-                "prompt": prompt,
-                "max_tokens": tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            },
-        }
-        for at, prompt, tokens in requests
-    ]
-    plan = json.dumps({"host": HOST, "port": port, "requests": asked})
-    client = [sys.executable, str(CLIENT)]
-    ran = subprocess.run(client, input=plan, stdout=subprocess.PIPE, text=True, check=True)
-    seen = json.loads(ran.stdout)
-    assert all(one["status"] == 200 and one["usage"] for one in seen), seen
-    return seen
+def compared(run: Report) -> Report:
+    """What the bars are about, of the phases that were measured."""
+    found: Report = {"prefill_beside_decoding": run["prefill_beside_decoding"]}
+    alone, server = run.get("in_process", {}), run.get("server", {})
+    if "step_ms" in server:
+        found["step_ratio"] = server["step_ms"]["p50"] / alone["step_ms"]["p50"]
+    if "first_byte_ms" in server:
+        later = server["first_byte_ms"]["p50"] - alone["first_token_ms"]["p50"]
+        found["first_byte_later_ms"] = later
+    if "gaps" in run:
+        found["gap_p99_over_p50"] = run["gaps"]["p99"] / run["gaps"]["p50"]
+    if "beside_a_long_prompt" in run:
+        found["longest_gap_ms"] = run["beside_a_long_prompt"]["longest_gap_ms"]
+    return found
 
 
-def first_bytes(port: int, options: argparse.Namespace) -> dict[str, float]:
-    seen = [ask(port, [(0.0, prompt, 2)]) for prompt in prompts(options, 8, 3)]
-    return quantiles([one[0]["times"][0] for one in seen][1:])
-
-
-def steps_in_server(engine: Engine, port: int, options: argparse.Namespace) -> dict[str, float]:
-    times, seed = StepTimes(engine, options.streams), 100
-    deadline = time.perf_counter() + SHARES["steps"] * options.seconds
-    with engine.observe(times):
-        while time.perf_counter() < deadline or not times.gaps:
-            asked = prompts(options, options.streams, seed)
-            ask(port, [(0.0, prompt, options.tokens) for prompt in asked])
-            seed += 1
-    return times.milliseconds
-
-
-def gaps_while_prompts_arrive(port: int, options: argparse.Namespace) -> dict[str, float]:
-    """Half of the streams decode long answers while others come and go, one every half second.
-    Gaps count once all long answers have begun: until then their own prompts are read."""
-    half, seconds = max(options.streams // 2, 1), SHARES["gaps"] * options.seconds
-    long = [(0.0, prompt, LONG_ANSWERS * options.tokens) for prompt in prompts(options, half, 200)]
-    count = max(int(2 * seconds), 2)
-    short = [(0.5 * (1 + at), one, 8) for at, one in enumerate(prompts(options, count, 201))]
-    seen = ask(port, [*long, *short])
-    times = [one["times"] for one in seen[:half]]
-    begun = max(each[0] for each in times)
-    return quantiles([b - a for each in times for a, b in zip(each, each[1:]) if a >= begun])
-
-
-def at_rate(port: int, rate: float, options: argparse.Namespace) -> dict[str, Any]:
-    seconds = SHARES["curve"] * options.seconds / len(options.rates)
-    count = max(int(rate * seconds), 2)
-    due = np.cumsum(np.random.default_rng(4).exponential(1 / rate, count)).tolist()
-    asked = prompts(options, count, 300 + int(10 * rate))
-    begin = time.perf_counter()
-    seen = ask(port, [(at, one, options.tokens) for at, one in zip(due, asked)])
-    took = time.perf_counter() - begin
-    tokens = sum(one["usage"]["completion_tokens"] for one in seen)
-    spans = [(one["times"][-1] - one["times"][0], one["usage"]) for one in seen]
-    per_token = [span / max(usage["completion_tokens"] - 1, 1) for span, usage in spans]
-    return {
-        "arrivals_per_s": rate,
-        "requests": count,
-        "first_byte_ms": quantiles([one["times"][0] for one in seen]),
-        "per_token_ms": quantiles(per_token),
-        "tokens_per_s": tokens / took,
-    }
-
-
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    p50, p95, p99 = np.quantile(seconds, [0.5, 0.95, 0.99])
-    values = {"p50": p50, "p95": p95, "p99": p99, "mean": statistics.fmean(seconds)}
-    return {name: round(1e3 * float(value), 3) for name, value in values.items()} | {
-        "count": len(seconds)
-    }
-
-
-def compared(report: dict[str, Any]) -> None:
-    alone, served, gaps = report["in_process"], report["server"], report["gaps"]
-    report["server_over_in_process"] = {
-        "step_ratio": served["step_ms"]["p50"] / alone["step_ms"]["p50"],
-        "first_byte_later_ms": served["first_byte_ms"]["p50"] - alone["first_token_ms"]["p50"],
-        "gap_p99_over_p50": gaps["p99"] / gaps["p50"],
-    }
-
-
-def draw(path: str, curve: Sequence[dict[str, Any]]) -> None:
+def draw(path: str, runs: Sequence[Report]) -> None:
     figure, axes = pyplot().subplots(1, 2, figsize=(9, 3.4))
-    rates = [row["arrivals_per_s"] for row in curve]
     titles = (("first_byte_ms", "Time to the first byte"), ("per_token_ms", "Time per token"))
     for axis, (name, title) in zip(axes, titles):
-        for quantile in ("p50", "p95"):
-            values = [row[name][quantile] for row in curve]
-            axis.plot(rates, values, marker="o", label=quantile)
+        for one in runs:
+            rates = [row["arrivals_per_s"] for row in one["curve"]]
+            for quantile in ("p50", "p95"):
+                values = [row[name][quantile] for row in one["curve"]]
+                label = f"{quantile}, {one['prefill_beside_decoding']} tokens beside"
+                axis.plot(rates, values, marker="o", label=label)
         axis.set(title=title, xlabel="arrivals per second", ylabel="ms", ylim=(0, None))
-        axis.legend()
+        axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path)
-
-
-def say(report: dict[str, Any], name: str, begin: float) -> None:
-    tell(f"{name}: {json.dumps(report[name])}", begin)
 
 
 if __name__ == "__main__":

@@ -153,8 +153,8 @@ GROUPS = {
         Measurement("prefix", "scripts/bench_prefix.py --model qwen3-8b --prompt 8192", 60),
         Measurement(
             "serving",
-            "scripts/bench_serving.py --model qwen3-8b --seconds 300",
-            340,
+            "scripts/bench_serving.py --model qwen3-8b --seconds 110",
+            240,
             plot=True,
         ),
     ],

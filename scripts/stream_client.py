@@ -15,13 +15,31 @@ from typing import Any
 async def main() -> None:
     plan = json.load(sys.stdin)
     begin = time.perf_counter() + 0.2
-    requests = [one_request(plan["host"], plan["port"], one, begin) for one in plan["requests"]]
+    begun = [asyncio.Event() for _ in plan["requests"]]
+    requests = [
+        one_request(plan["host"], plan["port"], one, begin, begun, place)
+        for place, one in enumerate(plan["requests"])
+    ]
     json.dump(await asyncio.gather(*requests), sys.stdout)
 
 
-async def one_request(host: str, port: int, asked: dict[str, Any], begin: float) -> dict[str, Any]:
-    """Times in seconds since the request was sent; `at` is when it was to be sent."""
-    await asyncio.sleep(max(begin + asked["at"] - time.perf_counter(), 0.0))
+async def one_request(
+    host: str,
+    port: int,
+    asked: dict[str, Any],
+    begin: float,
+    begun: list[asyncio.Event],
+    place: int,
+) -> dict[str, Any]:
+    """Times in seconds since the request was sent; `at` is when it was to be sent, in seconds since
+    the first `behind` requests have begun to be answered. `sent` counts from the beginning of all.
+    """
+    if asked["behind"]:
+        await asyncio.gather(*(one.wait() for one in begun[: asked["behind"]]))
+        begin_of_this = time.perf_counter()
+    else:
+        begin_of_this = begin
+    await asyncio.sleep(max(begin_of_this + asked["at"] - time.perf_counter(), 0.0))
     body = json.dumps(asked["body"]).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -41,8 +59,10 @@ async def one_request(host: str, port: int, asked: dict[str, Any], begin: float)
             usage = json.loads(line[6:])["usage"]
         else:
             times.append(now)
+            begun[place].set()
     writer.close()
-    return {"at": asked["at"], "status": int(status), "times": times, "usage": usage}
+    begun[place].set()  # also if it was refused
+    return {"sent": sent - begin, "status": int(status), "times": times, "usage": usage}
 
 
 if __name__ == "__main__":

@@ -84,6 +84,23 @@ def splits(report):
         assert "us" not in row  # the interpreter's time says nothing
 
 
+def serving(report):
+    [other] = report["others"]
+    assert [one["prefill_beside_decoding"] for one in (report, other)] == [4, 0]
+    for one in report, other:
+        alone, server, long = one["in_process"], one["server"], one["beside_a_long_prompt"]
+        of_steps = alone["step_ms"], server["step_ms"]
+        of_firsts = alone["first_token_ms"], server["first_byte_ms"]
+        for times in *of_steps, *of_firsts, one["gaps"], long["gap_ms"]:
+            assert times["count"] > 0 and 0 < times["p50"] <= times["p99"] <= times["most"]
+        assert long["longest_gap_ms"] == long["gap_ms"]["most"]
+        assert long["prompt"] == 96 and long["below_the_bound"] == (long["longest_gap_ms"] < 1000)
+        assert [row["arrivals_per_s"] for row in one["curve"]] == [20, 40]
+        for row in one["curve"]:
+            assert row["requests"] >= 2 and row["tokens_per_s"] > 0
+            assert row["first_byte_ms"]["count"] == row["per_token_ms"]["count"] == row["requests"]
+
+
 def ahead(report):
     found = report["one_request"]
     assert found["programs"] > 0 and report["waits_for_programs"] == 0
@@ -96,6 +113,12 @@ SCRIPTS_AND_CHECKS = {
     "bench_ahead": (
         "--model tiny --dtype float32 --slots 1 --tokens 32 --max-model-len 128",
         ahead,
+    ),
+    "bench_serving": (
+        "--model tiny --dtype float32 --block-size 4 --accepted 2 --streams 3 --prompt 16 "
+        "--long-prompt 96 --tokens 32 --page-size 16 --rates 20 40 --seconds 4 --beside 4 0 "
+        "--bound 1000",
+        serving,
     ),
     "bench_steps": (
         "--model tiny --draft dflash-b2 --concurrency 1 --prompt 8 --max-model-len 40 "
@@ -124,6 +147,42 @@ SCRIPTS_AND_CHECKS = {
     ),
     "bench_kernels": ("--cases tiny --implementations xla --page-size 16 64", kernels),
 }
+
+
+@pytest.fixture
+def bench_serving(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return runpy.run_path(str(ROOT / "scripts" / "bench_serving.py"))
+
+
+def test_gaps_count_if_they_reach_into_the_time_that_is_asked_about(bench_serving, monkeypatch):
+    import serving_load
+
+    one = {"sent": 1.0, "times": [0.1, 0.2, 0.5, 0.6]}
+    assert serving_load.gaps_in(one, 1.15, 1.3) == pytest.approx([0.1, 0.3])
+    assert serving_load.gaps_in(one, 1.7, 2.0) == [] == serving_load.gaps_in(one, 0.0, 1.0)
+
+
+def test_what_the_bars_of_serving_are_compared_with(bench_serving):
+    times = lambda p50, p99: {"p50": p50, "p99": p99}
+    run = {
+        "prefill_beside_decoding": 128,
+        "in_process": {"step_ms": times(16.0, 18.0), "first_token_ms": times(18.0, 20.0)},
+        "server": {"step_ms": times(16.4, 19.0), "first_byte_ms": times(21.0, 22.0)},
+        "gaps": times(16.0, 20.0),
+    }
+    found = bench_serving["compared"](run)
+    assert found == pytest.approx(
+        {
+            "prefill_beside_decoding": 128,
+            "step_ratio": 1.025,
+            "first_byte_later_ms": 3.0,
+            "gap_p99_over_p50": 1.25,
+        }
+    )
+    assert bench_serving["compared"]({"prefill_beside_decoding": 0}) == {
+        "prefill_beside_decoding": 0
+    }
 
 
 def check_environment(report) -> None:

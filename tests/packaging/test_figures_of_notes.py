@@ -309,7 +309,15 @@ def in_decode_steps() -> list[Table]:
         [str(pair[0]["slots"]), *(x for key, n in keys for x in both(key, pair, n))]
         for pair in pairs("half_full")
     ]
-    return [arriving, rates, half]
+    unsteady = [
+        [
+            str(row["decoding"]),
+            *(f"{row[key]:.1f}" for key in ("gap_ms_p50", "gap_ms_p99")),
+            f"{row['gap_p99_over_p50']:.2f}",
+        ]
+        for row in results("simulated-load-unsteady")["while_prompts_arrive"]
+    ]
+    return [arriving, rates, half, unsteady]
 
 
 def share_of_ideal(row: dict[str, Any]) -> str:

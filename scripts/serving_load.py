@@ -1,0 +1,181 @@
+"""The loads that `bench_serving.py` puts on a server, each as requests of one client's process."""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.step.observer import StepObserver
+from jaxspec.errors import LoadError
+
+CLIENT = Path(__file__).with_name("stream_client.py")
+HOST = "127.0.0.1"
+LONG_ANSWERS = 4
+"""How many times as long as the others the answers are during which other prompts arrive."""
+ROUNDS = 5
+"""Most rounds in which no gap is found beside a long prompt."""
+Seen = list[dict[str, Any]]
+"""What the client saw of each request."""
+
+
+class StepTimes(StepObserver):
+    """Times between the beginnings of steps while every stream decodes."""
+
+    def __init__(self, engine: Engine, streams: int):
+        self.engine, self.streams = engine, streams
+        self.gaps: list[float] = []
+        self.last: float | None = None
+
+    def step_begins(self, running: int) -> None:
+        now, engine = time.perf_counter(), self.engine
+        steady = engine.num_waiting == 0 and engine.num_decoding == running == self.streams
+        if steady and self.last is not None:
+            self.gaps.append(now - self.last)
+        self.last = now if steady else None
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        return quantiles(self.gaps)
+
+
+class Load:
+    """A server under load. Prompts are random tokens, and none is like another."""
+
+    def __init__(self, port: int, options: argparse.Namespace):
+        self.port, self.options = port, options
+        self.random = np.random.default_rng(options.streams)
+
+    def prompts(self, count: int, tokens: int | None = None) -> list[list[int]]:
+        sizes = count, tokens or self.options.prompt
+        return self.random.integers(2, 400, sizes).tolist()
+
+    def ask(self, requests: Sequence[tuple[float, list[int], int]], behind: int = 0) -> Seen:
+        """What the client saw of requests, each a time, a prompt and a number of tokens. Those
+        after the first `behind` are sent once all of these have begun to be answered, and their
+        times count from then on."""
+        asked = [
+            {
+                "at": at,
+                "behind": behind if place >= behind else 0,
+                "body": {
+                    "prompt": prompt,
+                    "max_tokens": tokens,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "stream": True,
+                    "stream_options": {"include_usage": True},
+                },
+            }
+            for place, (at, prompt, tokens) in enumerate(requests)
+        ]
+        plan = json.dumps({"host": HOST, "port": self.port, "requests": asked})
+        client = [sys.executable, str(CLIENT)]
+        ran = subprocess.run(client, input=plan, stdout=subprocess.PIPE, text=True, check=True)
+        seen = json.loads(ran.stdout)
+        assert all(one["status"] == 200 and one["usage"] for one in seen), seen
+        return seen
+
+    def first_bytes(self) -> dict[str, float]:
+        """Of a lone request."""
+        seen = [self.ask([(0.0, prompt, 2)]) for prompt in self.prompts(8)]
+        return quantiles([one[0]["times"][0] for one in seen][1:])
+
+    def steps(self, engine: Engine, seconds: float) -> dict[str, float]:
+        """Steps in which all streams decode."""
+        times = StepTimes(engine, self.options.streams)
+        deadline = time.perf_counter() + seconds
+        with engine.observe(times):
+            while time.perf_counter() < deadline or not times.gaps:
+                asked = self.prompts(self.options.streams)
+                self.ask([(0.0, prompt, self.options.tokens) for prompt in asked])
+        return times.milliseconds
+
+    def gaps(self, seconds: float) -> dict[str, float]:
+        """Between the pieces of half of the streams while others come and go, one every half
+        second. They count once all long answers have begun: until then their own prompts are read.
+        """
+        long = self.decoding()
+        count = max(int(2 * seconds), 2)
+        short = [(0.5 * at, one, 8) for at, one in enumerate(self.prompts(count))]
+        seen = self.ask([*long, *short], behind=len(long))
+        begin, end = seen[len(long)]["sent"], ended(seen[-1])
+        return quantiles([gap for one in seen[: len(long)] for gap in gaps_in(one, begin, end)])
+
+    def beside_a_long_prompt(self, seconds: float) -> dict[str, Any]:
+        """The same gaps while one prompt of many tokens is read."""
+        options, gaps, firsts = self.options, [], []
+        deadline = time.perf_counter() + seconds
+        for rounds in itertools.count(1):
+            long, [prompt] = self.decoding(), self.prompts(1, options.long_prompt)
+            *others, one = self.ask([*long, (0.0, prompt, 2)], behind=len(long))
+            firsts.append(one["times"][0])
+            until = one["sent"] + one["times"][0]
+            gaps += [gap for other in others for gap in gaps_in(other, one["sent"], until)]
+            if time.perf_counter() > deadline and (gaps or rounds == ROUNDS):
+                break
+        if not gaps:
+            raise LoadError("the streams ended before the long prompt was read; ask more --tokens")
+        longest = 1e3 * max(gaps)
+        return {
+            "prompt": options.long_prompt,
+            "first_byte_ms": quantiles(firsts),
+            "gap_ms": quantiles(gaps),
+            "longest_gap_ms": round(longest, 3),
+            "bound_ms": options.bound,
+            "below_the_bound": longest < options.bound,
+        }
+
+    def decoding(self) -> list[tuple[float, list[int], int]]:
+        """Half of the streams, with long answers."""
+        half = self.prompts(max(self.options.streams // 2, 1))
+        return [(0.0, prompt, LONG_ANSWERS * self.options.tokens) for prompt in half]
+
+    def at_rate(self, rate: float, seconds: float) -> dict[str, Any]:
+        """Prompts that come at random times, so many every second."""
+        count = max(int(rate * seconds), 2)
+        due = np.cumsum(np.random.default_rng(4).exponential(1 / rate, count)).tolist()
+        begin = time.perf_counter()
+        seen = self.ask(
+            [(at, one, self.options.tokens) for at, one in zip(due, self.prompts(count))]
+        )
+        took = time.perf_counter() - begin
+        tokens = sum(one["usage"]["completion_tokens"] for one in seen)
+        spans = [(one["times"][-1] - one["times"][0], one["usage"]) for one in seen]
+        per_token = [span / max(usage["completion_tokens"] - 1, 1) for span, usage in spans]
+        row = {
+            "arrivals_per_s": rate,
+            "requests": count,
+            "first_byte_ms": quantiles([one["times"][0] for one in seen]),
+            "per_token_ms": quantiles(per_token),
+            "tokens_per_s": tokens / took,
+        }
+        gaps = [gap for one in seen for gap in gaps_in(one, 0.0, ended(seen[-1]))]
+        return row | ({"gap_ms": quantiles(gaps)} if gaps else {})
+
+
+def gaps_in(one: dict[str, Any], begin: float, end: float) -> list[float]:
+    """Between the pieces of an answer that were on their way in this time of the client's."""
+    times = [one["sent"] + at for at in one["times"]]
+    return [b - a for a, b in itertools.pairwise(times) if b > begin and a < end]
+
+
+def ended(one: dict[str, Any]) -> float:
+    return one["sent"] + one["times"][-1]
+
+
+def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    p50, p95, p99 = np.quantile(seconds, [0.5, 0.95, 0.99])
+    values = {"p50": p50, "p95": p95, "p99": p99, "mean": statistics.fmean(seconds)}
+    values |= {"most": max(seconds)}
+    return {name: round(1e3 * float(value), 3) for name, value in values.items()} | {
+        "count": len(seconds)
+    }
