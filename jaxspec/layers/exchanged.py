@@ -74,6 +74,7 @@ class Exchanging:
 
     def __call__(self, norm: RMSNorm, x: Hidden, part: Hidden) -> tuple[Hidden, Hidden]:
         with jax.named_scope("exchange"):
-            given = x, part, self.inboxes, self.implementation
-            x, normed, self.inboxes = norm.after_exchanging(*given)
+            x, normed, self.inboxes = norm.after_exchanging(
+                x, part, self.inboxes, self.implementation
+            )
         return x, normed
