@@ -70,10 +70,11 @@ class Exchanging:
     def __init__(self, cache: Cache[Any], geometry: Decoder):
         assert cache.inboxes is not None, "nothing to exchange by"
         self.inboxes: Inboxes = cache.inboxes
-        self.implementation = cast(Implementation, geometry.shards.exchange)
+        self.implementation: Implementation = cast(Implementation, geometry.shards.exchange)
 
     def __call__(self, norm: RMSNorm, x: Hidden, part: Hidden) -> tuple[Hidden, Hidden]:
         with jax.named_scope("exchange"):
-            given = x, part, self.inboxes, self.implementation
-            x, normed, self.inboxes = norm.after_exchanging(*given)
+            x, normed, self.inboxes = norm.after_exchanging(
+                x, part, self.inboxes, self.implementation
+            )
         return x, normed

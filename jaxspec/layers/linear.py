@@ -154,5 +154,12 @@ class RMSNorm(nn.Module):
         Float[Array, "*tokens {self.axis.size}"], Float[Array, "*tokens {self.axis.size}"], Inboxes
     ]:
         """`x` plus the sum of what all devices have, the norm of that, and the inboxes after it."""
-        options = {"axis_name": AXIS, "implementation": implementation}
-        return exchange_norm(x, own_part, self.scale, inboxes, eps=self.eps, **options)
+        return exchange_norm(
+            x,
+            own_part,
+            self.scale,
+            inboxes,
+            eps=self.eps,
+            axis_name=AXIS,
+            implementation=implementation,
+        )

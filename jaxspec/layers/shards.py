@@ -17,11 +17,13 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
+
+from jaxspec.layers.exchange import Exchange
 
 AXIS = "shards"
 """The name of the mesh's axis."""
@@ -36,11 +38,6 @@ def _exchange(collective: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _psum, _pmax, _all_gather = map(_exchange, (jax.lax.psum, jax.lax.pmax, jax.lax.all_gather))
-
-
-Exchange = Literal["psum", "xla", "mosaic"]
-"""psum: XLA's sum; mosaic: the kernel of `exchange_norm`, which no GPU has run; xla: the reference
-of that kernel."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ No GPU has run the kernel yet. `implementation="auto"` means the reference in XL
 
 from pallas_kernels.exchange.api import exchange_norm
 from pallas_kernels.exchange.inboxes import (
+    PATIENCE_S,
     Inboxes,
     Memory,
     inboxes_of,
@@ -18,6 +19,7 @@ from pallas_kernels.exchange.inboxes import (
 )
 
 __all__ = [
+    "PATIENCE_S",
     "Inboxes",
     "Memory",
     "exchange_norm",

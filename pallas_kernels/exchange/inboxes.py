@@ -27,6 +27,9 @@ has room for several of these blocks."""
 FLAG_BYTES = 32
 """Bytes between two flags: a sector of the cache, so that no two share one."""
 TURNS = 2
+PATIENCE_S = 10
+"""Seconds for which a thread block waits for another GPU, unless it has waited in vain before. GPUs
+that work are milliseconds apart; in the first step one may be seconds behind another."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels import jax_internals as internals
-from pallas_kernels.exchange.inboxes import Layout
+from pallas_kernels.exchange.inboxes import PATIENCE_S, Layout
 from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu, ptx
 from pallas_kernels.tiles import THREADS
 
-PATIENCE = 10_000_000
-"""Microseconds for which a thread block waits for another GPU, unless it has waited in vain before.
-GPUs that work are milliseconds apart; in the first step one may be seconds behind another."""
 WORDS_PER_STORE = 4
 REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT
 
@@ -140,7 +137,7 @@ class Wire:
                     ptx("st.global.b32 [$0], $1;", found, internals.one_more(other))
             internals.wait_for_warpgroup()
 
-        patience = jnp.where(late[block] == 0, PATIENCE, 0)
+        patience = jnp.where(late[block] == 0, PATIENCE_S * 1_000_000, 0)
         flags = self.layout.flag(0, block)
         wait_for_flags(addresses, device, number, flags, patience, late.at[pl.ds(block, 1)])
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from h100 import TARGETS, compiled, needs_compiler
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxspec.engine.setup.inboxes import WithInboxes
 from jaxspec.engine.step import sharded
 from jaxspec.engine.step.io import Drafting, Models
 from jaxspec.engine.step.state import empty_state
@@ -28,8 +30,11 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen35 import Qwen35
 from jaxspec.proposers.dflash import DFlashProposer
 from pallas_kernels import dispatch
+from pallas_kernels.exchange import Inboxes
+from pallas_kernels.exchange.inboxes import BLOCKS
 
 DEVICES, SLOTS, PAGE_SIZE, PAGES_PER_SLOT = 2, 8, 64, 16
+TWO = Shards(DEVICES)
 TARGET_LAYERS, DRAFTER_LAYERS = 3, 2
 
 
@@ -67,7 +72,7 @@ def spread(model, shards: Shards) -> tuple:
 def state_of(models: Models, mesh: Mesh):
     """The shapes of the whole state, with the heads of all devices."""
     sizes = SLOTS, SLOTS * PAGES_PER_SLOT + 1, PAGES_PER_SLOT, PAGES_PER_SLOT * PAGE_SIZE
-    of_shard = jax.eval_shape(lambda: empty_state(models, *sizes))
+    of_shard = jax.eval_shape(lambda: with_inboxes(empty_state(models, *sizes), models))
 
     def whole(leaf, spec: PartitionSpec):
         factors = [DEVICES if axis == AXIS else 1 for axis in spec] + [1] * leaf.ndim
@@ -78,9 +83,22 @@ def state_of(models: Models, mesh: Mesh):
     return jax.tree.map(wholes, sharded.specs_of_state(of_shard), of_shard)
 
 
-def compiled_step(target, draft, mesh: Mesh, draws: bool = False) -> tuple[str, Models]:
+def with_inboxes(state, models: Models):
+    """The state of one shard, with inboxes for both models if they exchange by them."""
+    if models.shards.exchange == "psum":
+        return state
+    words, zeros = jnp.zeros((DEVICES, 2), jnp.uint32), partial(jnp.zeros, dtype=jnp.int32)
+    room = WithInboxes(lambda: state, models).room
+    inboxes = Inboxes(words, zeros(1), zeros(()), zeros(BLOCKS), room)
+    given = lambda cache: dataclasses.replace(cache, inboxes=inboxes)
+    [drafter] = state.proposers
+    return dataclasses.replace(state, cache=given(state.cache), proposers=(given(drafter),))
+
+
+def compiled_step(
+    target, draft, mesh: Mesh, draws: bool = False, shards: Shards = TWO
+) -> tuple[str, Models]:
     """The text of a decode step of these models, and the models of one shard."""
-    shards = Shards(DEVICES)
     target, of_target = spread(target, shards)
     drafter, of_drafter = spread(DFlash(draft, jnp.bfloat16), shards)
     models = Models(target, (DFlashProposer(drafter),), PAGE_SIZE)
@@ -131,6 +149,21 @@ def test_a_step_over_two_gpus(mesh, name):
     said = said_of(models.target, draft.block_size)
     assert said["dense_chain"] == SHARDED and said["paged_attention"] == "mosaic"
     assert said.get("fp8_product", "mosaic") == "mosaic"
+
+
+@needs_compiler
+def test_a_step_whose_sums_are_in_kernels(mesh):
+    config = qwen3("qwen3-8b")
+    decoder = dataclasses.replace(config.decoder, num_layers=2)
+    config = dataclasses.replace(config, decoder=decoder)
+    target, shards = Qwen3(config, (0, 1), jnp.bfloat16), Shards(DEVICES, exchange="mosaic")
+    text, _ = compiled_step(target, drafter_of(config, (0, 1)), mesh, shards=shards)
+    layers = 2 + DRAFTER_LAYERS
+    assert kernels_in(text) == 4 * layers + DRAFTER_LAYERS, (
+        "queries, attention, and two sums; of the drafter, context too"
+    )
+    assert sums_in(text) == 2, "one per embedding"
+    assert not re.findall(r"s32\[128\]\S* copy\(", text), "what is known of lateness stays"
 
 
 def most_gathered(text: str) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from jaxspec.engine.plan.conflicts import refuse_conflicts
 from jaxspec.errors import UsageError, hint_for
-from jaxspec.layers.shards import Exchange
+from jaxspec.layers.exchange import Exchange
 from jaxspec.proposers.options import DraftSampling, Match, SpeculationOptions
 from jaxspec.short_repr import changes as repr_of_changes
 

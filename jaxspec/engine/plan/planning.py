@@ -31,6 +31,7 @@ from jaxspec.proposers.device import DeviceProposer, DraftsAnyNumber
 from jaxspec.proposers.drafters import kind_of
 from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
+from pallas_kernels.dispatch import refusal_of_device
 
 WIDTH_WITHOUT_DRAFTER = 16
 
@@ -56,6 +57,13 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
 
 
 def _shards(options: EngineOptions) -> Shards:
+    if options.exchange != "psum" and jax.process_count() > 1:
+        raise UsageError(
+            f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
+            "expected psum, or one process"
+        )
+    if options.exchange == "mosaic" and (reason := refusal_of_device("auto")):
+        raise UsageError(f"exchange is 'mosaic', but {reason}")
     return Shards(options.tensor_parallel_size, options.exact, options.exchange)
 
 

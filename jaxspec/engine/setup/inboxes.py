@@ -18,7 +18,7 @@ MOST_TOKENS = 512
 
 @dataclasses.dataclass(frozen=True)
 class WithInboxes:
-    """Makes empty states with inboxes for the target, and for each proposer whose state is a cache."""
+    """Makes empty states with inboxes, for the target and each proposer whose state is a cache."""
 
     empty: Callable[[], EngineState]
     """Makes states without."""

@@ -1,12 +1,18 @@
 """Engines whose devices add up by `exchange_norm`, through its reference: the same tokens."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from golden_pair import budget, check_golden, golden_engine, trajectories
 
-from jaxspec import UsageError
+from jaxspec import RequestFailed, UsageError
 from jaxspec.cache.cache import Cache
+from jaxspec.engine.plan.options import EngineOptions
+from jaxspec.engine.plan.planning import plan_engine
 from pallas_kernels.exchange import reference
 
 BUDGETS = [48, 5, 29]
@@ -71,9 +77,46 @@ def test_on_one_device_nothing_is_exchanged(exchanged):
     assert not exchanged
 
 
-def test_another_name_is_refused():
+@pytest.mark.parametrize("driver", ["lockstep", "overlapped"])
+def test_a_device_that_another_one_has_waited_for_in_vain_ends_all_requests(monkeypatch, driver):
+    """As the kernel does it: numbers of whoever was late are NaN."""
+    whole = reference.exchange_norm
+
+    def with_lateness(x, part, scale, inboxes, **options):
+        total, normed, after = whole(x, part, scale, inboxes, **options)
+        missing = jnp.where(inboxes.late.any(), jnp.nan, 0.0).astype(x.dtype)
+        return total + missing, normed + missing, after
+
+    monkeypatch.setitem(reference_of(), "xla", with_lateness)
+    # Of a batch size that no other test has, because engines share programs.
+    house = dict(max_batch=3, batch_sizes=(3,), cache_dir=False, driver=driver)
+    engine = golden_engine("a", tensor_parallel_size=2, exchange="xla", **house)
+    prompts = [case["prompt"] for case in trajectories("a")[:2]]
+    assert all(output.error is None for output in engine.generate(prompts, budget(4)))
+    device = engine.loop.device
+    inboxes = device.state.cache.inboxes
+    late = dataclasses.replace(inboxes, late=inboxes.late.at[130].set(1))
+    cache = dataclasses.replace(device.state.cache, inboxes=late)
+    device.state = dataclasses.replace(device.state, cache=cache)
+    with pytest.raises(RequestFailed, match="2 of 2 .* device 0 sent nothing .* within 10 s"):
+        engine.generate(prompts, budget(4))
+
+
+def test_another_name_is_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it
     with pytest.raises(UsageError, match="exchange is 'nccl'; expected one of psum, xla, mosaic"):
         golden_engine("a", tensor_parallel_size=2, exchange="nccl")
+
+
+def test_kernels_need_a_gpu():
+    with pytest.raises(UsageError, match="exchange is 'mosaic', but the device is a CPU"):
+        golden_engine("a", tensor_parallel_size=2, exchange="mosaic")
+
+
+def test_one_process_is_needed(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UsageError, match="exchange is 'xla', but 2 processes run together"):
+        plan_engine(golden_engine("a").loop.device.models, EngineOptions(exchange="xla"))
 
 
 def test_there_are_four_devices():

@@ -1,0 +1,31 @@
+"""Devices that wait for another one in vain.
+
+A kernel in which devices wait for each other ends by itself after some seconds, and what it gives
+is then NaN. So the host looks for the reason if the result of a step has a token that is none.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxspec.engine.step.state import EngineState
+from jaxspec.engine.step.waiting import StepTimeout
+from pallas_kernels.exchange import PATIENCE_S, Inboxes, late_device
+
+
+def refuse_lateness(state: EngineState) -> None:
+    """Raises StepTimeout if a device has waited in vain for another one."""
+    is_inboxes = lambda part: isinstance(part, Inboxes)
+    for part in jax.tree.leaves(state, is_leaf=is_inboxes):
+        if is_inboxes(part) and (late := late_device(np.asarray(part.late))) is not None:
+            raise StepTimeout(
+                f"device {late} sent nothing to another one within {PATIENCE_S} s; this engine "
+                "cannot go on, so end the process"
+            )
+
+
+def has_no_token(results: Any) -> bool:
+    """Whether there is a number below zero among the integers, as where a token is none."""
+    integers = [x for x in jax.tree.leaves(results) if np.issubdtype(x.dtype, np.signedinteger)]
+    return any(bool((x < 0).any()) for x in integers)
