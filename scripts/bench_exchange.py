@@ -74,7 +74,7 @@ def group_of(devices: int, most_rows: int, hidden: int) -> Group:
     return Group(mesh, make_memory(mesh, most_rows * hidden * 2))
 
 
-def one_call(implementation: str, x, product, scale, inboxes):
+def one_call(implementation: str, x, product, scale, inboxes) -> tuple[Any, Any, Any]:
     if implementation == "psum":
         summed = jax.lax.psum(product, AXIS)[None]
         return *add_norm(x, summed, scale, eps=EPS, implementation="xla"), inboxes
