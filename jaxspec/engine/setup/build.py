@@ -15,6 +15,7 @@ from jaxspec.engine.setup.room import check_room, new_state
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.lateness import ExchangingDevice
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
@@ -33,7 +34,8 @@ def build_loop(
     check_room(models, plan)
     store = open_store(options.cache_dir)
     empty = with_inboxes(partial(new_state, models, plan, store), models)
-    device = Device(models, params, empty(), store, options.step_timeout)
+    kind = Device if options.exchange == "psum" else ExchangingDevice
+    device = kind(models, params, empty(), store, options.step_timeout)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
     adaptive = None

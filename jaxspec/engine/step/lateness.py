@@ -9,9 +9,20 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.state import EngineState
 from jaxspec.engine.step.waiting import StepTimeout
 from pallas_kernels.exchange import PATIENCE_S, Inboxes, late_device
+
+
+class ExchangingDevice(Device):
+    """Devices whose kernels wait for each other."""
+
+    def fetched[Results](self, results: Results) -> Results:
+        found = super().fetched(results)
+        if has_no_token(found):
+            self._in_time(lambda: refuse_lateness(self.state))
+        return found
 
 
 def refuse_lateness(state: EngineState) -> None:
