@@ -27,14 +27,14 @@ def filtered(
     """Logits divided by the temperature, with minus infinity for tokens that the filters drop. The
     parameters have the axes of the tokens, or axes of size one in their place."""
     scaled = logits.astype(jnp.float32) / jnp.maximum(sampling.temperature, 1e-6)[..., None]
-    size = scaled.shape[-1] * shards.count
-    keeps_all = (sampling.top_k == 0) | (sampling.top_k >= size)
-    filtering = lambda: _least_of_all(scaled, sampling, keeps_all, shards)
+    filtering = lambda: _least_of_all(scaled, sampling, shards)
     if shards.count > 1:  # exchanges are cheaper than a branch that all devices wait in
         least = filtering()
     else:
-        free = jnp.all(keeps_all & (sampling.top_p >= 1))
-        least = jax.lax.cond(free, lambda: _least_if_free(scaled.max(axis=-1), sampling), filtering)
+        free = _keeps_all(sampling, scaled.shape[-1]) & (sampling.top_p >= 1)
+        least = jax.lax.cond(
+            jnp.all(free), lambda: _least_if_free(scaled.max(axis=-1), sampling), filtering
+        )
     return jnp.where(scaled >= least[..., None], scaled, -jnp.inf)
 
 
@@ -46,14 +46,12 @@ def _least_if_free(
 
 
 def _least_of_all(
-    scaled: Float[Array, "batch width vocab"],
-    sampling: SlotSampling,
-    keeps_all: Bool[Array, "batch 1"],
-    shards: Shards,
+    scaled: Float[Array, "batch width vocab"], sampling: SlotSampling, shards: Shards
 ) -> Float[Array, "batch width"]:
-    """The least logit that is kept; `keeps_all` says that top_k drops nothing."""
+    """The least logit that is kept."""
     ordered, _ = likeliest_of_all(scaled, CANDIDATES, shards)
     mass, size = masses(scaled, shards)[1], scaled.shape[-1] * shards.count
+    keeps_all = _keeps_all(sampling, size)
     total = jnp.where(keeps_all, mass, _weights(ordered, sampling).sum(axis=-1))
     free = keeps_all & (sampling.top_p >= 1)
     of_filters = _least(ordered, total, sampling)
@@ -66,6 +64,11 @@ def _least_of_all(
     by_all = searched_least if shards.count > 1 else _sorted_least
     search = lambda: jnp.where(known, least, by_all(scaled, sampling, shards))
     return jax.lax.cond(jnp.all(known), lambda: least, search)
+
+
+def _keeps_all(sampling: SlotSampling, vocab_size: int) -> Bool[Array, "*slots"]:
+    """Whether top_k drops nothing."""
+    return (sampling.top_k == 0) | (sampling.top_k >= vocab_size)
 
 
 def _sorted_least(
