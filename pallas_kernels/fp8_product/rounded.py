@@ -1,7 +1,6 @@
 """Rows that are rounded to 8 bits, as one argument, and how XLA rounds them."""
 
 import dataclasses
-import functools
 import math
 from typing import Any, Literal
 
@@ -17,9 +16,7 @@ Rounding = Literal["pieces", "rows"]
 for matrices with scales of blocks, the second for those with scales of outputs."""
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["numbers", "scales"], meta_fields=["dtype"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundedRows:
     """Activations that are rounded to e4m3, as `fp8_product` takes them."""
@@ -29,7 +26,7 @@ class RoundedRows:
     scales: Float[Array, "row_tiles pieces size"]
     """In float32, as the product's thread blocks read them: those of each tile of rows
     (`RowTiles`), piece by piece. What pads a tile means nothing."""
-    dtype: Any
+    dtype: Any = dataclasses.field(metadata={"static": True})
     """Of the rows before they were rounded, and of products with them."""
 
 

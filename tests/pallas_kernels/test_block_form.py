@@ -208,7 +208,7 @@ def test_the_kernel_says_no(changed: dict, said: str):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("batch", "width", "value_heads"), [(8, 16, 32), (1, 7, 48)])
+@pytest.mark.parametrize(("batch", "width", "value_heads"), [(32, 16, 32), (1, 7, 48)])
 def test_they_compile_without_spills_and_fold_in_place(
     batch: int, width: int, value_heads: int, monkeypatch, capfd
 ):

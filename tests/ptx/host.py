@@ -7,6 +7,7 @@ structures and calls two functions of Mosaic's runtime.
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ptx.refusal import require
@@ -62,10 +63,10 @@ class Launch:
 
 def launch_of(text: str) -> Launch:
     """Of the one kernel that the printed program launches."""
-    host = Host()
-    begun = re.search(r"^define i32 @", text, re.MULTILINE)
+    begun = re.search(r"^define (?:i32|void) @\w+\((.*)\) \{$", text, re.MULTILINE)
     require(begun, "the compiler printed no program of the host")
     assert begun
+    host = Host(begun[1].replace("ptr ", "").split(", "))
     body = text[begun.start() :]
     for line in body[: body.index("\n}")].splitlines():
         host.run(line.strip())
@@ -74,8 +75,10 @@ def launch_of(text: str) -> Launch:
 
 
 class Host:
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {"%0": None, "%1": None, "%2": Arguments()}
+    def __init__(self, parameters: Sequence[str]) -> None:
+        """The last parameter is the list of arrays; those before it are the runtime's."""
+        *others, arrays = parameters
+        self.values: dict[str, Any] = dict.fromkeys(others) | {arrays: Arguments()}
         self.launches: list[Launch] = []
 
     def run(self, line: str) -> None:
@@ -141,6 +144,14 @@ class Host:
 
     def do_mosaic_gpu_launch_kernel(self, text: str) -> None:
         _, *numbers, _, parameters = self.all(text)
+        self.launch(numbers, parameters)
+
+    def do_mosaic_gpu_build_kernel_spec(self, text: str) -> None:
+        """As jax says it from 0.12 on, with a kind for each parameter."""
+        _, *numbers, _, parameters, _ = self.all(text)
+        self.launch(numbers, parameters)
+
+    def launch(self, numbers: Sequence[int], parameters: Slot) -> None:
         grid, cluster, block = (tuple(numbers[i : i + 3]) for i in (0, 3, 6))
         require(block[1:] == (1, 1), f"a thread block of {block} threads")
         slots = [parameters.piece[i] for i in sorted(parameters.piece)]
