@@ -67,6 +67,15 @@ HALVES = (0, BLOCK_ROWS)
 of both over warps, and each warp would have to cut half of the state into thirds."""
 
 
+def scratch_of_products() -> Any:
+    """Rows that are loaded one by one, so they must not be swizzled, as jax 0.12 would do. jax 0.11
+    cannot store them to tiles, and does not swizzle them."""
+    shape = STACKED, DIM
+    if internals.STORES_ANY_LAYOUT:
+        return unswizzled(shape, jnp.float32, (1, DIM))
+    return plgpu.SMEM(shape, jnp.float32)
+
+
 def scratch_of_reading(dtype: Any) -> dict[str, Any]:
     numbers = plgpu.SMEM((THREADS,), jnp.float32)
     factors = plgpu.SMEM((STACKED,), jnp.float32)
@@ -75,7 +84,7 @@ def scratch_of_reading(dtype: Any) -> dict[str, Any]:
         "arrived": plgpu.Barrier(),
         "stacked": swizzled((STACKED, DIM), dtype, bytes_per_row=2 * PIECE),
         "values": unswizzled((BLOCK_ROWS, DIM), jnp.float32, (1, DIM)),
-        "products": plgpu.SMEM((STACKED, DIM), jnp.float32),
+        "products": scratch_of_products(),
         "triangle": plgpu.SMEM((STACKED, STACKED), jnp.float32),
         "betas": numbers,
         "log_decays": numbers,

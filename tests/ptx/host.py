@@ -133,6 +133,19 @@ class Host:
 
     do_inttoptr = do_ptrtoint
 
+    def do_mul(self, text: str) -> int:
+        one, other = self.all(text)
+        return one * other
+
+    def do_add(self, text: str) -> Any:
+        """Of an address, or a number, and a number of bytes."""
+        one, other = self.all(text)
+        if isinstance(one, OfArray):
+            return one._replace(offset=one.offset + other)
+        if isinstance(one, Slot):
+            return one._replace(at=one.at + other // SIZES["i64"])
+        return one + other
+
     def do_mosaic_gpu_init_tma_desc(self, text: str) -> None:
         place, source, kind, rank, *rest = self.all(text)
         sizes, strides, swizzle, box = rest
@@ -155,5 +168,11 @@ class Host:
         grid, cluster, block = (tuple(numbers[i : i + 3]) for i in (0, 3, 6))
         require(block[1:] == (1, 1), f"a thread block of {block} threads")
         slots = [parameters.piece[i] for i in sorted(parameters.piece)]
-        held = tuple(slot.piece[slot.at] for slot in slots)
+        held = tuple(parameter_in(slot) for slot in slots)
         self.launches.append(Launch(grid, cluster, block[0], numbers[9], held))
+
+
+def parameter_in(slot: Slot) -> OfArray | dict[int, Descriptor]:
+    """From jax 0.12 on a descriptor is a parameter by itself."""
+    held = slot.piece[slot.at]
+    return {0: held} if isinstance(held, Descriptor) else held
