@@ -71,8 +71,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
         metavar="ONE,TWO",
         help=f"Methods to compare, of {', '.join(METHODS)} (default: %(default)s)",
     )
-    add_flags(group, EngineOptions, "adaptive", action=argparse.BooleanOptionalAction)
-    add_flags(group, EngineOptions, "confidence_threshold", "num_drafts")
+    add_flags(group, EngineOptions, "adaptive", "confidence_threshold", "num_drafts")
     add_flags(group, EngineOptions, "exact", "driver", "kernels", "fp8_activations")
     add_flags(group, EngineOptions, "tensor_parallel_size")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk", "prefill_budget")

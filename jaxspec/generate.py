@@ -98,9 +98,8 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
 
 def _add_speculation(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "method", choices=("auto", *METHODS), metavar=None)
-    add_flags(group, EngineOptions, "adaptive", action=argparse.BooleanOptionalAction)
-    add_flags(group, EngineOptions, "draft_sampling", "confidence_threshold", "num_drafts")
-    add_flags(group, EngineOptions, "max_ngram", "min_ngram")
+    add_flags(group, EngineOptions, "adaptive", "draft_sampling", "confidence_threshold")
+    add_flags(group, EngineOptions, "num_drafts", "max_ngram", "min_ngram")
     add_flags(group, EngineOptions, "ngram_match", "ngram_threshold")
 
 

@@ -46,8 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_requests(parser.add_argument_group("requests"))
     speculation = parser.add_argument_group("speculation")
     add_flags(speculation, EngineOptions, "method", choices=("auto", *METHODS), metavar=None)
-    add_flags(speculation, EngineOptions, "adaptive", action=argparse.BooleanOptionalAction)
-    add_flags(speculation, EngineOptions, "draft_sampling", "num_drafts", "max_ngram")
+    add_flags(speculation, EngineOptions, "adaptive", "draft_sampling", "num_drafts", "max_ngram")
     add_flags(speculation, EngineOptions, "confidence_threshold")
     add_flags(speculation, EngineOptions, "min_ngram", "ngram_match", "ngram_threshold", "width")
     _add_engine(parser.add_argument_group("engine"))
@@ -83,7 +82,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "tensor_parallel_size", "step_timeout")
     add_flags(group, EngineOptions, "prefill_chunk", "prefill_budget", "prefill_beside_decoding")
     add_flags(group, EngineOptions, "seed", help="Seed of the server (default: %(default)s)")
-    add_flags(group, EngineOptions, "compile_ahead", action=argparse.BooleanOptionalAction)
+    add_flags(group, EngineOptions, "compile_ahead")
     cli.add_kept_programs(group)
 
 

@@ -14,6 +14,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from jaxspec.console.parser import OnOrOff
 from jaxspec.errors import UsageError
 
 METAVARS = {int: "N", float: "X"}
@@ -82,6 +83,8 @@ def _settings(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
     """The settings for `add_argument` that follow from a field's type and default."""
     required = field.default is dataclasses.MISSING
     default = {"required": True} if required else {"default": field.default}
+    if kind == bool | None:
+        return default | {"action": OnOrOff}
     kind = _first_of_union(kind)
     if kind is bool:
         return default | {"action": "store_true"}

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from jaxspec.errors import closest
 
+OnOrOff = argparse.BooleanOptionalAction
+"""The action of a flag that has its opposite, as --adaptive has --no-adaptive."""
 WRONG_CHOICE = re.compile(r"argument (?P<flags>\S+): invalid choice: '(?P<found>[^']*)'")
 UNKNOWN = re.compile(r"unrecognized arguments:.*?\s(?P<found>--?[\w-]+)")
 

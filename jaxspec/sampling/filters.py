@@ -31,10 +31,8 @@ def filtered(
     if shards.count > 1:  # exchanges are cheaper than a branch that all devices wait in
         least = filtering()
     else:
-        free = _keeps_all(sampling, scaled.shape[-1]) & (sampling.top_p >= 1)
-        least = jax.lax.cond(
-            jnp.all(free), lambda: _least_if_free(scaled.max(axis=-1), sampling), filtering
-        )
+        of_largest = lambda: _least_if_free(scaled.max(axis=-1), sampling)
+        least = jax.lax.cond(jnp.all(_is_free(sampling, scaled.shape[-1])), of_largest, filtering)
     return jnp.where(scaled >= least[..., None], scaled, -jnp.inf)
 
 
@@ -53,7 +51,7 @@ def _least_of_all(
     mass, size = masses(scaled, shards)[1], scaled.shape[-1] * shards.count
     keeps_all = _keeps_all(sampling, size)
     total = jnp.where(keeps_all, mass, _weights(ordered, sampling).sum(axis=-1))
-    free = keeps_all & (sampling.top_p >= 1)
+    free = _is_free(sampling, size)
     of_filters = _least(ordered, total, sampling)
     least = jnp.where(free, _least_if_free(ordered[..., 0], sampling), of_filters)
     if ordered.shape[-1] == size:
@@ -69,6 +67,11 @@ def _least_of_all(
 def _keeps_all(sampling: SlotSampling, vocab_size: int) -> Bool[Array, "*slots"]:
     """Whether top_k drops nothing."""
     return (sampling.top_k == 0) | (sampling.top_k >= vocab_size)
+
+
+def _is_free(sampling: SlotSampling, vocab_size: int) -> Bool[Array, "*slots"]:
+    """Whether top_p drops nothing either."""
+    return _keeps_all(sampling, vocab_size) & (sampling.top_p >= 1)
 
 
 def _sorted_least(

@@ -31,6 +31,7 @@ from pallas_kernels.gated_delta.projection import Recurrent, last_inputs
 from pallas_kernels.gated_delta.reference import (
     EPS,
     before_block,
+    or_zeros,
     put,
     rows_in_slots,
     scaled_queries,
@@ -71,6 +72,7 @@ def block_read(
 ) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
     given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
     made = rows_in_slots(*given)
+    # Zero times NaN in a product would spoil the rows before a row that is not finite, too.
     finite = jnp.cumprod(rows_are_finite(made), axis=1) > 0
     query, key, value, log_decay, beta = (or_zeros(part, finite) for part in made)
     width, heads = value.shape[1:3]
@@ -125,14 +127,6 @@ def block_fold(
 def rows_are_finite(made: Recurrent) -> Bool[Array, "batch width"]:
     finite = [jnp.isfinite(part).reshape(*part.shape[:2], -1).all(axis=-1) for part in made]
     return functools.reduce(operator.and_, finite)
-
-
-def or_zeros(
-    part: Float[Array, "batch width ..."], finite: Bool[Array, "batch width"]
-) -> Float[Array, "batch width ..."]:
-    """Zeros in place of rows that are not finite, or come after one, because zero times NaN in a
-    matrix product would spoil the rows before them too."""
-    return jnp.where(finite.reshape(*finite.shape, *[1] * (part.ndim - 2)), part, 0)
 
 
 def in_rows(

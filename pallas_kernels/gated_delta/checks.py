@@ -23,8 +23,7 @@ def check_read(query: Shapes, *others: Any) -> None:
 
 
 def check_fold(key: Shapes, value: Shapes, *others: Any) -> None:
-    width = value.shape[1]
-    require(width <= MOST_ROWS, f"{width} rows in a block", f"at most {MOST_ROWS}")
+    check_rows(value.shape[1], MOST_ROWS)
     check(key, value, *others[:3])
 
 
@@ -51,17 +50,14 @@ def check_mixer_read(
     check_fold(key, value, scalars, array(scalars.shape, log_rate.dtype), state)
     wanted = taps.shape[1] + value_heads * (value_dim + 2)
     require(outputs == wanted, f"{outputs} outputs of the projection", str(wanted))
-    require(
-        tails.dtype == inputs.dtype, f"tails in {tails.dtype}", f"{inputs.dtype}, as the projection"
-    )
+    check_tails(tails, inputs)
 
 
 check_mixer_fold = check_mixer_read
 
 
 def check_block_read(inputs: Shapes, *others: Any) -> None:
-    width = inputs.shape[1]
-    require(width <= BLOCK_ROWS, f"{width} rows in a block", f"at most {BLOCK_ROWS}")
+    check_rows(inputs.shape[1], BLOCK_ROWS)
     require(inputs.dtype == jnp.bfloat16, f"a projection in {inputs.dtype}", "bfloat16")
     check_mixer_read(inputs, *others)
 
@@ -81,8 +77,16 @@ def check_block_fold(
     scalars = array((batch, width, value_heads), decayed.dtype)
     key = array((batch, width, keys.shape[2] // key_dim, key_dim), keys.dtype)
     value = array((batch, width, values // value_dim, value_dim), corrections.dtype)
-    require(width <= BLOCK_ROWS, f"{width} rows in a block", f"at most {BLOCK_ROWS}")
+    check_rows(width, BLOCK_ROWS)
     check(key, value, scalars, scalars, state)
+    check_tails(tails, inputs)
+
+
+def check_rows(width: int, most: int) -> None:
+    require(width <= most, f"{width} rows in a block", f"at most {most}")
+
+
+def check_tails(tails: Shapes, inputs: Shapes) -> None:
     same = tails.dtype == inputs.dtype
     require(same, f"tails in {tails.dtype}", f"{inputs.dtype}, as the projection")
 

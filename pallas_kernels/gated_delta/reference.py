@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels.gated_delta.chunks import in_chunks
 from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
@@ -72,20 +72,22 @@ def delta_prefill(
 ]:
     heads = value.shape[2]
     kept = jnp.arange(value.shape[1]) < counts[:, None]
-
-    def or_zeros(rows: Float[Array, "batch width ..."]) -> Float[Array, "batch width ..."]:
-        """A row of zeros neither decays nor corrects a state."""
-        return jnp.where(kept.reshape(*kept.shape, *[1] * (rows.ndim - 2)), rows, 0)
-
-    outputs, after = in_chunks(
-        or_zeros(scaled_queries(query, heads)),
-        or_zeros(unit_keys(key, heads)),
-        or_zeros(wide(value)),
-        or_zeros(wide(log_decay)),
-        or_zeros(wide(beta)),
+    outputs, after = in_chunks(  # a row of zeros neither decays nor corrects a state
+        or_zeros(scaled_queries(query, heads), kept),
+        or_zeros(unit_keys(key, heads), kept),
+        or_zeros(wide(value), kept),
+        or_zeros(wide(log_decay), kept),
+        or_zeros(wide(beta), kept),
         before_block(state, slots, lengths),
     )
     return outputs.astype(value.dtype), after
+
+
+def or_zeros(
+    part: Float[Array, "batch width ..."], taken: Bool[Array, "batch width"]
+) -> Float[Array, "batch width ..."]:
+    """The rows that are taken, and zeros in place of the others."""
+    return jnp.where(taken.reshape(*taken.shape, *[1] * (part.ndim - 2)), part, 0)
 
 
 def mixer_read(

@@ -5,15 +5,12 @@ import dataclasses
 import jax
 
 from jaxspec.engine.plan.options import EngineOptions
-from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.plan.plan import WEIGHTS, Plan
 from jaxspec.engine.step.io import Models
 from jaxspec.proposers.methods import METHODS
 
 NARROWER_WIDTHS = (1, 4, 8)
 """Widths that an adaptive engine may choose besides the drafter's full width."""
-FREE_TOKENS = 256
-"""Up to so many tokens reading the weights takes a GPU longer than multiplying by them, so that
-verifying fewer saves little. docs/notes/verify-budget.md has the calculation."""
 
 
 def with_adaptive_widths(plan: Plan, models: Models, options: EngineOptions) -> Plan:
@@ -33,13 +30,14 @@ def with_adaptive_widths(plan: Plan, models: Models, options: EngineOptions) -> 
 
 def _first_that_pays(plan: Plan, models: Models, options: EngineOptions) -> int | None:
     """The smallest batch size for which widths are chosen if nobody has said whether; None if for
-    none. The sizes decide, and no time that was measured."""
+    none. The sizes decide, and no time that was measured: verifying fewer tokens than take as long
+    as reading the weights saves little (docs/notes/verify-budget.md)."""
     decided = options.width is not None or plan.exact or METHODS[plan.method].host is not None
     waits = plan.driver == "lockstep" or jax.default_backend() != "gpu"
     if decided or waits or not _takes_packed(models):
         return None
     sizes = plan.shapes.batch_sizes
-    return next((size for size in sizes if size * plan.width > FREE_TOKENS), None)
+    return next((size for size in sizes if size * plan.width > WEIGHTS), None)
 
 
 def _takes_packed(models: Models) -> bool:

@@ -143,12 +143,9 @@ class EngineOptions(SpeculationOptions):
             raise UsageError(f"num_pages is {self.num_pages}; expected None or at least 1")
         if self.num_snapshots is not None and self.num_snapshots < 0:
             raise UsageError(f"num_snapshots is {self.num_snapshots}; expected None or at least 0")
-        if self.kernels not in get_args(Kernels):
-            expected = ", ".join(get_args(Kernels))
-            raise UsageError(f"kernels is {self.kernels!r}; expected one of {expected}")
-        if self.exchange not in get_args(Exchange):
-            expected = ", ".join(get_args(Exchange))
-            raise UsageError(f"exchange is {self.exchange!r}; expected one of {expected}")
+        for name, known in (("kernels", get_args(Kernels)), ("exchange", get_args(Exchange))):
+            if (found := getattr(self, name)) not in known:
+                raise UsageError(f"{name} is {found!r}; expected one of {', '.join(known)}")
         if self.step_timeout is not None and not self.step_timeout > 0:
             raise UsageError(f"step_timeout is {self.step_timeout}; expected None or more than 0")
         if not 0 < self.memory_fraction <= 1:
