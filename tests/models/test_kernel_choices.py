@@ -108,7 +108,13 @@ def test_a_target_says_what_is_traced(
 @pytest.mark.parametrize(("batch", "width"), SIZES)
 @pytest.mark.parametrize(
     ("name", "row_by_row"),
-    [("qwen3.5-4b", True), ("qwen3.5-4b", False), ("qwen3.5-27b", True), ("tiny-hybrid", False)],
+    [
+        ("qwen3.5-4b", True),
+        ("qwen3.5-4b", False),
+        ("qwen3.5-27b", True),
+        ("tiny-hybrid", True),
+        ("tiny-hybrid", False),
+    ],
 )
 def test_a_hybrid_target_says_what_is_traced(
     name, row_by_row, batch, width, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+STEEP = {
+    (8, 1): 6.1, (8, 4): 7.0, (8, 8): 7.9, (8, 16): 9.3,
+    (16, 1): 6.6, (16, 4): 8.2, (16, 8): 9.3, (16, 16): 12.0,
+    (32, 1): 7.0, (32, 4): 9.5, (32, 8): 11.5, (32, 16): 16.3,
+}  # fmt: skip
+"""Milliseconds of steps that get longer with every token more than those of 8B on an H100 do."""
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -44,23 +50,45 @@ GSM8K, MT_BENCH = 6.54, 4.24
     ],
 )
 def test_half_of_the_requests_accept_more(budget, times, batch, lengths, of_16, of_best):
+    assert_shared_pays(budget, times, batch, lengths, of_16, of_best)
+
+
+@pytest.mark.parametrize(
+    ("batch", "lengths", "of_16", "of_best"),
+    [
+        (8, (6.4, 3.0), 0.97, 0.97),
+        (16, (6.4, 3.0), 1.1, 1.04),
+        (32, (6.4, 3.0), 1.2, 1.03),
+        (8, (GSM8K, MT_BENCH), 0.97, 0.97),
+        (16, (GSM8K, MT_BENCH), 1.04, 0.99),
+        (32, (GSM8K, MT_BENCH), 1.14, 0.99),
+    ],
+)
+def test_the_same_where_tokens_cost_more(budget, batch, lengths, of_16, of_best):
+    assert_shared_pays(budget, STEEP, batch, lengths, of_16, of_best)
+
+
+def assert_shared_pays(budget, times, batch, lengths, of_16, of_best) -> None:
     fixed = equal(budget, times, batch, lengths)
     speed = budget.shared(batch, lengths, times)
     assert speed > of_16 * fixed[16]
     assert speed > of_best * max(fixed.values())
 
 
-def test_equal_requests_lose_little(budget, times):
+@pytest.mark.parametrize("steep", [False, True])
+def test_equal_requests_lose_little(budget, times, steep):
+    given = STEEP if steep else times
     for batch, length in ((8, 6.5), (32, 7.9), (32, 6.5), (16, 3.0)):
         lengths = length, length
-        best = max(equal(budget, times, batch, lengths).values())
-        assert budget.shared(batch, lengths, times) > 0.97 * best
+        best = max(equal(budget, given, batch, lengths).values())
+        assert budget.shared(batch, lengths, given) > 0.97 * best
 
 
-def test_where_no_draft_is_accepted_nothing_is_drafted_for_long(budget, times):
-    lengths = 1.1, 1.1
-    plain = budget.fixed(32, lengths, 1, times)
-    assert budget.shared(32, lengths, times) > 0.93 * plain
+@pytest.mark.parametrize("steep", [False, True])
+def test_where_no_draft_is_accepted_nothing_is_drafted_for_long(budget, times, steep):
+    given, lengths = STEEP if steep else times, (1.1, 1.1)
+    plain = budget.fixed(32, lengths, 1, given)
+    assert budget.shared(32, lengths, given) > 0.93 * plain
 
 
 def test_the_most_that_any_policy_can_give(budget, times):
