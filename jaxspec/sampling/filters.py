@@ -70,7 +70,7 @@ def _keeps_all(sampling: SlotSampling, vocab_size: int) -> Bool[Array, "*slots"]
 
 
 def _is_free(sampling: SlotSampling, vocab_size: int) -> Bool[Array, "*slots"]:
-    """Whether top_p drops nothing either."""
+    """Whether neither top_k nor top_p drops anything."""
     return _keeps_all(sampling, vocab_size) & (sampling.top_p >= 1)
 
 

@@ -23,7 +23,8 @@ class Drafters:
         """Requests of which something was committed and that were not released since."""
 
     def pay(self, plan: Plan, requests: int) -> bool:
-        """Whether a step of so many requests has drafts, as far as the width is chosen."""
+        """Whether a step of so many requests makes drafts. It makes none if the engine chooses
+        widths and the one that it chose last has no room for drafts."""
         if self.adaptive is None or not requests:
             return True
         chosen = plan.widths_of(plan.shapes.batch_for(requests))
