@@ -19,7 +19,7 @@ cache: a second use of the one from before the write would make XLA copy all of 
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Int
@@ -48,6 +48,10 @@ class CopiesRows(Protocol):
     ) -> Itself: ...
 
 
+type Written = tuple[Any, ...]
+"""For every layer, what its write keeps for its commit; None for a layer that keeps nothing."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache[Layer: LayerCache]:
@@ -74,6 +78,16 @@ class Cache[Layer: LayerCache]:
         """Commits the same tokens in every layer."""
         return self.with_layers(layer.commit(block) for layer in self.layers)
 
+    def without_written(self) -> tuple["Cache[Layer]", Written]:
+        """The cache as it is between steps, and apart from it what the last write keeps for the
+        commit. A layer that keeps something has a field `written`."""
+        written = tuple(getattr(layer, "written", None) for layer in self.layers)
+        return self.with_layers(map(_without_written, self.layers)), written
+
+    def with_written(self, written: Written) -> "Cache[Layer]":
+        """The cache and what was written, together again."""
+        return self.with_layers(map(_with_written, self.layers, written))
+
     def with_layers(self, layers: Iterable[Layer]) -> "Cache[Layer]":
         """The caches of all layers in another state."""
         return dataclasses.replace(self, layers=tuple(layers))
@@ -89,6 +103,14 @@ class Cache[Layer: LayerCache]:
             layer.with_row_copied(source, target) if isinstance(layer, CopiesRows) else layer
             for layer in self.layers
         )
+
+
+def _with_written(layer: Any, written: Any) -> Any:
+    return dataclasses.replace(layer, written=written) if hasattr(layer, "written") else layer
+
+
+def _without_written(layer: Any) -> Any:
+    return _with_written(layer, None)
 
 
 def _is_in_pages(layer: LayerCache) -> bool:

@@ -123,7 +123,8 @@ class States:
     tails: Tails
     """The last inputs of the convolution: of as many tokens as it looks back."""
     written: Rows | CorrectedRows | Ends | None = None
-    """The block that was written last; None between steps."""
+    """The block that was written last; None between steps. If a step is several programs, it goes
+    from one to the next beside the state, which is donated."""
 
     def commit(self, block: Block) -> "States":
         assert self.written is not None, "nothing was written since the last commit"

@@ -27,25 +27,17 @@ def part_ms(engine: Engine, batch: int, context: int) -> dict[str, float]:
     with engine.borrow_device() as device:
         assert device.state is not None, "the device has no state"
         device.state = occupied(device.state, batch, context, engine.plan.max_model_len)
-        in_pages = device.state.cache.in_pages
-        calls = _calls(device, engine.plan, batch, in_pages)
-        times = {part: _milliseconds(calls[part]) for part in PARTS if part in calls}
-        return times if in_pages else times | {"accept": times["accept"] - times["verify"]}
+        calls = _calls(device, engine.plan, batch)
+        return {part: _milliseconds(calls[part]) for part in PARTS if part in calls}
 
 
-def _calls(device: Device, plan: Plan, batch: int, in_pages: bool) -> dict[str, Callable[[], Any]]:
-    """Each part. A commit uses up what a target with states has written, so verify is then a part
-    of accept."""
+def _calls(device: Device, plan: Plan, batch: int) -> dict[str, Callable[[], Any]]:
     most = plan.width - 1
     slots = jax.device_put(np.arange(batch, dtype=np.int32))
     num_drafts = device.integers((), (batch,), most)
     drafts = Drafts(device.integers((), (batch, most), 7), num_drafts)
     verify = partial(device.run, verify_step, slots, drafts, draws=False)
-    verified = verify() if in_pages else None
-
-    def accept() -> Any:
-        return device.run(accept_step, slots, drafts, verified or verify())
-
+    accept = partial(device.run, accept_step, slots, drafts, verify())
     calls = {"verify": verify, "accept": accept}
     if plan.proposer is not None and plan.drafter:
         drafting = Drafting(plan.proposer, plan.width)

@@ -4,10 +4,8 @@ import functools
 import logging
 import threading
 import time
-import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -45,8 +43,6 @@ JITTED = {
 }
 
 
-UNUSED = "Some donated buffers were not usable"
-"""How jax's warning begins if a program has no result for the memory of an argument."""
 _LOWERING = threading.Lock()
 """Lowering is Python, so programs gain nothing from being lowered at the same time."""
 
@@ -64,7 +60,7 @@ class Program:
     ):
         self.step = step
         self.state = jax.tree.map(_shape, state)
-        """Shapes of the state. A step may add to its structure, and another take that away."""
+        """Shapes of the state."""
         self.inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
         """Shapes of the inputs besides models, parameters and state."""
         self.static = static
@@ -88,14 +84,8 @@ class Program:
 
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
-        with _LOWERING, _without_warning() if self._takes_away else nullcontext():
+        with _LOWERING:
             return self.traced.lower()
-
-    @property
-    def _takes_away(self) -> bool:
-        """Whether the step uses up a part of the state: the block that a commit folds in."""
-        before, after = (jax.tree.structure(s) for s in (self.state, self._traced_results[0]))
-        return after.num_leaves < before.num_leaves
 
     @property
     def is_ready(self) -> bool:
@@ -262,14 +252,6 @@ def programs_for(models: Models, params: Any, state: Any, store: ProgramStore | 
     folder = None if store is None else store.files.folder
     key = models, structure, tuple(map(str, leaves)), folder, str(settings())
     return _SHARED.setdefault(key, Programs(models, shapes[0], shapes[1], store))
-
-
-@contextmanager
-def _without_warning() -> Iterator[None]:
-    """Warnings belong to the whole process, so other threads may lose theirs meanwhile."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", UNUSED)
-        yield
 
 
 def _without_devices(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block, block_after
+from jaxspec.cache.cache import Cache
 from jaxspec.cache.packing import Packing
 from jaxspec.engine.step.choose import as_input
 from jaxspec.engine.step.io import Models, PromptChunk, StepResult, Verified
@@ -75,14 +76,18 @@ def drafted_block(
 
 def verified_drafts(
     state: EngineState,
+    cache: Cache,
     slots: Slots,
     drafts: Drafts,
     features: Float[Array, "batch width features"],
     tokens: Int[Array, "batch width"],
     logprobs: TopLogprobs | None,
-) -> Verified:
-    active = state.active(slots)
-    return Verified(tokens, active * drafts.num_drafts, active, features, logprobs)
+) -> tuple[EngineState, Verified]:
+    """The state with the cache in which the block was written, and what a commit needs."""
+    active, (cache, written) = state.active(slots), cache.without_written()
+    num_drafts = active * drafts.num_drafts
+    verified = Verified(tokens, num_drafts, active, features, written, logprobs)
+    return dataclasses.replace(state, cache=cache), verified
 
 
 # A chunk of a prompt

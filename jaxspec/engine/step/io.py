@@ -5,6 +5,7 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float, Int
 
+from jaxspec.cache.cache import Written
 from jaxspec.layers.shards import WHOLE, Shards
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import DeviceProposer
@@ -101,6 +102,8 @@ class Verified:
     """1 for requests that took part, 0 for those whose budget was spent."""
     features: Float[Array, "batch width features"]
     """The target's hidden states of the block, for the proposers."""
+    written: Written
+    """What the layers of a recurrent target keep of the block until it is committed."""
     logprobs: TopLogprobs | None
     """Log probabilities of `tokens`; None in a program that draws nothing."""
 

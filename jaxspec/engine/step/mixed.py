@@ -85,8 +85,9 @@ def _verify_beside(
     chosen = tokens_from(models, state, chunk.slots, last, ends, draws)
     answers = models.shards.after(answers, *jax.tree.leaves(chosen))
     of_drafts, of_chunk = _apart(features, batch)
-    verified = verified_drafts(state, slots, drafts, of_drafts, answers, logprobs)
-    return dataclasses.replace(state, cache=cache), verified, ChunkRead(of_chunk, *chosen)
+    of_target = of_drafts, answers, logprobs
+    state, verified = verified_drafts(state, cache, slots, drafts, *of_target)
+    return state, verified, ChunkRead(of_chunk, *chosen)
 
 
 def _rows_of_chunk(models: Models, state: EngineState, chunk: PromptChunk, width: int) -> Block:

@@ -5,6 +5,7 @@ heads: pages, and the states of recurrent layers. The rest, page tables among it
 device, as are all inputs and results.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,9 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.cache.states import States
-from jaxspec.engine.step.io import Models
+from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step
-from jaxspec.engine.step.steps import draft_step, replace_step
+from jaxspec.engine.step.steps import draft_step, replace_step, verify_step
 from jaxspec.layers.shards import AXIS
 from jaxspec.models.sharding import mesh_of
 from jaxspec.proposers.device import Drafts
@@ -29,14 +30,19 @@ PAGES = PartitionSpec(None, None, AXIS, None)
 STATES = {
     "matrices": PartitionSpec(None, AXIS, None, None),
     "tails": PartitionSpec(None, None, AXIS),
-    "written": PartitionSpec(None, None, AXIS),
 }
-"""By the fields of `States`: slots, value_heads, key_dim, value_dim; slots, recent, channels, which
-are each device's queries, keys and values beside each other; and of a block that is not committed
-yet, the last of every array's three axes."""
+"""By the fields of `States`: slots, value_heads, key_dim, value_dim; and slots, recent, channels,
+which are each device's queries, keys and values beside each other."""
+WRITTEN = PartitionSpec(None, None, AXIS)
+"""Of a block that is not committed yet: the last of every array's three axes."""
 LOGITS = PartitionSpec(None, None, AXIS)
 """batch, drafts, vocab: what drafts were drawn from stays where it was made."""
-GIVES_DRAFTS = draft_step, replace_step
+CUT: dict[type, dict[str, PartitionSpec]] = {
+    Drafts: {"logits": LOGITS},
+    Verified: {"written": WRITTEN},
+}
+"""Every other input and result of a step is the same on all devices."""
+GIVES = {draft_step: Drafts, replace_step: Drafts, verify_step: Verified}
 
 
 def step_over_shards(
@@ -49,8 +55,8 @@ def step_over_shards(
 ) -> Any:
     """A step as a jitted function of parameters, state and inputs. The state is donated."""
     of_state = specs_of_state(state)
-    takes = (_specs_of_params(params), of_state, *map(_specs_of_input, inputs))
-    gives = (of_state, _specs_of_drafts() if step in GIVES_DRAFTS else EVERYWHERE)
+    takes = (_specs_of_params(params), of_state, *(_specs_of(type(part)) for part in inputs))
+    gives = (of_state, _specs_of(GIVES.get(step, object)))
 
     def function(params: Any, state: Any, *inputs: Any) -> tuple[Any, Any]:
         return step(models, params, state, *jax.tree.map(_made_here, inputs), **static)
@@ -83,18 +89,14 @@ def _made_here(leaf: Any) -> Any:
     return leaf if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
 
 
-def _specs_of_input(part: Any) -> Any:
-    """All devices have all inputs and results of steps, but for the logits of drafts."""
-    if not isinstance(part, Drafts):
+def _specs_of(kind: type) -> Any:
+    """Of an input or a result of a step. The constructor of a record takes no specs."""
+    if kind not in CUT:
         return EVERYWHERE
-    by_name = lambda path, _: LOGITS if path[-1].name == "logits" else EVERYWHERE
-    return jax.tree.map_with_path(by_name, part)
-
-
-def _specs_of_drafts() -> Any:
-    """For drafts with or without logits and scores."""
-    tokens, logits = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, 1))
-    return _specs_of_input(Drafts(tokens, tokens[0], logits, logits[0]))
+    record = object.__new__(kind)
+    for field in dataclasses.fields(kind):
+        object.__setattr__(record, field.name, CUT[kind].get(field.name, EVERYWHERE))
+    return record
 
 
 def _specs_of_params(params: Any) -> Any:
@@ -112,8 +114,7 @@ def specs_of_state(state: Any) -> Any:
 
 def _spec_of(part: Any) -> Any:
     if isinstance(part, States):
-        is_field = lambda below: below is not part  # a step may give `written` or take it away
-        return jax.tree.map_with_path(_spec_of_states, part, is_leaf=is_field)
+        return jax.tree.map_with_path(_spec_of_states, part)
     if isinstance(part, Inboxes):
         return specs_of(part, AXIS)
     return PAGES if isinstance(part, KeysValues) else EVERYWHERE

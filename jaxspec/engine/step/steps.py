@@ -210,8 +210,7 @@ def verify_step(
             models, params, state, slots, hidden, block.positions + 1, draws, drafts, packing
         )
         features = features if packing is None else packing.unpack(features)
-        verified = verified_drafts(state, slots, drafts, features, *chosen)
-        return dataclasses.replace(state, cache=cache), verified
+        return verified_drafts(state, cache, slots, drafts, features, *chosen)
 
 
 def accept_step(
@@ -254,7 +253,7 @@ def commit_step(
         newest = jnp.where(verified.active > 0, newest, last)
         committed = dataclasses.replace(
             state,
-            cache=state.cache.commit(block),
+            cache=state.cache.with_written(verified.written).commit(block),
             proposers=absorbed(models, params, state, block, tokens, verified.features),
             lengths=state.lengths.at[slots].add(emitted),
             last_tokens=state.last_tokens.at[slots].set(as_input(newest)),
