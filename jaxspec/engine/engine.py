@@ -90,7 +90,7 @@ class Engine(TextGeneration):
         All other keywords are fields of `EngineOptions` and override those of `options`.
         """
         checked = options_of(options, changes)
-        refuse_device(checked.kernels)
+        refuse_device(checked)
         opened = open_models(
             target,
             draft,

@@ -16,17 +16,20 @@ from jaxspec.cache.cache import Cache
 from jaxspec.layers.decoder import Decoder, DecoderLayer, Mixer
 from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.linear import RMSNorm
+from jaxspec.layers.sums import choice_of_sums
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.exchange import Inboxes
 
 Hidden = Float[Array, "batch width hidden"]
 
 
-def exchanges(geometry: Decoder, x: Hidden, cache: Cache[Any]) -> bool:
-    """Whether layers of this kind are run so: if there are inboxes, and the products of all tokens
-    fit into them. Else XLA adds up."""
-    wanted = geometry.shards.count > 1 and geometry.shards.exchange != "psum"
-    return wanted and cache.inboxes is not None and x.nbytes <= cache.inboxes.room
+def exchanges(geometry: Decoder, x: Hidden, cache: Cache[Any], unlike: str | None = None) -> bool:
+    """Whether layers of this kind are run so. Else XLA adds up, as it does without an engine, which
+    makes the inboxes. `unlike` is that of `choice_of_sums`."""
+    if geometry.shards.count == 1 or cache.inboxes is None:
+        return False
+    num_tokens = x.shape[0] * x.shape[1]
+    return choice_of_sums(geometry, x.dtype, num_tokens, unlike).implementation != "psum"
 
 
 def run_exchanged(

@@ -17,6 +17,7 @@ from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.gated_delta import DeltaSizes, in_block_form
 from jaxspec.layers.plain_heads import NOT_NORMED
+from jaxspec.layers.sums import CONVOLVED, OP, choice_of_sums
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.add_norm.api import ADD_NORM
 from pallas_kernels.dense_chain import ChainShape, chain_choice
@@ -45,10 +46,9 @@ from pallas_kernels.silu_gate.api import SILU_GATE
 OpChoice = tuple[str, Choice]
 """The name of an op, and what runs it."""
 
-CONVOLVED = "convolutions around every sublayer; expected none"
-"""The reason why no kernel runs from one attention to the next."""
 TWO_SIZES = "attention and recurrence of different sizes; expected one size"
-"""The same for hybrid layers whose mixers have outputs of different sizes."""
+"""The reason why no kernel runs from one attention to the next, for hybrid layers whose mixers have
+outputs of different sizes."""
 MOST_DRAFTED = 65
 """Tokens of the widest block of drafts; what is wider is a chunk of a prompt."""
 SHARDED = "sums over several GPUs inside every layer; expected one GPU"
@@ -110,6 +110,7 @@ def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes, row_by_row: bool) ->
     """The ops of layers that attend or recur, in the latter row by row if that is wanted."""
     yield from choices_of_attention(shape, (BlockMask(causal=True),))
     yield from choices_of_recurrence(shape, sizes, row_by_row)
+    yield from choices_of_sums(shape)
     if not kernels_run(shape.implementation):
         return
     wanted = hybrid_chain_shape(shape.decoder, sizes, shape.batch, shape.width)
@@ -165,6 +166,7 @@ def choices_of_layers(
     yield from choices_of_attention(shape, masks)
     if shape.decoder.fp8 is not None:
         yield from dict.fromkeys(_fp8_products(shape, shape.decoder.fp8))
+    yield from choices_of_sums(shape, CONVOLVED if convolved else None)
     if not kernels_run(shape.implementation):
         return
     if convolved or shape.decoder.shards.count > 1:
@@ -183,6 +185,15 @@ def choices_of_attention(shape: StackShape, masks: tuple[BlockMask, ...]) -> Ite
     yield "qkv_write", _write(shape.of_layers, queries=True)
     for mask in dict.fromkeys(masks):
         yield "paged_attention", _attention(shape, mask)
+
+
+def choices_of_sums(shape: StackShape, unlike: str | None = None) -> Iterator[OpChoice]:
+    """The op that adds up over several devices, if there are several. `unlike` is that of
+    `choice_of_sums`."""
+    if shape.decoder.shards.count > 1:
+        inside = shape.of_layers
+        num_tokens = inside.batch * inside.width
+        yield OP, choice_of_sums(shape.decoder, shape.dtype, num_tokens, unlike)
 
 
 def choice_of_context(shape: StackShape) -> OpChoice:

@@ -16,6 +16,7 @@ from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.kernels import chain_shape, hybrid_chain_shape
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
+from jaxspec.layers.sums import CONVOLVED
 from pallas_kernels.dispatch import Implementation, kernels_run
 
 Hidden = Float[Array, "batch width hidden"]
@@ -33,11 +34,11 @@ def run_layers(
     between one attention and the next than those kernels know of.
     """
     ways, implementation = [paged] * len(layers), paged.implementation
-    if layers[0].convolutions is None and exchanges(layers[0].geometry, x, cache):
+    geometry, unlike = layers[0].geometry, None if layers[0].convolutions is None else CONVOLVED
+    if exchanges(geometry, x, cache, unlike):
         return run_exchanged(layers, norm, x, ways, cache)
-    alone = layers[0].convolutions is None and layers[0].geometry.shards.count == 1
-    if alone and kernels_run(implementation):
-        shape = chain_shape(layers[0].geometry, *x.shape[:2])
+    if unlike is None and geometry.shards.count == 1 and kernels_run(implementation):
+        shape = chain_shape(geometry, *x.shape[:2])
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
     return run_one_by_one(layers, norm, x, ways, cache)
 

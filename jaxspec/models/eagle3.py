@@ -23,9 +23,16 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import MLP, Attending, Attention, BlockMask, Decoder, DecoderLayer
-from jaxspec.layers.kernels import OpChoice, StackShape, choice_of_context, choices_of_attention
+from jaxspec.layers.kernels import (
+    OpChoice,
+    StackShape,
+    choice_of_context,
+    choices_of_attention,
+    choices_of_sums,
+)
 from jaxspec.layers.linear import Linear, RMSNorm
 from jaxspec.layers.paged import Paged, paged
+from jaxspec.layers.sums import OF_PAIRS
 from jaxspec.models.drafter import DrafterModule
 from jaxspec.models.eagle3_config import Eagle3Config
 
@@ -124,6 +131,7 @@ class Eagle3(DrafterModule):
             shape = StackShape(decoder, self.dtype, implementation, batch, rows, page_size)
             if rows == 1 or decoder.num_layers > 1:
                 yield from choices_of_attention(shape, (CAUSAL,))
+                yield from choices_of_sums(shape, OF_PAIRS)
             yield choice_of_context(shape)
 
     def __call__(

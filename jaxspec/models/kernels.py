@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxspec.layers.kernels import OpChoice
+from jaxspec.layers.sums import OP
 from pallas_kernels.dispatch import Choice, Implementation
 
 
@@ -17,7 +18,7 @@ class KernelUse:
     op: str
     """The name of the op in `pallas_kernels`."""
     runs_on: str
-    """mosaic, portable or xla."""
+    """mosaic, portable or xla; psum for sums over GPUs by XLA's collective."""
     reason: str | None
     """Why no kernel runs it; None if one does."""
     sizes: tuple[tuple[int, int], ...]
@@ -68,17 +69,26 @@ def kernels_line(uses: Sequence[KernelUse]) -> str:
     """The uses as one line: kernels: paged_attention mosaic, add_norm xla (why)."""
     if not uses:
         return "kernels: none, the models have layers of their own"
-    reasons = {use.reason for use in uses}
+    of_sums = [use for use in uses if use.op == OP]
+    reasons = {use.reason for use in uses if use.op != OP}
     if len(reasons) == 1 and None not in reasons:
-        return f"kernels: xla for every op ({reasons.pop()})"
+        but_sums = f", but {_of_op(OP, of_sums)}" if of_sums else ""
+        return f"kernels: xla for every op ({reasons.pop()}){but_sums}"
     ops = dict.fromkeys(use.op for use in uses)
     return f"kernels: {', '.join(_of_op(op, [use for use in uses if use.op == op]) for op in ops)}"
 
 
 def _of_op(op: str, uses: Sequence[KernelUse]) -> str:
     kernels = sorted({use.runs_on for use in uses if use.reason is None})
-    others = dict.fromkeys((use.model, use.reason) for use in uses if use.reason is not None)
-    everywhere = {model for model, _ in others} == {use.model for use in uses}
-    reasons = dict.fromkeys(why if everywhere else f"{model}: {why}" for model, why in others)
-    without = [f"xla ({'; '.join(map(str, reasons))})"] if reasons else []
-    return f"{op} {' and '.join([*kernels, *without])}"
+    without = sorted({use.runs_on for use in uses if use.reason is not None}, reverse=True)
+    models = {use.model for use in uses}
+    reasoned = [_with_reasons([u for u in uses if u.runs_on == one], models) for one in without]
+    return f"{op} {' and '.join([*kernels, *reasoned])}"
+
+
+def _with_reasons(uses: Sequence[KernelUse], models: set[str]) -> str:
+    """What runs an op instead of a kernel and why; with the model if not all models do that."""
+    reasons = dict.fromkeys((use.model, use.reason) for use in uses)
+    everywhere = {model for model, _ in reasons} == models
+    said = dict.fromkeys(why if everywhere else f"{model}: {why}" for model, why in reasons)
+    return f"{uses[0].runs_on} ({'; '.join(map(str, said))})"

@@ -110,8 +110,9 @@ class EngineOptions(SpeculationOptions):
     sees. It must divide the numbers of heads."""
     exchange: Exchange = "psum"
     """What adds up the products of layers over several GPUs. psum: XLA's sum; mosaic: a kernel of
-    our own in which GPUs write into each other's memory, which no GPU has run yet; xla: the
-    reference of that kernel."""
+    our own in which GPUs write into each other's memory, which no GPU has run yet, in steps of at
+    most 512 tokens, and refuse models for which that is not possible; xla: the reference of that
+    kernel."""
     step_timeout: float | None = None
     """Seconds after which a step counts as stuck, because a device or another process does not
     answer: then all requests end with an error, and the engine cannot be used any more. By default

@@ -31,7 +31,6 @@ from jaxspec.proposers.device import DeviceProposer, DraftsAnyNumber
 from jaxspec.proposers.drafters import kind_of
 from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
-from pallas_kernels.dispatch import refusal_of_device
 
 WIDTH_WITHOUT_DRAFTER = 16
 
@@ -46,25 +45,15 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         models = with_exact_target(models)
     plan = with_adaptive_widths(_plan(models, options), models, options)
     plan = with_prefill_beside(plan, models, options)
-    models = with_shards(models, _shards(options))
+    shards = Shards(options.tensor_parallel_size, options.exact, options.exchange)
+    models = with_shards(models, shards)
     if plan.drafter:
         models = with_confidence_threshold(models, options.confidence_threshold)
-    refuse_what_kernels_cannot(models, plan, options.kernels)
+    refuse_what_kernels_cannot(models, plan, options)
     proposers = (*models.proposers, *_added_proposers(plan, options))
     synthetic = options.synthetic_acceptance is not None
     models = _same_models(models.target, proposers, options.page_size, synthetic)
     return models, with_prefix_caching(plan, models, options)
-
-
-def _shards(options: EngineOptions) -> Shards:
-    if options.exchange != "psum" and jax.process_count() > 1:
-        raise UsageError(
-            f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
-            "expected psum, or one process"
-        )
-    if options.exchange == "mosaic" and (reason := refusal_of_device("auto")):
-        raise UsageError(f"exchange is 'mosaic', but {reason}")
-    return Shards(options.tensor_parallel_size, options.exact, options.exchange)
 
 
 def _with_num_drafts(models: Models, num_drafts: int | None) -> Models:

@@ -59,6 +59,7 @@ def say_what_is_ignored(options: EngineOptions, method: str) -> None:
             "there is no drafter whose width could be chosen",
         ),
         "confidence_threshold": (not uses.drafter, "there is no drafter"),
+        "exchange": (options.tensor_parallel_size == 1, "tensor_parallel_size is 1"),
         "width": (not (uses.drafter or options.exact), "there is no drafter"),
         "memory_fraction": (
             options.num_pages is not None or jax.default_backend() == "cpu",
