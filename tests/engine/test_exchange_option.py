@@ -2,6 +2,7 @@
 
 import logging
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,9 @@ from jaxspec.models.targets import target_of
 from jaxspec.proposers.drafters import proposer_of
 from pallas_kernels import dispatch
 
+FEW_TOKENS: dict[str, Any] = {"prefill_shapes": ((1, 64),), "prefill_chunk": 64}
+"""In every step."""
+
 
 @pytest.fixture
 def on_two_hoppers(monkeypatch: pytest.MonkeyPatch):
@@ -32,7 +36,9 @@ def on_two_hoppers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jax, "device_count", lambda: 2)
 
 
-def planned(name: str = "qwen3-4b", kind: str = "dflash", dtype=jnp.bfloat16, **options):
+def planned(
+    name: str = "qwen3-4b", kind: str = "dflash", dtype=jnp.bfloat16, **options: Any
+) -> tuple[KernelUse, ...]:
     """What runs each op, for modules without parameters over two devices."""
     config = published(name)
     draft = drafter_for(kind, config)
@@ -55,8 +61,8 @@ class TestWhatIsSaid:
 
     def test_512_tokens_are_the_most(self, on_two_hoppers):
         shapes = ((1, 512), (1, 520), (4, 128), (4, 256))
-        options = dict(prefill_shapes=shapes, prefill_chunk=520, max_batch=33, batch_sizes=(32, 33))
-        uses = of_sums(planned(exchange="mosaic", **options))
+        read, decoded = {"prefill_shapes": shapes, "prefill_chunk": 520}, {"batch_sizes": (32, 33)}
+        uses = of_sums(planned(exchange="mosaic", max_batch=33, **read, **decoded))
         sizes = {(use.model, use.runs_on): {*use.sizes} for use in uses}
         assert {(1, 512), (4, 128), (32, 16)} <= sizes["target", "mosaic"]
         assert {(1, 520), (4, 256), (33, 16)} == sizes["target", "psum"]
@@ -71,15 +77,13 @@ class TestWhatIsSaid:
 
     @pytest.mark.parametrize(("kind", "why"), [("dflash2", CONVOLVED), ("eagle3", OF_PAIRS)])
     def test_drafters_whose_sums_the_reference_does_not_make(self, on_two_hoppers, kind, why):
-        few = dict(prefill_shapes=((1, 64),), prefill_chunk=64)
-        line = kernels_line(planned(kind=kind, exchange="xla", **few))
+        line = kernels_line(planned(kind=kind, exchange="xla", **FEW_TOKENS))
         wanted = f"exchange_norm xla (target: xla was asked for) and psum (drafter: {why})"
         assert wanted in line
 
     def test_it_stands_behind_the_one_reason_of_all_other_ops(self, monkeypatch):
         monkeypatch.setattr(jax, "device_count", lambda: 2)
-        few = dict(prefill_shapes=((1, 64),), prefill_chunk=64)
-        assert kernels_line(planned(exchange="xla", **few)) == (
+        assert kernels_line(planned(exchange="xla", **FEW_TOKENS)) == (
             "kernels: xla for every op (the device is a CPU; expected a Hopper GPU), but "
             "exchange_norm xla (xla was asked for)"
         )
