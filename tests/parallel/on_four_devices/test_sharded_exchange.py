@@ -66,14 +66,17 @@ def test_the_tokens_are_those_of_the_goldens(which, exchanged):
 
 
 def test_more_tokens_than_the_inboxes_hold_are_left_to_xla_and_the_log_says_so(exchanged, caplog):
-    """The first step reads 4 x 160 tokens, and the next ones 4 x 8."""
-    sizes = dict(prefill_chunk=160, prefill_shapes=((4, 160),), cache_dir=False)
+    """The first step reads 5 x 128 tokens, and the next ones one block of each request."""
+    # Of a batch size that no other test has, because engines share programs.
+    sizes = dict(max_batch=5, batch_sizes=(5,), prefill_chunk=128, prefill_shapes=((5, 128),))
     with caplog.at_level(logging.INFO, logger="jaxspec"):
-        engine = golden_engine("a", tensor_parallel_size=2, exchange="xla", **sizes)
+        engine = golden_engine(
+            "a", tensor_parallel_size=2, exchange="xla", cache_dir=False, **sizes
+        )
     wanted = "but exchange_norm xla (xla was asked for) and psum (target: more than 512 tokens per "
     assert wanted in caplog.text
     said = [use for use in engine.stats().kernels if use.op == "exchange_norm"]
-    assert [use.sizes for use in said if use.runs_on == "psum"] == [((4, 160),)]
+    assert [use.sizes for use in said if use.runs_on == "psum"] == [((5, 128),)]
     case = trajectories("a")[0]
     [output] = engine.generate([case["prompt"]], [budget(9)])
     check_golden(output, case, 9)
