@@ -61,13 +61,14 @@ class TestWhatIsSaid:
 
     def test_512_tokens_are_the_most(self, on_two_hoppers):
         shapes = ((1, 512), (1, 520), (4, 128), (4, 256))
-        read, decoded = {"prefill_shapes": shapes, "prefill_chunk": 520}, {"batch_sizes": (32, 33)}
-        uses = of_sums(planned(exchange="mosaic", max_batch=33, **read, **decoded))
-        sizes = {(use.model, use.runs_on): {*use.sizes} for use in uses}
-        assert {(1, 512), (4, 128), (32, 16)} <= sizes["target", "mosaic"]
-        assert {(1, 520), (4, 256), (33, 16)} == sizes["target", "psum"]
+        sizes: dict[str, Any] = {"max_batch": 33, "batch_sizes": (32, 33)}
+        sizes |= {"prefill_shapes": shapes, "prefill_chunk": 520}
+        uses = of_sums(planned(exchange="mosaic", **sizes))
+        found = {(use.model, use.runs_on): {*use.sizes} for use in uses}
+        assert {(1, 512), (4, 128), (32, 16)} <= found["target", "mosaic"]
+        assert {(1, 520), (4, 256), (33, 16)} == found["target", "psum"]
         # It drafts a block of 16 for each request, whatever the target reads.
-        assert (33, 16) in sizes["drafter", "psum"] and (4, 256) in sizes["drafter", "mosaic"]
+        assert (33, 16) in found["drafter", "psum"] and (4, 256) in found["drafter", "mosaic"]
 
     @pytest.mark.parametrize("kind", ["dflash", "dflash2", "eagle3"])
     def test_psum_is_said_too_and_no_kernel_is_lost_by_it(self, on_two_hoppers, kind):
