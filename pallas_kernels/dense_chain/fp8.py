@@ -2,9 +2,9 @@
 
 With weights in 16 bits the two multiplying warpgroups use the same weights, each for its own rows.
 Here that would widen every weight twice. Instead, each warpgroup multiplies weights of its own with
-all rows: of gate and up its own columns, as before; of the other products every second block of
-inputs. The latter leaves both with a part of each sum, so they swap parts through shared memory,
-after which each has the whole sums of its own rows.
+all rows: for gate and up its own columns, as with 16 bits; for the other products every second
+block of inputs. There each has only a part of every sum, so afterwards they swap parts through
+shared memory, and each gets the whole sums of its own rows.
 """
 
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """The two warpgroups that load, one for weights and one for rows.
 
 Each prefetches as far ahead as its pipeline has stages. Weights never wait for an earlier product.
-Rows are results of the product before, so they wait until all thread blocks have written them.
+Rows that an earlier product computes wait until all thread blocks have written them.
 """
 
 from functools import partial

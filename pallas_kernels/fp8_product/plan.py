@@ -24,7 +24,7 @@ MULTIPROCESSORS = 132
 """Of an H100."""
 PARTS = (1, 2, 4)
 WORTH_PARTS = 0.9
-"""A split with more parts is chosen only if it takes less than this share of the time, because
+"""A later one of `Plan.splits` is chosen only if it takes less than this share of the time, because
 parts are written in float32 and read again."""
 SMALL_BYTES = 2 * 1024
 """Shared memory for barriers and alignment of a second thread block."""

@@ -24,8 +24,8 @@ class RoundedRows:
     numbers: Float[Array, "*tokens inputs"]
     """In e4m3."""
     scales: Float[Array, "row_tiles pieces size"]
-    """In float32, in the order in which the product's thread blocks read them: tile of rows by tile
-    of rows (`RowTiles`), and in each piece by piece. The padding of a tile means nothing."""
+    """In float32, in the order in which the product's thread blocks read them: by tile of rows
+    (`RowTiles`), and within a tile by piece. The padding of a tile means nothing."""
     dtype: Any = dataclasses.field(metadata={"static": True})
     """The dtype of the rows before they were rounded, and of products with them."""
 

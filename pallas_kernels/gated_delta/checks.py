@@ -18,7 +18,7 @@ BLOCK_ROWS = 16
 
 
 def check_read(query: Shapes, *others: Any) -> None:
-    """Raises `NotForThisKernel` if the kernel cannot do this call, as all of these do."""
+    """Raises `NotForThisKernel`, as all checks here do, if the kernel cannot do this call."""
     check_fold(*others)
 
 

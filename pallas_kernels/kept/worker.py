@@ -9,10 +9,10 @@ from pallas_kernels.kept.surroundings import adopt, surroundings
 
 
 def main() -> None:
-    """Answers until its standard input is closed. An empty answer says that it cannot lower this
-    kernel, or would not lower it as the process that asks."""
+    """Answers until standard input is closed. An empty answer says that this process cannot lower
+    the kernel, or would lower it in another way than the process that asks."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints does not print into the answers
+    os.dup2(2, 1)  # anything that is printed goes to stderr, not into the answers
     while (request := _read(sys.stdin.buffer)) is not None:
         answer = _answer(request)
         answers.write(len(answer).to_bytes(8) + answer)
