@@ -269,7 +269,7 @@ SMALL_BYTES = 2 * 1024
 
 
 IN_FLIGHT_BYTES = 64 * 1024
-"""Weights that are requested and have not arrived yet."""
+"""Bytes of weights that are requested and have not arrived yet."""
 
 
 def choose_sizes(shape: ChainShape) -> Sizes:

@@ -19,7 +19,7 @@ TILES_OF_MANY_ROWS = TILE, 3 * UNIT, 4 * UNIT
 warpgroups the tensor core is idle less often, but some matrices fill the GPU with only one of these
 tiles."""
 FEW_ROWS = 64
-"""Up to so many rows there is room for two thread blocks on a multiprocessor."""
+"""Up to this many rows there is room for two thread blocks on a multiprocessor."""
 MULTIPROCESSORS = 132
 """Of an H100."""
 PARTS = (1, 2, 4)

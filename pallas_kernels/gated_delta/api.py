@@ -58,7 +58,7 @@ def delta_read(
     """The outputs of a block that follows each request's state, in the dtype of `value`.
 
     Request r has the state of `slots[r]`, or zeros if its `lengths[r]`, the number of tokens before
-    the block, is 0; what the slot then holds is not read. A row does not affect the rows before it,
+    the block, is 0; what the slot then holds is ignored. A row does not affect the rows before it,
     so rows that only pad a block may hold anything, NaN included.
     """
     return DELTA_READ(implementation, query, key, value, log_decay, beta, state, slots, lengths)
@@ -79,8 +79,8 @@ def delta_fold(
     """The states after the first `counts[r]` rows of each request's block. The other rows may hold
     anything, NaN included.
 
-    A slot may occur more than once if its counts are 0, which leave it as it is. The states of
-    other slots are kept; if the states are donated, they are written in place.
+    Several requests may name the same slot if their counts are 0, which leaves it as it is. The
+    states of other slots are kept. If the states are donated, they are written in place.
     """
     return DELTA_FOLD(implementation, key, value, log_decay, beta, state, slots, lengths, counts)
 
@@ -124,7 +124,7 @@ def mixer_read(
     """The outputs of `delta_read` for the rows that are computed from a block's projection.
 
     `tails[slots[r]]` has the channels of the last tokens before the block of request r, one token
-    fewer than there are taps. At the start of a text it is not read and counts as zeros.
+    fewer than there are taps. At the start of a text it is ignored, and zeros take its place.
     """
     given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
     return MIXER_READ(implementation, *given)

@@ -6,8 +6,8 @@ columns, so a sum over keys stays within the warp:
     state [key_dim, 64]     columns   0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63
                             warp         0         1          2          3
 
-Every kernel runs the same `after_row`, so a state has the same bits whichever op computes it,
-however the rows were cut into blocks.
+All kernels that go row by row run the same `after_row`, so a state has the same bits whichever of
+them computes it and however the rows were cut into blocks.
 """
 
 import dataclasses

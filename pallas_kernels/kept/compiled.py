@@ -41,7 +41,7 @@ def _loads(content: bytes) -> bool:
     try:
         devices = jax.local_devices()[:1]
         serialize_executable.deserialize_and_load(*pickle.loads(content), execution_devices=devices)
-    except Exception as error:  # damaged, or of another compiler that says the same of itself
+    except Exception as error:  # damaged, or of another compiler with the same version text
         log.info("compiling a kernel again, since what was kept cannot be loaded: %s", error)
         return False
     return True

@@ -29,5 +29,5 @@ def _answer(request: bytes) -> bytes:
         settings, expected_surroundings, kernel = pickle.loads(request)
         adopt(settings)
         return kernel.lower() if surroundings() == expected_surroundings else b""
-    except Exception:  # the process that asks will meet it too, and says what it was
+    except Exception:  # the process that asks lowers the kernel itself, and raises what is wrong
         return b""
