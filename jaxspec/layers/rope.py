@@ -57,7 +57,7 @@ def frequencies_of(rope: Rope, head_dim: int) -> tuple[Float[np.ndarray, " half"
 
 
 def _of_some(rope: Rope, head_dim: int) -> Float[np.ndarray, " half"]:
-    """Those of the rotated dimensions, then zeros."""
+    """The frequencies of the rotated dimensions, then zeros."""
     frequencies, _ = frequencies_of(Rope(rope.theta), rope.rotated or 0)
     return np.pad(frequencies, (0, head_dim // 2 - frequencies.size))
 
