@@ -70,8 +70,8 @@ class PartOfRows(Reordered):
 
 @dataclass(frozen=True)
 class HeadOrder(Reordered):
-    """The dimensions of a head in which only the first ones are rotated, each of the first half of
-    these with one of the second:
+    """The dimensions of a head in which only the first ones are rotated, in pairs of one from their
+    first half and one from their second:
 
         stored    r r r r | s s s s | rest                      r is rotated with s
         ours      r r r r, half of the rest | s s s s, the rest

@@ -1,7 +1,7 @@
 """Reads the config.json of an EAGLE-3 drafter, in SpecForge's, speculators' or DeepSpec's layout.
 
-Three ways to number the target's layers are in use. Ours counts from 0 the layers whose outputs are
-read:
+Three ways to number the target's layers are in use. Ours is the index, from 0, of each layer whose
+output is read:
 
     target_layer_ids                                   as ours          (DeepSpec)
     eagle_config: eagle_aux_hidden_state_layer_ids     as ours          (SpecForge)

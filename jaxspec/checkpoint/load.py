@@ -72,8 +72,8 @@ class LoadWeights(Protocol):
         progress: BytesRead | None = None,
         places: Places | None = None,
     ) -> Params:
-        """The weights. `progress` is called again and again with the number of bytes that were
-        read since. With `places`, the weights are spread over several devices."""
+        """The weights. `progress` is called repeatedly with the number of bytes read since the last
+        call. With `places`, the weights are spread over several devices."""
         ...
 
 

@@ -206,7 +206,7 @@ def check_tensors(
     unused: tuple[str, ...] = (),
 ) -> None:
     """Raises a LoadError that names a missing, misshapen or unknown tensor. Tensors in `unused` may
-    exist, and are not read."""
+    exist, too, but no parameter is made of them."""
     expected = {
         name: (shape, source.dtypes)
         for source in sources.values()

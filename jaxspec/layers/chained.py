@@ -41,7 +41,7 @@ class Reader(NamedTuple):
     projection: Matrix | None
     """The next mixer's projection; None after the last layer."""
     scope: str
-    """Its name in profiles."""
+    """The reader's name in profiles."""
 
     @property
     def rounding(self) -> Rounding | None:

@@ -9,8 +9,8 @@ of the two kernels, before and after the sublayer; all channels of a group share
 
     convolve(y)[i, c] = sum over taps of (base[tap, c] + p[i, tap, group of c]) * y[i - tap, c]
 
-A block has nothing before its first token, so y is zero there. Taps are few, so this is shifts,
-products and sums, which XLA fuses into one pass over y.
+A block has nothing before its first token, so y is zero there. There are few taps, so this is
+computed by shifts, products and sums, which XLA fuses into one pass over y.
 """
 
 import dataclasses

@@ -251,7 +251,7 @@ class MLP(nn.Module):
         normed: Float[Array, "batch width hidden"] | RoundedRows,
         implementation: Implementation,
     ) -> Float[Array, "batch width inner"] | RoundedRows:
-        """The same, from an input of `gate_up.in_parts` to an input of `down.in_parts`."""
+        """The same as `gated`, from an input of `gate_up.in_parts` to one of `down.in_parts`."""
         if self.down.rounding is None:
             assert not isinstance(normed, RoundedRows), "both matrices want the same"
             return self.gated(normed)

@@ -192,5 +192,5 @@ def mostly_now(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) ->
 
 
 def slow(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Rates and biases with which a state keeps between a third and nearly all of itself."""
+    """Rates and biases with which a token leaves between a third and nearly all of a state."""
     return jax.random.uniform(key, shape, dtype, -3.0, 0.0)

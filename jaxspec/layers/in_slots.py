@@ -52,8 +52,8 @@ class InSlots:
             written = CorrectedRows(inputs, corrected, self.implementation)
             return outputs, dataclasses.replace(states, written=written)
         outputs = mixer_read(*given, *of_slots, implementation=self.implementation)
-        # Without the barrier, XLA keeps a projection that is in parts in parts until the commit.
-        # And if it knows the counts, it commits before it reads, and copies the states for that.
+        # Without the barrier, XLA does not add up a projection in parts before the commit. And if
+        # it knows the counts, it commits before it reads, and copies the states for that.
         outputs, inputs = jax.lax.optimization_barrier((outputs, inputs))
         written = rows_of(inputs, *mixer.of_rows, self.implementation)
         return outputs, dataclasses.replace(states, written=written)

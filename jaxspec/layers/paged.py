@@ -44,8 +44,8 @@ class Paged:
         qkv: Float[Array, "parts filled width fused"],
         pages: KeysValues,
     ) -> tuple[Float[Array, "filled width attended"], KeysValues]:
-        """The same for `qkv` as the parts of a product. It may have more requests than the block;
-        the results for the surplus ones are meaningless."""
+        """The same as a call, but `qkv` is the parts of a product. `qkv` may have more requests
+        than the block; the results for the surplus ones are meaningless."""
         mask, block = attention.mask, self.block
         with jax.named_scope("qkv_write"):
             query, pages = self.write(attention, qkv, pages)

@@ -29,8 +29,8 @@ class Rope:
     theta: float
     yarn: Yarn | None = None
     rotated: int | None = None
-    """Dimensions of a head that are rotated; None for all. The pairs of the others, which come
-    last in each half of a head, are left as they are."""
+    """Dimensions of a head that are rotated; None for all. The other pairs of dimensions, which
+    come last in each half of a head, are not rotated."""
 
 
 Rotation = tuple[Float[Array, "batch width half"], Float[Array, "batch width half"]]

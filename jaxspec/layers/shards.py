@@ -8,8 +8,9 @@ stream, norms, features, tokens, lengths) is whole on every device, and has equa
     token --> its row if this device has it, else zeros --sum--> x
     x --> logits of own part of the vocabulary --> the best of each device --> the best of all
 
-The functions of this file are the only places where devices exchange something. With one device
-each of them returns what it was given, so a step is the same program as without this file.
+Devices exchange numbers only in the functions of this file and in `jaxspec.layers.exchanged`. With
+one device each function here returns what it was given, so that the step is the same program as
+without this file.
 """
 
 import dataclasses

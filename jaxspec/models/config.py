@@ -1,4 +1,4 @@
-"""The configs of the target and the drafter, as plain frozen records.
+"""The configs of targets and drafters, as plain frozen records.
 
 Reading them from a config.json is the work of `jaxspec.checkpoint`.
 """

@@ -1,4 +1,4 @@
-"""The parameter trees of both models: shapes, logical axes and fresh values."""
+"""The parameter tree of a model: shapes, logical axes and fresh values."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable

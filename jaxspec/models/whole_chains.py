@@ -27,10 +27,10 @@ class Seen(NamedTuple):
     """Keys and values of one layer that a chain sees."""
 
     key: Float[Array, "batch length kv_heads head_dim"]
-    """Those of the true rows, of which a chain sees the ones before its newest token."""
+    """Keys of the true rows. A chain sees those before its newest token."""
     value: Float[Array, "batch length kv_heads head_dim"]
     own_key: Float[Array, "batch blocks positions kv_heads head_dim"]
-    """Those of its own rows so far."""
+    """Keys of the chain's own rows so far."""
     own_value: Float[Array, "batch blocks positions kv_heads head_dim"]
 
 

@@ -49,7 +49,7 @@ class DraftInputs:
     lengths: Int[Array, " batch"]
     """Number of committed tokens, which is the position of the newest token."""
     active: Int[Array, " batch"]
-    """1 for requests that take part, 0 for padding and for requests whose budget is spent."""
+    """1 for requests that take part; 0 for padding and for requests at their token limit."""
     num_drafts: Int[Array, " batch"]
     """The most drafts that are wanted for each request; 0 if it opted out."""
     room: Int[Array, " batch"]

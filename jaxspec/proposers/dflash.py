@@ -51,8 +51,8 @@ class DFlashProposer(DrafterProposer):
         width: int,
         drawn: bool,
     ) -> tuple[Cache, Drafts]:
-        """Also writes the block's keys and values into the cache, as scratch: `absorb` overwrites
-        the cells of tokens that are kept."""
+        """The next state and the drafts. The cache then has the block's keys and values as scratch:
+        `absorb` overwrites the cells of tokens that are kept."""
         config, places = self.drafter.config, width - 1
         block = inputs.block(config.rows)
         hidden, state = self._hidden(target, params, inputs.tokens, block, state)
