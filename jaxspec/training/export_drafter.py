@@ -36,8 +36,8 @@ def export_drafter(
     target_params: Params,
     target_path: str,
 ) -> Path:
-    """Writes a drafter in every layout that its kind is published in. Returns the folder whose
-    layout lets other programs read everything that was trained."""
+    """Writes a drafter in every layout that its kind is published in. Returns one of the folders,
+    from which other programs can read everything that was trained."""
     export_speculators(out / "speculators", config, params, target, target_params, target_path)
     if isinstance(config, DFlashConfig) and config.kind in ("dflash", "dflash2"):
         export_zlab(out / "zlab", config, params)
