@@ -1,4 +1,4 @@
-"""What a model tells the engine about the kernels that it runs on."""
+"""Which kernels a model runs on, as it tells the engine."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from pallas_kernels.dispatch import Choice, Implementation
 
 @dataclasses.dataclass(frozen=True)
 class KernelUse:
-    """What runs one op of one model, in the steps of some sizes."""
+    """Which implementation runs one op of one model, in steps of these sizes."""
 
     model: str
     """target or drafter."""
@@ -34,8 +34,9 @@ class RunsOnKernels(Protocol):
         ...
 
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterable[OpChoice]:
-        """What runs the ops of a step in which the target reads `width` tokens per request. A
-        target that takes packed tokens has an argument `num_packed` for their number."""
+        """The ops of a step in which the target reads `width` tokens per request, each with the
+        implementation that runs it. A target that takes packed tokens has an argument `num_packed`
+        for their number."""
         ...
 
 
@@ -53,7 +54,7 @@ class StepSize:
 def uses_of(
     name: str, model: RunsOnKernels, sizes: Sequence[StepSize], page_size: int
 ) -> Iterator[KernelUse]:
-    """The choices of a model for steps of these sizes, equal ones together."""
+    """The choices of a model for steps of these sizes; equal choices are joined."""
     found: dict[tuple[str, Choice], dict[tuple[int, int], None]] = {}
     for size in sizes:
         packed = {} if size.num_packed is None else {"num_packed": size.num_packed}
@@ -65,7 +66,7 @@ def uses_of(
 
 
 def kernels_line(uses: Sequence[KernelUse]) -> str:
-    """The uses as one line: kernels: paged_attention mosaic, add_norm xla (why)."""
+    """The uses as one line, for example `kernels: paged_attention mosaic, add_norm xla (why)`."""
     if not uses:
         return "kernels: none, the models have layers of their own"
     reasons = {use.reason for use in uses}
