@@ -67,8 +67,8 @@ class KeptFiles:
 
 
 def open_files(folder: pathlib.Path, limit_bytes: int) -> KeptFiles | None:
-    """Files in this folder, which is made if it is missing. None, with a log line, if it cannot be
-    used: what is in it is run, so nobody else may be able to write to it."""
+    """The files in this folder, which is made if it is missing. Returns None, with a log line, if
+    it cannot be used. Its files are executed, so no other user may be able to write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if problem := _problem(folder):

@@ -63,7 +63,7 @@ def temporary_bytes(params: Any, vocab_size: int, rows: int, logit_rows: int, dr
 
 
 def _bytes_of_pieces(params: Any, rows: int) -> int:
-    """What products with 8-bit matrices write before they add it up, as XLA runs them."""
+    """Bytes of the partial products that XLA writes before it adds them up, for 8-bit matrices."""
     nodes = jax.tree.leaves(params, is_leaf=is_fp8_matrix)
     return max(
         (

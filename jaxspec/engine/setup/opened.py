@@ -25,7 +25,7 @@ Features = Callable[
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Opened:
-    """Models with their parameters on the device, the tokenizer and the chat template."""
+    """Models with their parameters on the device, and the target's tokenizer and chat template."""
 
     models: Models
     """The modules, which hold no arrays."""
@@ -55,7 +55,7 @@ class Opened:
 
     @property
     def features(self) -> Features:
-        """Like `logits`, but to the final hidden states and the features that a drafter reads."""
+        """Like `logits`, but returns the final hidden states and the features for a drafter."""
         return partial(target_features, self.target)
 
     def __repr__(self) -> str:

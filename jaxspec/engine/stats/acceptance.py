@@ -116,8 +116,8 @@ class RequestStats(AcceptanceCounts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class PooledStats(AcceptanceCounts):
-    """Sums over requests. A rate of these sums weights each request by its number of steps, so that
-    long replies dominate it. A mean over requests does not, so both kinds are reported."""
+    """Sums over requests. A rate of these sums weights each request by its number of steps, so long
+    replies dominate it. A mean over requests does not do so, and both kinds are reported."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
