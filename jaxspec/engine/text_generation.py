@@ -22,8 +22,8 @@ class TextGeneration(Calls):
     """The methods of an engine that its callers generate text with.
 
     Sampling parameters may be given as a `SamplingParams`, named `params` or, as in vLLM,
-    `sampling_params`. For several prompts this may also be a list with one for each prompt.
-    Keywords override its fields.
+    `sampling_params`. For several prompts, it may also be a list with one for each prompt. Keywords
+    override the fields of the given parameters, or of the defaults.
 
     With `errors="raise"`, requests that can never run raise a UsageError before any request runs,
     and requests that fail while they run raise a RequestFailed after all others have ended. With

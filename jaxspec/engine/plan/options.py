@@ -44,15 +44,15 @@ class EngineOptions(SpeculationOptions):
     by prompt lookup; such a kind with +ngram: by both; none: plain decoding without drafts; auto:
     the kind of the drafter if there is one, otherwise none."""
     max_batch: int = 8
-    """Requests that run at once."""
+    """Most requests that run at once; the others wait."""
     max_model_len: int = 4096
     """Most tokens of a prompt and its output together. If a model was made for fewer, its own limit
     holds."""
     page_size: int = 64
     """Positions per page of the caches."""
     num_pages: int | None = None
-    """Pages of the caches; by default as many as fit into `memory_fraction`, but no more than can
-    be used."""
+    """Pages of the caches. By default as many as fit into `memory_fraction`, but no more than
+    `max_batch` requests can use."""
     memory_fraction: float = 0.9
     """Share of the device memory available to JAX that weights, programs and caches may take."""
     exact: bool = False

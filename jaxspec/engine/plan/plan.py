@@ -63,7 +63,7 @@ class DecodePrograms:
     """Whether drafting, verification and acceptance run as separate programs."""
     accepts_on_host: bool
     beside: int = 0
-    """Tokens of a prompt that the target reads beside the requests, in whole rows; 0 for none."""
+    """Prompt tokens that the target also reads in the step, in whole rows; 0 for none."""
 
     @property
     def takes_host_drafts(self) -> bool:
@@ -119,8 +119,8 @@ class Plan:
     prefill_budget: int = 2048
     """Most prompt tokens, including padding, that are read between two decode steps."""
     beside: int = 0
-    """Tokens of a prompt that a decode step may read beside the requests; 0 if prompts are only
-    read between decode steps."""
+    """Prompt tokens that a decode step may also read; 0 if prompts are only read between decode
+    steps."""
     prefix_caching: bool = False
     """Whether requests whose texts begin alike share pages."""
     saves_every: int = 0
@@ -128,14 +128,14 @@ class Plan:
     num_snapshots: int = 0
     """How many saved states there is room for."""
     recalls: bool = False
-    """Whether a proposer has to be shown the tokens of shared pages when a request begins behind
-    them."""
+    """Whether a proposer must be given the tokens of shared pages when a request begins after
+    these."""
     looks_ahead: int = 0
     """Number of tokens after a page on which the proposers' entries in it depend."""
 
     @property
     def first_snapshot(self) -> int:
-        """The row of the first saved state, behind the slots and the padding slot."""
+        """The row of the first saved state, after those of the slots and of the padding slot."""
         return self.num_slots + 1
 
     @property
@@ -184,8 +184,8 @@ class Plan:
 
     @property
     def mixed_sizes(self) -> tuple[int, ...]:
-        """Batch sizes of steps that also read a prompt: its slot and a free one are not in the
-        batch."""
+        """Batch sizes of steps that also read a prompt. The prompt's slot and a free one are never
+        in their batch."""
         if not self.beside:
             return ()
         sizes, most = self.shapes.batch_sizes, self.num_slots - NOT_DECODING

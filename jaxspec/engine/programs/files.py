@@ -17,7 +17,7 @@ class KeptFiles:
     """Contents by name, one file each, shared by all processes.
 
     A file appears whole or not at all, so processes need no lock. A content is returned only if its
-    checksum is right. What cannot be written is not kept: a log line says so, and all else goes on.
+    checksum is right. If a file cannot be written, a log line says so and everything else goes on.
     """
 
     def __init__(self, folder: pathlib.Path, limit_bytes: int):

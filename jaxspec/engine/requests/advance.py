@@ -1,4 +1,4 @@
-"""Adding a step's tokens to a request, up to its budget, a stop id or a stop string."""
+"""Adds a step's tokens to a request, up to its budget, a stop id or a stop string."""
 
 import math
 from collections.abc import Sequence

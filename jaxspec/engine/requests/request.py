@@ -76,7 +76,7 @@ class Request:
     """Holds back text that may be the beginning of a stop string."""
     submitted_at: float
     text_prompt: str | None = None
-    """The text of the prompt, if it was given as text."""
+    """The text of the prompt, if it was given as text or as a chat."""
     cache_salt: str | None = None
     """Only requests with the same salt share pages."""
     end_ids: frozenset[int] = frozenset()
@@ -93,7 +93,7 @@ class Request:
     begins_at: int = 0
     """Tokens of `context` that were found in the cache, so that reading begins after them."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were in the cache when the request was given its slot."""
+    """Tokens of the prompt that were found in the cache and not read for the first token."""
     saves_at: tuple[int, ...] = ()
     """Lengths of `context` at which a chunk must end, so that the state there can be saved."""
     resumed: int = 0

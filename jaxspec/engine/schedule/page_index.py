@@ -36,7 +36,7 @@ class Entry:
 
     page: int
     serial: int
-    """Number of the entry, which no other entry ever has."""
+    """A number that no other entry ever has."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,8 @@
 A step computes a whole new book, which then replaces the old one in a single assignment. A step
 that fails half-way therefore leaves the old book unchanged.
 
-Requests whose texts begin alike hold the same pages (`page_index.py`). Shared pages are only read:
-they are full of committed tokens, and a request writes behind them.
+Requests whose texts begin alike hold the same pages (`page_index.py`). Shared pages are only read,
+because they are full of committed tokens and requests write only to later pages.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ class PageBook:
     page_size: int
     free: MappingProxyType[int, None]
     """The pages that nobody holds, in the order in which they are handed out: first those without
-    an entry in the index, then the least recently used. A mapping, because pages are also taken out
-    of its middle."""
+    an entry in the index, then the least recently used. It is a mapping, because pages are also
+    taken out of its middle."""
     index: PageIndex
     """Finds held and free pages by their text. A free page has its entry until it is handed out."""
     held: MappingProxyType[int, tuple[int, ...]] = NONE

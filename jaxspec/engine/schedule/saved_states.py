@@ -49,7 +49,7 @@ class SavedStates:
 
 
 def new_states(rows: int, every: int) -> SavedStates:
-    """The book of so many rows, none of which holds a state."""
+    """A book of `rows` rows, none of which holds a state."""
     return SavedStates(every, tuple(range(rows)))
 
 

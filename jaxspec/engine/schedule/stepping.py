@@ -143,7 +143,7 @@ class Stepping:
     # States of recurrent layers
 
     def _save_state(self, request: Request) -> None:
-        """Saves the state of a request if its reading has come to a place where that is wanted."""
+        """Saves the state of a request if it was read up to a place where states are saved."""
         self.ledger, row = ledger.saved(self.ledger, request)
         if row is not None:
             self._copy_state(self._slot_of(request), self.plan.first_snapshot + row)

@@ -53,7 +53,7 @@ class Turn:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Has the turn inside a `with` block."""
+        """Gives the caller the turn inside a `with` block."""
         self.take()
         try:
             yield

@@ -49,8 +49,8 @@ class Opened:
 
     @property
     def logits(self) -> Logits:
-        """A pure function from the target's parameters and whole sequences of tokens, as
-        [batch length], to the logits after each token."""
+        """A pure function of the target's parameters and whole sequences of tokens, [batch length],
+        that returns the logits after each token."""
         return partial(target_logits, self.target)
 
     @property

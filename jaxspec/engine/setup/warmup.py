@@ -91,7 +91,7 @@ def make_first_programs(
 
 
 def _waited_for(device: Device, programs: Iterable[Program]) -> Iterator[Program]:
-    """The same programs; the log says so if one of them is not ready."""
+    """The same programs. If one of them is not ready, the log says that requests wait for it."""
     for program in programs:
         if not program.is_ready:
             device.tell_of_waiting()

@@ -139,7 +139,8 @@ class PooledStats(AcceptanceCounts):
 
     @property
     def mean_acceptance_length_per_request(self) -> float:
-        """Mean over requests of their mean acceptance lengths; 1 without requests."""
+        """Mean of the requests' mean acceptance lengths, over those that had a verify step; 1
+        without any."""
         if not self.num_speculating:
             return 1.0
         return self.sum_of_mean_acceptance_lengths / self.num_speculating

@@ -30,7 +30,7 @@ class ServedMetrics:
 
 
 def exposition(stats: EngineStats, served: ServedMetrics | None = None) -> str:
-    """vLLM's metrics. As in vLLM, `spec_decode_num_drafts` counts verify steps."""
+    """The snapshot as vLLM's metrics. As in vLLM, `spec_decode_num_drafts` counts verify steps."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:

@@ -31,8 +31,8 @@ STATES = {
     "matrices": PartitionSpec(None, AXIS, None, None),
     "tails": PartitionSpec(None, None, AXIS),
 }
-"""By the fields of `States`. The axes of matrices are slots, value_heads, key_dim, value_dim; those
-of tails slots, recent, channels: each device's queries, keys and values beside each other."""
+"""By the fields of `States`. Axes of matrices: slots, value_heads, key_dim, value_dim. Axes of
+tails: slots, recent, channels, which are each device's queries, keys and values side by side."""
 WRITTEN = PartitionSpec(None, None, AXIS)
 """Arrays of a block that is not committed yet are split along the last of their three axes."""
 LOGITS = PartitionSpec(None, None, AXIS)

@@ -1,4 +1,4 @@
-"""The device side of the engine, as one value.
+"""The engine's state on the device, as one record.
 
 One slot, with drafts d1..d3, of which d1 and d2 turn out right:
 
@@ -120,8 +120,8 @@ def empty_state(
     num_snapshots: int = 0,
 ) -> EngineState:
     """A state without requests: `num_slots` slots and the padding slot, caches of `num_pages`
-    pages, and room for so many saved states; with `num_drafts`, also the outcomes of as many drafts
-    per step."""
+    pages, and room for `num_snapshots` saved states; with `num_drafts`, also outcomes and scores of
+    so many drafts per step."""
     slots = num_slots + 1
     integers = lambda: jnp.zeros(slots, jnp.int32)
     floats = lambda: jnp.zeros(slots, jnp.float32)
