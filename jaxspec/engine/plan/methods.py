@@ -1,4 +1,4 @@
-"""Which method an engine uses. Does not import jax, because commands use it before they do."""
+"""Which method an engine uses. Does not import jax, because commands choose before importing it."""
 
 from jaxspec.errors import UsageError, closest, shown
 from jaxspec.proposers.methods import DRAFTERS, METHODS

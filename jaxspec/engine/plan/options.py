@@ -40,9 +40,9 @@ class EngineOptions(SpeculationOptions):
     """Options that are fixed when an engine is made."""
 
     method: str = "auto"
-    """How drafts are made. dflash, dflash2, dspark, eagle3: by a drafter model of that kind; ngram:
-    by prompt lookup; such a kind with +ngram: by both; none: plain decoding without drafts; auto:
-    the kind of the drafter if there is one, otherwise none."""
+    """How drafts are made. dflash, dflash2, dspark, eagle3: by a drafter model of that kind; the
+    same followed by +ngram: by the drafter and by prompt lookup; ngram: by prompt lookup alone;
+    none: plain decoding without drafts; auto: the drafter's kind, or none without a drafter."""
     max_batch: int = 8
     """Most requests that run at once; the others wait."""
     max_model_len: int = 4096

@@ -93,7 +93,7 @@ class Request:
     begins_at: int = 0
     """Tokens of `context` that were found in the cache, so that reading begins after them."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were found in the cache and not read for the first token."""
+    """Tokens of the prompt that were found in the cache."""
     saves_at: tuple[int, ...] = ()
     """Lengths of `context` at which a chunk must end, so that the state there can be saved."""
     resumed: int = 0

@@ -37,8 +37,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Continue after the model's end-of-text tokens."""
     logprobs: int | None = None
-    """Return the log probability of every emitted token, and for each those of this many most
-    likely tokens. With 0 only the token's own; None returns none."""
+    """Return the log probability of every emitted token, and those of this many most likely tokens
+    in its place. With 0 only the token's own; None returns none."""
     prompt_logprobs: int | None = None
     """Return the same for every token of the prompt except the first, which has none before it."""
     speculate: bool = True

@@ -23,16 +23,16 @@ from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.upload import prompt_chunk
 
 MOST_STEPS = 8
-"""Most decode steps, reading one chunk each, in which prompts are read to their ends. If they need
-more, separate programs read them."""
+"""If the prompts need more decode steps than this, each reading a chunk, separate programs read
+them."""
 
 
 def choose_beside(
     plan: Plan, ledger: Ledger, running: Sequence[Request], ready: Sequence[Request]
 ) -> Request | None:
-    """The request of whose prompt the next decode step, that of the `ready` requests, also reads a
-    chunk. None if separate programs read prompts: while no request has more than its first token,
-    no slot is free, log probabilities of a prompt are wanted, or much is to be read.
+    """The request from whose prompt the decode step of the `ready` requests also reads a chunk.
+    None if separate programs read prompts: while no request has more than its first token, no slot
+    is free, log probabilities of a prompt are wanted, or much is to be read.
 
     The whole of each prompt counts, including what was read of it. So a long prompt is read by
     separate programs to its end, and so are those that arrive meanwhile.

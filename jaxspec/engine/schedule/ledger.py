@@ -123,8 +123,8 @@ def _begun_behind(ledger: Ledger, request: Request, found: Sequence[Entry]) -> L
 
 
 def saved_row(ledger: Ledger, request: Request) -> int | None:
-    """The row of the saved state with which a request begins that has just got the pages found for
-    it; None if it needs none."""
+    """The row of the saved state from which a request begins that was just given the pages found
+    for it; None if it needs none."""
     return pages.saved_row(ledger.book, request.id, request.prefilled)
 
 

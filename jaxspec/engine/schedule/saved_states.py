@@ -10,7 +10,7 @@ the layers' own arrays that belong to no slot:
 
 A text is identified by the key of its last page (`page_index.py`), so a state is never taken for
 that of another text. A row may be overwritten as soon as it is given to another text, because the
-device reads and writes rows in the order in which the host launches that.
+device copies states in the order in which the host launches the copies.
 """
 
 import dataclasses
@@ -54,14 +54,14 @@ def new_states(rows: int, every: int) -> SavedStates:
 
 
 def used(states: SavedStates, key: Hashable) -> SavedStates:
-    """The states after that of a text was used, which is now overwritten after all others."""
+    """The states after that of one text was used, which makes it the last to be overwritten."""
     after = removed(states.of_texts, [key])
     return dataclasses.replace(states, of_texts=changed(after, {key: states.of_texts[key]}))
 
 
 def saved(states: SavedStates, key: Hashable, by: int) -> SavedStates:
-    """The states after that of a text was saved, which had none: in a free row, or in place of the
-    least recently used state."""
+    """The states with a row for that of a text that had none: a free row, or the row of the least
+    recently used state."""
     assert key not in states.of_texts, "the state of this text is saved already"
     if not states.free:
         states = without_texts(states, [next(iter(states.of_texts))])

@@ -29,7 +29,7 @@ class Turn:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread has the turn, so that it is in a callback of the engine."""
+        """Whether the calling thread has the turn, as it does inside a callback of the engine."""
         return self.owner == threading.get_ident()
 
     def take(self) -> None:

@@ -34,7 +34,8 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def wants_ahead(chosen: bool | None) -> bool:
-    """The option if it was given; otherwise True unless steps run on the CPU, like the compiler."""
+    """The option if it was given; otherwise whether steps run on an accelerator, which leaves the
+    CPU to the compiler."""
     return jax.default_backend() != "cpu" if chosen is None else chosen
 
 

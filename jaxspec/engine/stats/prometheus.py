@@ -62,7 +62,7 @@ class _Snapshot:
         return kind(f"{self.served.prefix}{name}", text, labels=[*self.labels, *labels])
 
     def _values(self, *more: str) -> list[str]:
-        """Values of the labels of every metric, followed by those of labels of this one alone."""
+        """Values of the labels that every metric has, followed by `more`."""
         return [*self.labels.values(), *more]
 
     def _gauges(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Runs the steps as compiled programs on the state that they update, and keeps requests' time."""
+"""Runs the steps as compiled programs on the state that they update, with a clock for requests."""
 
 import logging
 import time

@@ -63,7 +63,8 @@ class EngineState:
     outcomes: Outcomes | None = None
     """Outcomes of the drafts of every slot's request; None unless steps share out their tokens."""
     scores: Scores | None = None
-    """The drafter's probabilities of its drafts, and what became of such drafts; None likewise."""
+    """The drafter's own probabilities of its drafts, and how often drafts with such probabilities
+    were accepted; None unless steps share out their tokens."""
 
     def active(self, slots: Int[Array, " batch"]) -> Int[Array, " batch"]:
         """1 for slots with budget left, else 0."""

@@ -283,7 +283,7 @@ def _draft_inputs(
 
 
 def _shared_out(state: EngineState, inputs: DraftInputs, drafts: Drafts, num_tokens: int) -> Drafts:
-    """The drafts, with fewer for each request so that the step verifies `num_tokens` tokens."""
+    """The drafts, cut to so many per request that the step verifies `num_tokens` tokens."""
     assert state.scores is not None, "steps share out by the outcomes of earlier ones"
     at = inputs.slots, slice(drafts.tokens.shape[1])
     likely = with_scores(state.scores, state.scores.of_slots[at], _chances(state, at))
