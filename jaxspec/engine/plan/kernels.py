@@ -1,4 +1,4 @@
-"""Which kernels an engine's models run on: the option, what follows from it, and its refusals."""
+"""Which kernels an engine's models run on: what the option `kernels` does and what it refuses."""
 
 import dataclasses
 import logging
@@ -90,7 +90,7 @@ def refuse_what_kernels_cannot(models: Models, plan: Plan, kernels: Kernels) -> 
 
 
 def log_kernels(uses: tuple[KernelUse, ...]) -> None:
-    """One line per engine, a warning if a GPU runs an op without its kernel although one was
+    """Logs one line per engine, as a warning if a GPU runs an op without a kernel although one was
     wanted."""
     log.log(logging.WARNING if lost_kernels(uses) else logging.INFO, "%s", kernels_line(uses))
 
