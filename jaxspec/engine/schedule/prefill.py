@@ -98,7 +98,7 @@ def chunks_of(
     not 0, each prompt has a halt at the last multiple of it before its end."""
     left, spent, others_first = list(left), 0, False
     after = [(count - 1) % saves_every + 1 if saves_every else 0 for count in left]
-    until_halt = lambda row: left[row] - after[row] or after[row]
+    until_halt = lambda row: left[row] - (after[row] if left[row] > after[row] else 0)
     while rows := [row for row, count in enumerate(left) if count]:
         unread = [until_halt(row) for row in rows]
         chunk = choose_chunk(shapes, unread, budget - spent, not spent, others_first)
