@@ -1,9 +1,9 @@
-"""A stack of decoder layers that is cut into shards, with sums over the devices by `exchange_norm`.
+"""A sharded stack of decoder layers whose sums over the devices are computed by `exchange_norm`.
 
 Both sums of a layer are followed by a residual sum and a norm, which are the same on all devices:
 
     x --------------------------+------------------------------+-- x of the next layer
-    normed -- mixer, my part ---^ norm -- gate, up, my part ---^ next layer's norm
+    normed -- mixer, own part --^ norm -- gate, up, own part --^ next layer's norm
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ Hidden = Float[Array, "batch width hidden"]
 
 
 def exchanges(geometry: Decoder, x: Hidden, cache: Cache[Any], unlike: str | None = None) -> bool:
-    """Whether layers of this kind are run so. Else XLA adds up, as it does without an engine, which
-    makes the inboxes. `unlike` is that of `choice_of_sums`."""
+    """Whether `run_exchanged` runs these layers: if there are inboxes, which an engine makes, and
+    `choice_of_sums` says so. Otherwise XLA computes the sums. `unlike` is as there."""
     if geometry.shards.count == 1 or cache.inboxes is None:
         return False
     num_tokens = x.shape[0] * x.shape[1]
@@ -39,7 +39,7 @@ def run_exchanged(
     ways: Sequence[Any],
     cache: Cache[Any],
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
-    """The same results as `run_one_by_one`, but for the order and the rounding of sums."""
+    """The same results as `run_one_by_one`, except for the order and the rounding of sums."""
     mixers: Sequence[Mixer] = [layer.mixer for layer in layers]
     exchange = Exchanging(cache, layers[0].geometry)
     normed, after, written = mixers[0].norm(x), [], []
@@ -58,7 +58,7 @@ def run_exchanged(
 
 
 def mixed(mixer: Mixer, normed: Hidden, way: Any, memory: Any) -> tuple[Hidden, Any]:
-    """What this device has of a mixer's result, and the layer's new cache."""
+    """This device's part of a mixer's result, and the layer's new cache."""
     first, last = mixer.scopes
     with jax.named_scope(first):
         projected = mixer.projection(normed)

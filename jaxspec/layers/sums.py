@@ -1,6 +1,7 @@
-"""What adds up the products of layers over several devices, and why the kernel does not.
+"""Which implementation sums the products of layers over several devices, and why not the kernel.
 
-The rule decides when a step is traced. An engine asks it before that, to say what it runs on.
+The same rule is called when a step is traced, and before that by an engine that reports what its
+models run on.
 """
 
 import jax
@@ -16,22 +17,26 @@ from pallas_kernels.exchange.inboxes import BLOCKS
 
 OP = "exchange_norm"
 MOST_TOKENS = 512
-"""Tokens of the largest step whose products fit into inboxes."""
+"""Number of tokens of the largest step whose products fit into the inboxes."""
 TOO_MANY_FOR_INBOXES = f"more than {MOST_TOKENS} tokens per step"
 PSUM_ASKED_FOR = "exchange is psum"
-"""The reason why XLA adds up if nothing else was wanted."""
+"""The reason why no kernel runs if none was wanted."""
 CONVOLVED = "convolutions around every sublayer; expected none"
-"""The reason why such layers run on no kernel from one attention to the next, and on none of sums.
-"""
+"""The reason why layers with convolutions use neither a kernel from one attention to the next nor
+the kernel of sums."""
 OF_PAIRS = "layers of an EAGLE-3 drafter; expected a drafter of another kind"
+"""The reason why the layers of an EAGLE-3 drafter do not use the kernel of sums."""
 
 
 def choice_of_sums(
     decoder: Decoder, dtype: DTypeLike, num_tokens: int, unlike: str | None = None
 ) -> Choice:
-    """What adds up over the devices after attention and after the MLP of layers that are cut into
-    shards. `unlike` says what the layers have that the kernel knows nothing of. A kernel that was
-    named refuses that, but leaves steps of more tokens than inboxes have room for to XLA."""
+    """Which implementation computes the two sums of each sharded layer in a step of so many tokens.
+
+    `unlike` says how the layers differ from those that the kernel is for; None if they do not.
+    Raises `NotForThisKernel` if the option names the kernel and it cannot run these layers. Steps
+    whose products do not fit into the inboxes are left to XLA.
+    """
     exchange = decoder.shards.exchange
     if exchange == "psum":
         return Choice("psum", PSUM_ASKED_FOR)
@@ -47,12 +52,12 @@ def choice_of_sums(
 
 
 def room_for(decoder: Decoder, dtype: DTypeLike) -> int:
-    """Bytes of the largest message that layers of this kind send to an inbox."""
+    """Size in bytes of the largest message that these layers send to an inbox."""
     return MOST_TOKENS * decoder.hidden_size * jnp.dtype(dtype).itemsize
 
 
 def shape_of_inboxes(count: int, room: int) -> Inboxes:
-    """What one of so many devices knows of all inboxes, as shapes."""
+    """The `Inboxes` of one of so many devices, with shapes instead of arrays."""
     integers = lambda *shape: jnp.zeros(shape, jnp.int32)
     addresses = lambda: jnp.zeros((count, 2), jnp.uint32)
     make = lambda: Inboxes(addresses(), integers(1), integers(), integers(BLOCKS), room)

@@ -1,4 +1,4 @@
-"""What a model tells the engine about the kernels that it runs on."""
+"""Which kernels a model runs on, as it tells the engine."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from pallas_kernels.dispatch import Choice, Implementation
 
 @dataclasses.dataclass(frozen=True)
 class KernelUse:
-    """What runs one op of one model, in the steps of some sizes."""
+    """Which implementation runs one op of one model, in steps of these sizes."""
 
     model: str
     """target or drafter."""
@@ -35,8 +35,9 @@ class RunsOnKernels(Protocol):
         ...
 
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterable[OpChoice]:
-        """What runs the ops of a step in which the target reads `width` tokens per request. A
-        target that takes packed tokens has an argument `num_packed` for their number."""
+        """The ops of a step in which the target reads `width` tokens per request, each with the
+        implementation that runs it. A target that takes packed tokens has an argument `num_packed`
+        for their number."""
         ...
 
 
@@ -54,7 +55,7 @@ class StepSize:
 def uses_of(
     name: str, model: RunsOnKernels, sizes: Sequence[StepSize], page_size: int
 ) -> Iterator[KernelUse]:
-    """The choices of a model for steps of these sizes, equal ones together."""
+    """The choices of a model for steps of these sizes; equal choices are joined."""
     found: dict[tuple[str, Choice], dict[tuple[int, int], None]] = {}
     for size in sizes:
         packed = {} if size.num_packed is None else {"num_packed": size.num_packed}
@@ -66,7 +67,7 @@ def uses_of(
 
 
 def kernels_line(uses: Sequence[KernelUse]) -> str:
-    """The uses as one line: kernels: paged_attention mosaic, add_norm xla (why)."""
+    """The uses as one line, for example `kernels: paged_attention mosaic, add_norm xla (why)`."""
     if not uses:
         return "kernels: none, the models have layers of their own"
     of_sums = [use for use in uses if use.op == OP]
@@ -87,7 +88,8 @@ def _of_op(op: str, uses: Sequence[KernelUse]) -> str:
 
 
 def _with_reasons(uses: Sequence[KernelUse], models: set[str]) -> str:
-    """What runs an op instead of a kernel and why; with the model if not all models do that."""
+    """The implementation that runs an op instead of a kernel, and why. The model is named unless
+    all models use that implementation."""
     reasons = dict.fromkeys((use.model, use.reason) for use in uses)
     everywhere = {model for model, _ in reasons} == models
     said = dict.fromkeys(why if everywhere else f"{model}: {why}" for model, why in reasons)

@@ -1,5 +1,5 @@
-"""Which kernels an engine's models run on: the options `kernels` and `exchange`, what follows from
-them, and their refusals."""
+"""Which kernels an engine's models run on: what the options `kernels` and `exchange` do and refuse.
+"""
 
 import dataclasses
 import logging
@@ -104,7 +104,7 @@ def _refuse(models: Models, plan: Plan, option: str, advice: str) -> None:
 
 
 def log_kernels(uses: tuple[KernelUse, ...]) -> None:
-    """One line per engine, a warning if a GPU runs an op without its kernel although one was
+    """Logs one line per engine, as a warning if a GPU runs an op without a kernel although one was
     wanted."""
     log.log(logging.WARNING if lost_kernels(uses) else logging.INFO, "%s", kernels_line(uses))
 

@@ -1,4 +1,4 @@
-"""From models and options to a plan. Options that cannot work are refused here."""
+"""Makes a plan from models and options. Options that cannot work are refused here."""
 
 import dataclasses
 import functools
@@ -36,8 +36,8 @@ WIDTH_WITHOUT_DRAFTER = 16
 
 
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
-    """The models with every proposer that the engine needs, and the plan. Only the number of pages
-    is left open, since it depends on how much memory is free."""
+    """The models with every proposer that the engine needs, and the plan. Only the numbers of pages
+    and of saved states are left open, since they depend on how much memory is free."""
     models = _with_num_drafts(with_kernels(models, options.kernels), options.num_drafts)
     if options.fp8_activations:
         models = with_fp8_activations(models)
@@ -57,7 +57,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
 
 
 def _with_num_drafts(models: Models, num_drafts: int | None) -> Models:
-    """The models, with so many drafts from proposers that can draft any number."""
+    """The models with `num_drafts` for the proposers that can make any number of drafts."""
     if num_drafts is None:
         return models
     proposers = tuple(
@@ -100,15 +100,15 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
 
 
 def _proposes_on_device(method: str, driver: str) -> bool:
-    """Whether the method's own device proposer proposes. With a host proposer beside it, that pays
-    only if the host does not have to wait for results."""
+    """Whether the method's own device proposer proposes. If the method also has a host proposer,
+    this pays only if the host does not have to wait for results."""
     uses = METHODS[method]
     return uses.device is not None and (driver == "overlapped" or uses.host is None)
 
 
 def _added_proposers(plan: Plan, options: EngineOptions) -> tuple[DeviceProposer, ...]:
-    """Device proposers without weights. With `exact` there always is one, so that every method
-    compiles the same programs."""
+    """The method's device proposers without weights. With `exact` there always is one, so that
+    every method compiles the same programs."""
     make = METHODS[plan.method].device
     if make is not None and _proposes_on_device(plan.method, plan.driver):
         return (make(options, plan.width - 1),)
@@ -119,7 +119,7 @@ def _added_proposers(plan: Plan, options: EngineOptions) -> tuple[DeviceProposer
 def _same_models(
     target: Target, proposers: tuple[DeviceProposer, ...], page_size: int, synthetic: bool
 ) -> Models:
-    """Replaces equal models by one object."""
+    """The models, as one object for all equal arguments."""
     return Models(target, proposers, page_size, synthetic)
 
 

@@ -37,7 +37,7 @@ class WithInboxes:
 
     @property
     def room(self) -> int:
-        """Bytes of the largest message of any model."""
+        """Size in bytes of the largest message that a model sends."""
         target, drafter = self.models.target, drafter_in(self.models.proposers)
         assert isinstance(target, CheckpointTarget), "only such targets are cut into shards"
         models = [target] if drafter is None else [target, drafter]
