@@ -1,5 +1,5 @@
-"""Which kernels an engine's models run on: what the options `kernels` and `exchange` do and refuse.
-"""
+"""Which kernels the models of an engine run on, by the options `kernels` and `exchange`, and what
+these refuse."""
 
 import dataclasses
 import logging

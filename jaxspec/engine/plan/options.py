@@ -112,10 +112,9 @@ class EngineOptions(SpeculationOptions):
     """Number of GPUs of this machine over which every layer is spread: the first that JAX sees. It
     must divide the numbers of heads and key-value heads, the MLP's size and the vocabulary."""
     exchange: Exchange = "psum"
-    """What adds up the products of layers over several GPUs. psum: XLA's sum; mosaic: a kernel of
-    our own in which GPUs write into each other's memory, which no GPU has run yet, in steps of at
-    most 512 tokens, and refuse models for which that is not possible; xla: the reference of that
-    kernel."""
+    """What sums the products of layers over several GPUs. psum: XLA; mosaic: for steps of at most
+    512 tokens a kernel in which GPUs write into each other's memory (no GPU has run it yet), and
+    raise an error if it cannot run a model's layers; xla: the reference of that kernel."""
     step_timeout: float | None = None
     """Seconds after which a step counts as stuck, because a device or another process does not
     answer. All requests then end with an error, and the engine cannot be used any more. Time for
