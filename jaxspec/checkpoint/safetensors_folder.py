@@ -70,7 +70,9 @@ def _only_file(folder: Path) -> Path:
             f"expected {INDEX}; download it too"
         )
     pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    has_pickle = f"only pickled weights ({pickled[0]}), never opened" if pickled else "no weights"
+    has_pickle = (
+        f"only pickled weights ({pickled[0]}), which are never opened" if pickled else "no weights"
+    )
     raise LoadError(f"{folder} holds {has_pickle}, expected {SINGLE}; convert or download it")
 
 

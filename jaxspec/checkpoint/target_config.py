@@ -45,10 +45,14 @@ def target_config_of(entries: Entries, more_end_ids: tuple[int, ...] = ()) -> Ta
 def _check_is_qwen3(entries: Entries) -> None:
     names, kind = entries.texts("architectures"), entries.text("model_type")
     if is_drafter(entries):
-        raise LoadError(f"{entries.where} belongs to a drafter, expected a Qwen3 target; swap both")
-    if kind != MODEL_TYPE or (names and ARCHITECTURE not in names):
         raise LoadError(
-            f"{entries.where} is {kind or 'nothing'} ({', '.join(names) or 'no architecture'}), "
+            f"{entries.where} belongs to a drafter, expected a Qwen3 target; swap the target and "
+            "the drafter"
+        )
+    if kind != MODEL_TYPE or (names and ARCHITECTURE not in names):
+        architectures = ", ".join(names) or "no architecture"
+        raise LoadError(
+            f"{entries.where} is {kind or 'a model without model_type'} ({architectures}), "
             f"expected {MODEL_TYPE} ({ARCHITECTURE}) or qwen3_5; use a dense checkpoint of either"
         )
 

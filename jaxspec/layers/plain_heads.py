@@ -10,7 +10,7 @@ from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.rope import Rotation
 from pallas_kernels.qkv_write.reference import rotate, write_cells
 
-NOT_NORMED = "the heads are not normed, which the kernel does"
+NOT_NORMED = "the heads are not normed; the kernel norms all heads"
 
 
 def write_without_norms(

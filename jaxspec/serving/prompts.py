@@ -68,7 +68,7 @@ def refuse_longer_than_context(engine: Engine, texts: Sequence[str], least_token
         least_tokens = size // (engine.tokenizer.longest_token * SHRINKS)
     if least_tokens > engine.max_model_len:
         raise bad_request(
-            f"the prompt has at least {least_tokens} tokens, the context holds "
+            f"the prompt has at least {least_tokens} tokens, but the context holds "
             f"{engine.max_model_len}; shorten the prompt"
         )
 

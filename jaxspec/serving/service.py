@@ -94,7 +94,8 @@ class Service:
         count = len(job.prompts)
         if count > limit:
             raise bad_request(
-                f"the request has {count} choices, the server holds {limit} at once; ask for fewer"
+                f"the request has {count} choices, but the server holds {limit} at once; ask for "
+                "fewer"
             )
         if self.unfinished + count > limit:
             self.counts.rejections += 1

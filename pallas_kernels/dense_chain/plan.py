@@ -224,8 +224,8 @@ def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
     norms = jnp.dtype(shape.norm_dtype or dtype)
     is_known = norms in (jnp.bfloat16, jnp.float32)
     require(is_known, f"norm scales in {norms}", "bfloat16 or float32")
-    as_they_are = "activations as they are"
-    require(not shape.quantised_inputs, "activations that are rounded to 8 bits", as_they_are)
+    rounded = "activations that are rounded to 8 bits"
+    require(not shape.quantised_inputs, rounded, "activations in 16 bits")
     tokens = f"8, 16, .. {MOST_TOKENS}"
     in_groups = shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS
     require(in_groups, f"{shape.tokens} tokens per step", tokens)

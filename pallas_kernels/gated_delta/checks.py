@@ -105,7 +105,7 @@ def check(
     require(
         value_heads % key_heads == 0,
         f"{value_heads} value heads and {key_heads} key heads",
-        "as many value heads for each key head",
+        "a number of value heads that is a multiple of the key heads",
     )
     for name, array in (("states", state), ("log decays", log_decay), ("beta", beta)):
         require(array.dtype == jnp.float32, f"{name} in {array.dtype}", "float32")

@@ -124,7 +124,7 @@ def test_a_block_that_fits_in_no_context(pair):
 
 def test_a_state_that_is_larger_than_all_memory(pair, monkeypatch):
     monkeypatch.setattr(room, "_device_bytes", lambda: 10**6)
-    with pytest.raises(LoadError, match="need .* GB, the device has 0.0 GB; lower max_batch"):
+    with pytest.raises(LoadError, match="need .* GB, but the device has 0.0 GB; lower max_batch"):
         Engine.from_models(pair.models, pair.params, pair.tokenizer)
 
 

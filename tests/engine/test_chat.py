@@ -78,7 +78,7 @@ def test_the_template_gets_its_variables(engine, options, end):
 def test_a_chat_that_the_template_refuses_is_refused_alone_if_asked_for(engine):
     with pytest.raises(UsageError, match="refuses these messages: there is no such role$"):
         engine.chat(REFUSED, budget(3))
-    with pytest.raises(UsageError, match="^1 of 2 prompts cannot be continued.*prompt 1: the chat"):
+    with pytest.raises(UsageError, match="^1 of 2 prompts can never run.*prompt 1: the chat"):
         engine.chat([ASKS, REFUSED], budget(3))
     good, bad = engine.chat([ASKS, REFUSED], budget(3), errors="return")
     assert good.error is None and len(good.token_ids) == 3

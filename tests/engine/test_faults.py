@@ -162,7 +162,7 @@ def test_what_never_fits_is_refused_alone():
     budgets = [budget(9), budget(5), budget(10)]
     outputs = engine.generate([[1] * 40, [1, 2, 3], [1] * 30], budgets, errors="return")
     assert [o.finish_reason for o in outputs] == ["error", "length", "error"]
-    assert "prompt of 40 and max_tokens 9 make 49 tokens, the context holds 48" in outputs[0].error
+    assert "40 and max_tokens 9 make 49 tokens, but the context holds 48" in outputs[0].error
     assert "needs 11 pages of 4 positions, the pool has 8" in outputs[2].error
     assert outputs[1].token_ids == fake_engine().generate([1, 2, 3], budget(5)).token_ids
     assert engine.free_pages == engine.total_pages == 8

@@ -44,7 +44,7 @@ def guide() -> dict:
 
 @pytest.mark.slow
 def test_requests_get_what_the_guide_says(guide):
-    assert "make 5003 tokens, the context holds 256;" in guide["refusal"]
+    assert "make 5003 tokens, but the context holds 256;" in guide["refusal"]
     assert "the context holds 256" in guide["failed"][1]
     assert len(guide["best"]) >= 2 and guide["answer"].text and not guide["ids"]
     assert repr(guide["engine"]).startswith(PRINTED) and PRINTED in TEXT

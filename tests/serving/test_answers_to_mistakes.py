@@ -99,10 +99,10 @@ def test_a_text_that_is_far_too_long_is_refused_by_its_length(server, monkeypatc
     monkeypatch.setitem(server.engine.tokenizer.__dict__, "backend", backend())
     text = "word " * 200_000
     answer = server.post(COMPLETIONS, {"prompt": text})
-    assert "tokens, the context holds 192" in error_of(answer, 400)["message"]
+    assert "tokens, but the context holds 192" in error_of(answer, 400)["message"]
     chat = [{"role": "user", "content": text}]
     answer = server.post(CHAT, {"messages": chat})
-    assert "tokens, the context holds 192" in error_of(answer, 400)["message"]
+    assert "tokens, but the context holds 192" in error_of(answer, 400)["message"]
 
 
 def test_values_that_change_nothing_are_accepted(server):

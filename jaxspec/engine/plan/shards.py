@@ -61,8 +61,8 @@ def _refuse_parts_of_blocks(decoder: Decoder, count: int) -> None:
     for name, size in block_sides(decoder).items():
         if size // count % BLOCK:
             raise UsageError(
-                f"{OPTION} is {count}, but of the target's {name} {size} each of them would get "
-                f"{size // count}; expected a multiple of {BLOCK}, as FP8 weights in blocks of "
+                f"{OPTION} is {count}, so each device would get {size // count} of the target's "
+                f"{name} {size}; expected a multiple of {BLOCK}, as FP8 weights in blocks of "
                 f"{BLOCK}x{BLOCK} need it; choose fewer, or weights with a scale per channel"
             )
 

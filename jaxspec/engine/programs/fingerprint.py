@@ -73,7 +73,7 @@ def _is_ours(kind: type) -> bool:
 
 @functools.cache
 def _say_replaced(function: str) -> None:
-    log.warning("compiled programs are not kept: %s is not the function of its source", function)
+    log.warning("compiled programs are not kept: %s was replaced by another function", function)
 
 
 @functools.cache

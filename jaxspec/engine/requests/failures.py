@@ -40,8 +40,8 @@ def raise_refusals(refusals: Sequence[str | None], of_list: bool = True) -> None
     if not of_list:
         raise UsageError(first)
     raise UsageError(
-        f"{len(refused)} of {len(refusals)} prompts cannot be continued, and none was; prompt "
-        f"{refused[0]}: {first}; or pass errors='return' to continue the others"
+        f"{len(refused)} of {len(refusals)} prompts can never run, so none was run; prompt "
+        f"{refused[0]}: {first}; or pass errors='return' to run the others"
     )
 
 

@@ -116,7 +116,7 @@ def _from_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     _check_salt(prompt.get("cache_salt"))
     forms = [key for key in keys if key != "cache_salt"]
     if len(forms) != 1:
-        found = "both of its keys" if forms else "no key"
+        found = "both 'prompt' and 'prompt_token_ids'" if forms else "neither of its keys"
         raise UsageError(f"a prompt has {found}; expected {FORMS}")
     [key] = forms
     value = prompt[key]

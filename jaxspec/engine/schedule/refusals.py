@@ -14,7 +14,7 @@ def never_fits(request: Request, plan: Plan, book: PageBook, max_model_len: int)
         remedy = "the models were made for no more" if by_models else "or raise max_model_len"
         return (
             f"prompt of {len(request.prompt)} and max_tokens {request.params.max_tokens} make "
-            f"{tokens} tokens, the context holds {plan.max_model_len}; shorten one of them, "
+            f"{tokens} tokens, but the context holds {plan.max_model_len}; shorten one of them, "
             f"{remedy}"
         )
     needed = book.pages_for(plan.positions_of(request.length_limit))

@@ -41,7 +41,7 @@ def check_room(models: Models, plan: Plan) -> None:
     needed, limit = bytes_of_state(models, plan), _device_bytes()
     if limit is not None and needed > limit:
         raise LoadError(
-            f"{_what(plan)} need {needed / 1e9:.1f} GB, the device has {limit / 1e9:.1f} GB; "
+            f"{_what(plan)} need {needed / 1e9:.1f} GB, but the device has {limit / 1e9:.1f} GB; "
             f"{REMEDY}"
         )
 

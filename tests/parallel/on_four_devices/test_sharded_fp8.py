@@ -60,7 +60,7 @@ def test_a_cut_through_a_block_is_refused():
     with pytest.raises(UsageError) as refusal:
         opened("fp8-block", 4, drafted=False)
     assert str(refusal.value) == (
-        "tensor_parallel_size is 4, but of the target's num_key_value_heads * head_dim 256 each of "
-        "them would get 64; expected a multiple of 128, as FP8 weights in blocks of 128x128 need "
-        "it; choose fewer, or weights with a scale per channel"
+        "tensor_parallel_size is 4, so each device would get 64 of the target's "
+        "num_key_value_heads * head_dim 256; expected a multiple of 128, as FP8 weights in blocks "
+        "of 128x128 need it; choose fewer, or weights with a scale per channel"
     )
