@@ -1,4 +1,5 @@
-"""Records about compiled programs: scopes of their instructions, texts, sizes in memory."""
+"""Facts about compiled programs: the scopes of their instructions, their texts, their memory
+use."""
 
 import re
 from typing import Any
