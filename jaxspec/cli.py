@@ -16,8 +16,7 @@ from jaxspec.trace.options import Profiling
 
 DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 DTYPES = ("bfloat16", "float32")
-"""The keys of `DTYPES` in `engine/setup/load_models.py`, repeated here because that module imports
-jax."""
+"""The keys of `DTYPES` in `engine/setup/load_models.py`, repeated because it imports jax."""
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 

@@ -1,5 +1,4 @@
-"""Errors that a user can fix. A message is one line: what was found and expected, and what to
-do."""
+"""Errors that a user can fix. A message is one line: what was found and expected, what to do."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType

@@ -348,8 +348,8 @@ def _stream_text(
     params: SamplingParams,
     clock: "DecodeClock",
 ) -> "list[RequestOutput]":
-    """Generates, and prints the texts in the order of the prompts: the text of the first prompt
-    that is not finished is printed while it is generated."""
+    """Generates, and prints the texts in the order of the prompts, the first unfinished one while
+    it is generated."""
     is_shown = arguments.prints and arguments.json != "-"
     texts = _texts(arguments, engine, prompts) if is_shown else None
     outputs: dict[int, RequestOutput] = {}

@@ -118,8 +118,7 @@ def inputs(case: Case, group: Group) -> tuple:
 
 
 def refuse_lateness(inboxes) -> None:
-    """Ends the script if a device has waited in vain for another, because then its numbers are
-    wrong."""
+    """Ends the script if a device has waited in vain, because then its numbers are wrong."""
     if (late := late_device(np.asarray(inboxes.late))) is not None:
         raise SystemExit(f"device {late} did not send anything in time")
 

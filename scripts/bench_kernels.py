@@ -112,8 +112,7 @@ def parse() -> argparse.Namespace:
 
 
 def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row per case. Paged attention comes first, once for every page size; other cases have one
-    row."""
+    """Rows of all cases: first paged attention at every page size, then the others once each."""
     peers = peer_times(options.anchors) if options.anchors else {}
     for case in cases_of(options):
         seconds = {name: seconds_of(case, name) for name in options.implementations}

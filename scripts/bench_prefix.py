@@ -69,8 +69,7 @@ def parse() -> argparse.Namespace:
 
 
 def build(options: argparse.Namespace) -> Engine:
-    """An engine with pages for two prompts: the one that runs, and the one before, which is
-    kept."""
+    """An engine with pages for two prompts: the running one, and the one before, which is kept."""
     pair = random_pair(options.model, options.block_size, jnp.dtype(options.dtype))
     longest = options.prompt + options.tokens
     each = -(-(longest + options.block_size) // options.page_size)
@@ -126,8 +125,7 @@ def milliseconds(outputs: list[RequestOutput]) -> dict[str, float]:
 
 
 def book_times(num_pages: int, page_size: int, prompt: int) -> dict[str, float]:
-    """Microseconds of the changes to the book of pages for one prompt, if every page has an
-    entry."""
+    """Microseconds of changes to the book of pages for one prompt, if every page has an entry."""
     book, count = pages.new_book(num_pages + 1, page_size), prompt // page_size
     for request in range(num_pages // count):
         text = tuple(range(request, request + count * page_size))

@@ -258,8 +258,7 @@ class Bench:
         self.abort(list(self.ages))
 
     def measure(self, phase: Phase) -> dict[str, Any]:
-        """Rates over the steps that only decode, without the first ones after a step that did
-        more."""
+        """Rates over steps that only decode, without the first ones after a step that did more."""
         seconds, emitted, widths, steady = 0.0, 0, Counter(), 0
         last = LastWidth()
         with self.engine.observe(last):
@@ -303,8 +302,7 @@ class Bench:
         return by_age[every // 2 :: every][:requests]
 
     def submit(self, age: int) -> None:
-        """Submits a request with a prompt of `age` tokens, which ends when it has all its
-        tokens."""
+        """Submits a request that has `age` tokens as its prompt, and ends at `LONGEST` tokens."""
         prompt = self.random.integers(0, self.engine.models.target.vocab_size, age).tolist()
         of_first = sum(self.kinds[id] == 0 for id in self.ages)
         kind = int(2 * of_first > len(self.ages))

@@ -235,8 +235,7 @@ def on_policy(
 def begun(
     preset: Preset, text: Text, documents: Sequence[Document], count: int, seed: int
 ) -> Sequences:
-    """Text to continue, in random order: some of it headers of functions, the rest from
-    anywhere."""
+    """Text to continue, in random order: some headers of functions, the rest from anywhere."""
     length = preset.drafter_length
     of_headers = round(preset.headers * count)
     windows = text.windows(documents, length, count - of_headers, seed)

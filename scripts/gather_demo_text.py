@@ -85,8 +85,7 @@ def standard_library(folder: Path) -> Package:
 
 
 def downloaded(requirements: Path) -> Iterator[Package]:
-    """The packages of a list of requirements, in its order, each from the wheel that pip
-    downloads."""
+    """The packages of a list of requirements, in its order, from the wheels that pip downloads."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         subprocess.run(

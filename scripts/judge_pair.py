@@ -100,8 +100,7 @@ def judge(options: argparse.Namespace) -> dict[str, Any]:
 def continued(
     options: argparse.Namespace, opened: Opened, prompts: Sequence[str], temperature: float
 ) -> tuple[RequestOutput, ...]:
-    """Continues the prompts with drafts. In float32, greedy outputs equal those of the target
-    alone."""
+    """Continues prompts with drafts. In float32, greedy outputs equal those of the target alone."""
     assert opened.tokenizer is not None
     encoded = [opened.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     prompt_lengths = sorted({len(ids) for ids in encoded})
@@ -172,8 +171,7 @@ def losses(options: argparse.Namespace, opened: Opened) -> dict[str, float]:
 
 
 def loss_per_character(opened: Opened, documents: Sequence[Document], most: int) -> float:
-    """The loss over at most `most` pieces, spread evenly. Each is read without the text before
-    it."""
+    """The loss over at most `most` pieces, spread evenly, each read without earlier text."""
     tokenizer, target = opened.tokenizer, opened.models.target
     assert tokenizer is not None and isinstance(target, CheckpointTarget)
     pieces = [

@@ -20,8 +20,7 @@ class Verdict:
     parses: bool
     """Whether the header and the body together are valid Python."""
     sound: bool
-    """Whether they are valid Python or the beginning of it, for example up to the middle of a
-    docstring."""
+    """Whether they are at least the beginning of valid Python, such as half of a docstring."""
     loops: bool
 
 

@@ -64,8 +64,7 @@ def parse() -> argparse.Namespace:
 
 
 def lives_of(seed: int, count: int, until: float) -> collections.Counter[str]:
-    """Counts what happened in the lives of one engine. Nothing happens if it is too late to
-    begin."""
+    """Counts what happened in the lives of one engine; empty if it is too late to begin."""
     from random_lives import Lives  # pyright: ignore[reportMissingImports]
 
     if time.time() > until:

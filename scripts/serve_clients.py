@@ -48,8 +48,7 @@ CHECKS = (
     "response_schema_conformance",
 )
 CLOSE = 2e-3
-"""The most by which two sums of log probabilities may differ because their batches had different
-shapes."""
+"""Largest difference of two sums of log probabilities from batches of different shapes."""
 SECONDS = 900
 
 

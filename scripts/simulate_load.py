@@ -94,8 +94,7 @@ class Life:
         return [after - before for before, after in self.pieces_between(begin, end)]
 
     def pieces_between(self, begin: float, end: float) -> list[tuple[float, float]]:
-        """The times of two consecutive pieces of the answer, for each gap that overlaps this
-        interval."""
+        """The beginning and the end of each gap between pieces that overlaps this interval."""
         pairs = itertools.pairwise(self.times)
         return [(before, after) for before, after in pairs if after > begin and before < end]
 
@@ -133,8 +132,7 @@ def _note(life: Life, event: Any, now: float) -> None:
 
 
 def whole_passes(times: Times, slots: int, **options: Any) -> dict[str, Any]:
-    """The pass of the bench, with several draws of acceptance. All but the shares are of the
-    first."""
+    """The bench's pass, with several draws of acceptance. All but the shares are of the first."""
     seeds = [1000 * draw for draw in range(DRAWS)]
     passes = [whole_pass(times, slots, **{"seed": seed} | options) for seed in seeds]
     shares = [one["share"] for one in passes]

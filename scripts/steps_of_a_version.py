@@ -195,8 +195,7 @@ def run_steps(engine: Engine, sizes: Sizes, method: str, slots: int, steps: int)
 
 
 def steps_that_decode(engine: Engine, ids: Sequence[int]) -> Iterator[tuple[float, float, float]]:
-    """Runs steps until all requests have ended, and yields the times of those in which all
-    decode."""
+    """Runs steps until all requests end, and yields the times of those in which all decode."""
     decoding, ended, settled = set(), set(), 0
     while len(ended) < len(ids):
         with Waiting() as waiting:

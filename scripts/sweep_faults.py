@@ -44,8 +44,7 @@ class Row:
     """The outcomes of the faults in one engine."""
 
     lines: int = 0
-    """Lines of the engine that run. If several rows are added, a line counts once for every
-    engine."""
+    """Lines of the engine that run. In a sum of rows a line counts once for every engine."""
     injections: int = 0
     outcomes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     wrong: list[str] = dataclasses.field(default_factory=list)
@@ -116,8 +115,7 @@ def swept(share: Share) -> Row:
 
 @functools.cache
 def each_line_once() -> dict[str, list[Any]]:
-    """One injection for each line. They are found once per process, because every engine runs for
-    that."""
+    """One injection for each line, found once per process because every engine runs for it."""
     configs = importlib.import_module("sweep_configs")
     return configs.each_line_once(configs.fakes())
 

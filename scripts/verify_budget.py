@@ -47,8 +47,7 @@ CONTEXT = 512
 """The fewest tokens of a context when the steps were timed."""
 
 Times = Mapping[tuple[int, int], float]
-"""Milliseconds of a step, by batch size and width. A step verifies batch size times width
-tokens."""
+"""Milliseconds of a step, by batch size and width. It verifies their product of tokens."""
 
 
 def main() -> None:
@@ -90,8 +89,7 @@ def added_by(requests: int, block: int) -> float:
 
 
 def rows_of(batch: int, times: Times) -> list[dict[str, Any]]:
-    """For several numbers of verified tokens: the most tokens emitted, and the longest step
-    time."""
+    """For several numbers of verified tokens: the most emitted tokens, and the longest time."""
     whole = best_tokens(batch, batch * (DRAFTS + 1)) / times[batch, DRAFTS + 1]
     rows = []
     for tokens in sorted({batch * width for width in (4, 6, 8, 9, 10, 11, 12, 14, 16)}):

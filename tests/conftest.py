@@ -211,8 +211,7 @@ def share_the_gpu() -> None:
 
 def share_programs(config: pytest.Config) -> None:
     """Makes the processes of a run share their compiled programs, so that equal ones are compiled
-    once. The folder is empty at the beginning and is removed, so no run depends on an earlier
-    one."""
+    once. The folder begins empty and is removed, so no run depends on an earlier one."""
     if os.environ.get(FOLDER_OF_THE_RUN):
         return  # the folder of the process that started this one
     folder = tempfile.mkdtemp(prefix="jaxspec-tests-")

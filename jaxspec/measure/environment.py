@@ -43,9 +43,8 @@ def code() -> dict[str, Any]:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit of the code that runs, from `JAXSPEC_COMMIT`, or from git if this is a checkout;
-    otherwise the version of the package. If a checkout has uncommitted changes, it ends in
-    -dirty."""
+    """The commit of the code that runs, from `JAXSPEC_COMMIT` or from git; without both, the
+    version of the package. It ends in -dirty if a checkout has uncommitted changes."""
     return os.environ.get(COMMIT_VARIABLE) or _described(root) or f"release {jaxspec.__version__}"
 
 

@@ -76,8 +76,7 @@ class Run:
     """Seconds from the first submission to the last token."""
     outputs: tuple[RequestOutput, ...]
     step_s: tuple[float, ...]
-    """Seconds of each steady step: one in which every slot of the load decoded and no prompt was
-    read."""
+    """Seconds of each step in which every slot of the load decoded and no prompt was read."""
 
 
 def run_load(

@@ -86,8 +86,7 @@ def _label_speedups(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _acceptance(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
-    """Draws the rows of the highest concurrency of every contender: acceptance does not depend on
-    concurrency."""
+    """Draws every contender at its highest concurrency only, which does not change acceptance."""
     axes.set(title="Acceptance per position", xlabel="place in the block", ylabel="share of steps")
     axes.set_ylim(0, 1.3)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])

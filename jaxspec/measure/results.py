@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 PERCENTILES = (50, 90, 99)
 COMPILE_S_WORTH_A_WARNING = 0.1
-"""If more seconds of compiling fell into the measured passes, the report has a warning."""
+"""The report has a warning if more seconds of compiling than these fell into measured passes."""
 
 
 def row_of(

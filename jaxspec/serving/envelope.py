@@ -45,8 +45,7 @@ class Envelope:
         return made | {"usage": None} if self.generation.include_usage else made
 
     def ending(self, outputs: Sequence[RequestOutput], reasoning_tokens: int = 0) -> bytes:
-        """The chunk with the usage at the end of a stream; empty if the request did not ask for
-        it."""
+        """The chunk with the usage that ends a stream; empty if the request does not want it."""
         if not self.generation.include_usage:
             return b""
         counts = usage(self._tokens(outputs, reasoning_tokens), self.show_cached)

@@ -69,8 +69,7 @@ async def serve(
 
 
 class _Draining:
-    """The shutdown of the server: a signal begins it, and a second signal ends running requests at
-    once."""
+    """The shutdown of the server. A signal begins it; a second signal ends all requests at once."""
 
     def __init__(self, service: Service):
         self._service = service

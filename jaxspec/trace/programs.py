@@ -1,5 +1,4 @@
-"""Facts about compiled programs: the scopes of their instructions, their texts, their memory
-use."""
+"""Facts about compiled programs: their texts, their memory use, the scopes of instructions."""
 
 import re
 from typing import Any

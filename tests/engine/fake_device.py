@@ -117,8 +117,7 @@ class FakeState(EngineState):
         return twin
 
     def keep(self, slot: int, start: int, tokens: list[int]) -> None:
-        """Updates the recurrent state of a slot, which must be that of exactly the tokens
-        before."""
+        """Updates the recurrent state of a slot, which must be of exactly the tokens before."""
         if self.states is not None and tokens:
             before = self.states[slot] if start else ()
             assert list(before) == self.read(self.cells, slot, start), "another text's state"

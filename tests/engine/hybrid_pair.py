@@ -46,7 +46,7 @@ def opened() -> Opened:
 
 
 def hybrid_engine(method: str = "dflash", row_by_row: bool = True, **options) -> Engine:
-    """An engine for the pair. If neither `row_by_row` nor `exact` is set, blocks are read in matrix
+    """An engine for the pair. Without `row_by_row` and `exact`, blocks are read in matrix
     products."""
     pair = opened()
     target = pair.models.target.clone(row_by_row=row_by_row)

@@ -1,5 +1,4 @@
-"""Frees what tests of wide models leave on a GPU, because other tests run there at the same
-time."""
+"""Frees what tests of wide models leave on a GPU, because other tests run there beside them."""
 
 import gc
 

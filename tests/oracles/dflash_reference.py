@@ -40,8 +40,7 @@ class Weights:
 
     @property
     def wide(self) -> torch.dtype:
-        """The type for norms, rotations and softmax, which is at least float32, as in
-        transformers."""
+        """The type for norms, rotations and softmax: at least float32, as in transformers."""
         return torch.promote_types(self.dtype, torch.float32)
 
 

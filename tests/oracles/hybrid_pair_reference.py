@@ -15,8 +15,7 @@ PAIR = pathlib.Path(__file__).resolve().parent.parent / "data" / "hybrid_pair"
 COMMITTED = 48
 """A run ends after this many tokens."""
 CLEAR = 3e-4
-"""The smallest lead of a token that no rounding can turn around. Runs with smaller leads are left
-out."""
+"""The least lead of a token that rounding cannot undo. Runs with smaller leads are left out."""
 
 
 def record_pair() -> dict:

@@ -42,7 +42,6 @@ def read(model: str, name: str) -> Record:
 
 
 def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    """The largest difference divided by the reference's largest magnitude; NaN if either has
-    one."""
+    """The largest difference over the reference's largest magnitude; NaN if either has one."""
     assert ours.shape == reference.shape, (ours.shape, reference.shape)
     return float(np.abs(ours - reference).max() / np.abs(reference).max())
