@@ -73,7 +73,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     )
     add_flags(group, EngineOptions, "adaptive", "confidence_threshold", "num_drafts")
     add_flags(group, EngineOptions, "exact", "driver", "kernels", "fp8_activations")
-    add_flags(group, EngineOptions, "tensor_parallel_size")
+    add_flags(group, EngineOptions, "tensor_parallel_size", "exchange")
     add_flags(group, EngineOptions, "page_size", "prefill_chunk", "prefill_budget")
     add_flags(group, EngineOptions, "prefill_beside_decoding")
     add_flags(group, EngineOptions, "prefix_caching", default=False)
@@ -335,7 +335,7 @@ def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     numbers = ("page_size", "prefill_chunk", "prefill_budget", "prefill_beside_decoding")
     numbers += ("num_drafts", "confidence_threshold", "tensor_parallel_size")
     choices = ("exact", "adaptive", "driver", "kernels", "prefix_caching", "cache_dir")
-    choices += ("fp8_activations",)
+    choices += ("fp8_activations", "exchange")
     return {name: getattr(arguments, name) for name in numbers + choices}
 
 

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     engine = parser.add_argument_group("engine")
     add_flags(engine, EngineOptions, "max_model_len", "page_size", "memory_fraction")
     add_flags(engine, EngineOptions, "prefix_caching", "driver", "kernels", "fp8_activations")
-    add_flags(engine, EngineOptions, "tensor_parallel_size", "compile_ahead")
+    add_flags(engine, EngineOptions, "tensor_parallel_size", "exchange", "compile_ahead")
     cli.add_kept_programs(engine)
     _add_output(parser.add_argument_group("output"))
     return parser

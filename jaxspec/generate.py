@@ -128,7 +128,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "kernels",
         "fp8_activations",
     )
-    add_flags(group, EngineOptions, "tensor_parallel_size", "step_timeout")
+    add_flags(group, EngineOptions, "tensor_parallel_size", "exchange", "step_timeout")
     add_flags(group, Together, "coordinator", metavar="HOST:PORT")
     add_flags(group, Together, "num_processes", "process_id")
     cli.add_kept_programs(group)
@@ -337,7 +337,8 @@ def _kernels(arguments: argparse.Namespace, engine: "Engine") -> list[str]:
 
     from jaxspec.models.kernels import kernels_line
 
-    says_something = jax.default_backend() != "cpu" or arguments.kernels != "auto"
+    chose = arguments.kernels != EngineOptions.kernels, arguments.exchange != EngineOptions.exchange
+    says_something = jax.default_backend() != "cpu" or any(chose)
     return [kernels_line(engine.kernels)] if says_something else []
 
 

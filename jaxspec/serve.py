@@ -79,7 +79,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add_flags(group, EngineOptions, "prefix_caching", action=cached)
     add_flags(group, EngineOptions, "num_snapshots")
     add_flags(group, EngineOptions, "exact", "driver", "kernels", "fp8_activations")
-    add_flags(group, EngineOptions, "tensor_parallel_size", "step_timeout")
+    add_flags(group, EngineOptions, "tensor_parallel_size", "exchange", "step_timeout")
     add_flags(group, EngineOptions, "prefill_chunk", "prefill_budget", "prefill_beside_decoding")
     add_flags(group, EngineOptions, "seed", help="Seed of the server (default: %(default)s)")
     add_flags(group, EngineOptions, "compile_ahead")

@@ -1,9 +1,11 @@
-"""Paged attention and its companions for JAX on NVIDIA GPUs.
+"""Paged attention and the other GPU work of a transformer's layers, for JAX on NVIDIA GPUs.
 
 Each op is a public function with two implementations of the same signature: an XLA reference, which
 is the specification and runs on every backend, and a Mosaic GPU kernel. `implementation="auto"`
-takes the kernel if it can run here and the reference otherwise. An implementation that is named
-either runs or raises `NotForThisKernel`, which says why.
+runs the kernel if the device is a Hopper GPU and the kernel can do the call, and the reference
+otherwise. An implementation that is named either runs or raises `NotForThisKernel`, which says why.
+`docs/kernels.md` has a table of the ops. (`split_product` has no kernel: XLA computes its parts,
+and the kernel that reads them adds them up.)
 """
 
 from pallas_kernels.add_norm import add_norm

@@ -3,12 +3,12 @@
 (`kept/later.py` has those for calling lowered kernels and `kept/compiled.py` those for compiled
 ones, because this file imports Mosaic.)
 
-jax may rename or change these in any version, so pyproject.toml lets only versions be installed
-that the kernels were tested with. Other files import `pl` and `plgpu` from here and use nothing
-else that is experimental. tests/pallas_kernels/test_jax_internals.py tries each interface by
-itself and names the one that broke.
+jax may rename or change these in any version, so pyproject.toml allows only versions with which the
+kernels were tested. Other files import `pl` and `plgpu` from here and use nothing else that is
+experimental. tests/pallas_kernels/test_jax_internals.py tries each interface by itself and names
+the one that broke.
 
-The functions below are called in `inline_mgpu`, where code is written instruction by instruction.
+The functions below are called inside `inline_mgpu`, which takes code instruction by instruction.
 """
 
 import math
@@ -30,7 +30,7 @@ Accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
 
 def inline_mgpu(arg_types: tuple = (), return_type: Any = None) -> Any:
-    """`plgpu.inline_mgpu`, whose type asks callers for the context that it passes itself."""
+    """`plgpu.inline_mgpu`. Its own type asks callers for a context, which jax passes by itself."""
     return plgpu.inline_mgpu(arg_types=arg_types, return_type=return_type)
 
 
@@ -48,8 +48,8 @@ STORES_ANY_LAYOUT = hasattr(plgpu, "store")
 
 
 def store(ref, value) -> None:
-    """Stores registers, even if that writes only parts of sectors. In jax 0.11 there is no `store`,
-    and an assignment does not check for it."""
+    """Stores registers, even if that writes only parts of sectors. jax 0.11 has no `plgpu.store`,
+    and there an assignment does the same."""
     if jax_store := getattr(plgpu, "store", None):
         jax_store(ref, value, optimized=False)
     else:
@@ -60,7 +60,7 @@ def store(ref, value) -> None:
 
 
 def ptx(text: str, *operands, predicate=None, result_types=None) -> Any:
-    """One instruction of the GPU's assembly language that is neither moved nor left out."""
+    """Inline PTX that the compiler neither moves nor leaves out."""
     return utils.inline_ptx(
         text, *operands, predicate=predicate, result_types=result_types, has_side_effects=True
     )
@@ -195,7 +195,7 @@ def is_below_and_not(number, limit: int, other):
 
 
 def if_true(condition) -> Any:
-    """What is written inside of this `with` statement is done by threads in which it is true."""
+    """For a `with` statement: only threads in which the condition is true run its body."""
     return utils.when(condition)
 
 
@@ -205,8 +205,9 @@ def store_flag(address, number) -> None:
 
 
 def wait_for_flag(address, number, patience):
-    """Waits until a flag is at least a number, for at most so many microseconds. Returns whether it
-    is not. What was stored before the flag can then be read. Both numbers may overflow."""
+    """Waits until a flag is at least `number`, for at most `patience` microseconds. Returns true if
+    the time ran out. If not, what was stored before the flag can be read. The flag and the number
+    may overflow."""
     i64 = ir.IntegerType.get_signless(64)
     nanoseconds = arith.muli(arith.extui(i64, patience), utils.c(1000, i64))
     begun = utils.globaltimer()

@@ -23,7 +23,7 @@ FLOATS_PER_STORE = 4
 @dataclasses.dataclass(frozen=True)
 class Mailbox:
     boxes: int
-    """Boxes of a thread block. One warpgroup reads a box, all of its messages at once."""
+    """Boxes of a thread block. One warpgroup reads a box, with all of its messages at once."""
     messages: int
     """Messages in a box, each from another writer."""
     floats: int

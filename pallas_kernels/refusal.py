@@ -1,4 +1,4 @@
-"""How a kernel says that it cannot do a call."""
+"""The exception that says that a kernel cannot do a call, and the check that raises it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -32,7 +32,8 @@ def split_product(
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "parts *tokens outputs"]:
-    """`x @ matrix` as float32 parts whose sum it is, or as one part in the dtype of `x`.
+    """`x @ matrix` as float32 parts that are still to be added up, or as one part in the dtype of
+    `x`. `add_norm` and `qkv_write` take such parts.
 
     There is one part if the kernels do not run here or if more would not be faster.
     """
@@ -49,7 +50,7 @@ def split_product(
 def total_of(
     parts: Float[Array, "parts *tokens outputs"], dtype: DTypeLike
 ) -> Float[Array, "*tokens outputs"]:
-    """The product that was left in parts."""
+    """The whole product: the sum of its parts in `dtype`, or a single part as it is."""
     return parts[0] if len(parts) == 1 else parts.sum(axis=0).astype(dtype)
 
 

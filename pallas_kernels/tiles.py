@@ -86,15 +86,15 @@ def times(acc, left, right_ref, interpreted: bool):
 
 
 class Turn(NamedTuple):
-    """When a warpgroup gives its products to the tensor core, of those that take turns. While the
-    products of one run, another makes its next ones ready."""
+    """Lets the warpgroups of a thread block give their products to the tensor core one after the
+    other. While the products of one run, the others prepare their next ones."""
 
     barriers: Any
     """One for each warpgroup, at which it waits for its turn."""
     own: Any
     """Index of this warpgroup."""
     warpgroups: int
-    """Those that take turns."""
+    """How many warpgroups take turns."""
 
     def take(self) -> None:
         plgpu.barrier_wait(self.barriers.at[self.own])
@@ -103,18 +103,18 @@ class Turn(NamedTuple):
         plgpu.barrier_arrive(self.barriers.at[lax.rem(self.own + 1, self.warpgroups)])
 
     def begin(self) -> None:
-        """The last one begins, by giving the first its turn."""
+        """The last warpgroup begins, by giving the first one its turn."""
         pl.when(self.own == self.warpgroups - 1)(self.pass_on)
 
     def end(self) -> None:
-        """The first takes the turn that the last one passed on at the end, so that none is left."""
+        """The first warpgroup takes the last turn that was passed on, so that none is left over."""
         pl.when(self.own == 0)(self.take)
 
 
 def times_each(acc, pieces, interpreted: bool, turn: Turn | None = None):
-    """`acc` plus the products of pieces, each a function that brings the left side into registers
-    and a right side in shared memory. A left side is brought while the product before it runs, or,
-    if warpgroups take turns, while those of others run."""
+    """`acc` plus the products of `pieces`. A piece is a function that brings the left side into
+    registers, and a right side in shared memory. A left side is brought while the product before it
+    runs or, if warpgroups take turns, while the products of the others run."""
     if turn is not None:
         brought = [(left(), right_ref) for left, right_ref in pieces]
         pieces = [(lambda left=left: left, right_ref) for left, right_ref in brought]
@@ -135,9 +135,9 @@ def times_each(acc, pieces, interpreted: bool, turn: Turn | None = None):
 
 
 def rounded_sum(a, b, layout, interpreted: bool):
-    """`a + b` in float32 of two products that were rounded before. A plain `+` may be compiled into
-    one instruction with the product before it, which then is not rounded: whether it is may depend
-    on the number of rows."""
+    """`a + b` in float32, for products that must be rounded before they are added. The compiler may
+    fuse a plain `+` with the product before it, which is then not rounded, and whether it does so
+    may depend on the number of rows."""
     if interpreted:
         return a + b
     return each(instruction("add.rn.f32 $0, $1, $2;"), layout, a, b)
@@ -148,7 +148,7 @@ def instruction(text: str) -> Callable[..., Any]:
 
 
 def each(compute: Callable[..., Any], layout, *arrays):
-    """What a function computes from the numbers of arrays in float32."""
+    """Applies a function to the numbers of float32 arrays, one from each array at a time."""
 
     @inline_mgpu(
         arg_types=(layout,) * len(arrays),
@@ -174,7 +174,7 @@ def fence_async() -> None:
 
 
 def named(name: str, body):
-    """The same kernel under the name that profiles show."""
+    """The same kernel body under this name, which profiles show."""
 
     def kernel(*refs, **scratch):
         body(*refs, **scratch)

@@ -1,9 +1,9 @@
-"""How likely a request's drafts are accepted, from what its last steps accepted; for numpy and jax
-arrays alike.
+"""Estimates how likely a request's drafts are accepted, from what its last steps accepted; for
+numpy and jax arrays alike.
 
-Every request has, for each place in the block, how often a draft there was tried (verified, with
-all drafts before it accepted) and how often it was kept, older steps counting less. Few tries say
-little, so that what they say is mixed with what is known of more of them:
+For every request and each place in the block, it counts how often a draft was tried (verified, with
+all drafts before it accepted) and how often it was kept. Older steps count less. Few tries say
+little, so each rate is mixed with a more general rate, from more tries:
 
     all requests, all places  ->  all requests, each place       from the first place to the last
     all requests, each place  ->  one request, each place        as much likelier as the request is
@@ -21,18 +21,18 @@ from jaxtyping import Float, Int
 Numbers = jax.Array | np.ndarray
 
 MEMORY = 0.9
-"""Weight of a step against the next one."""
+"""Weight of a step relative to the next one."""
 FIRST_RATE = 0.8
 """The rate before anything is known."""
 TRIES_OF_ALL, TRIES_OF_A_PLACE, TRIES_OF_A_REQUEST, TRIES_OF_ITS_PLACE = 8.0, 8.0, 8.0, 16.0
-"""How many tries the better known rate counts for: over everything, at one place, in one request,
-at one of its places."""
+"""How many tries the more general rate counts for when it is mixed into the rate over everything,
+at one place, of one request, and at one of its places."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """What became of the drafts at each place, of several requests."""
+    """How many drafts of each request were tried and kept at each place."""
 
     tried: Float[Numbers, "slots drafts"]
     """Drafts that were verified after all drafts before them had been accepted."""
@@ -41,7 +41,7 @@ class Outcomes:
 
 
 def no_outcomes(slots: int, drafts: int) -> Outcomes:
-    """Those of requests that have drafted nothing yet, on the device."""
+    """The outcomes of requests that have drafted nothing yet, on the device."""
     return Outcomes(*(jnp.zeros((slots, drafts), jnp.float32) for _ in range(2)))
 
 
@@ -85,7 +85,7 @@ def chances(
 
 
 def _of_places(xp: Any, tried: Any, kept: Any, of_all: Any) -> Any:
-    """The rate of every place over all requests; a place leans on the one before it."""
+    """The rate of every place over all requests, mixed with the rate of the place before."""
     rates, before = [], of_all
     for place in range(tried.shape[0]):
         before = rate(kept[place], tried[place], before, TRIES_OF_A_PLACE)
@@ -94,11 +94,11 @@ def _of_places(xp: Any, tried: Any, kept: Any, of_all: Any) -> Any:
 
 
 def rate(kept: Any, tried: Any, prior: Any, tries: float) -> Any:
-    """The share that was kept, mixed with a rate that counts for so many tries."""
+    """The share that was kept, mixed with the rate `prior`, which counts for `tries` tries."""
     return (kept + tries * prior) / (tried + tries)
 
 
 def log_odds(xp: Any, chance: Any) -> Any:
-    """The logarithm of chance to 1 - chance, which is where chances can be added to."""
+    """log(chance / (1 - chance)). On this scale a chance can be raised or lowered by adding."""
     inside = xp.clip(chance, 1e-3, 1 - 1e-3)
     return xp.log(inside / (1 - inside))

@@ -1,9 +1,9 @@
-"""What the drafter itself thinks of its drafts, and how much that has meant so far.
+"""The drafter's own probabilities of its drafts, and how much they have meant so far.
 
 A score is the probability that the drafter gives a draft. It says which drafts of a step are better
-than the request's usual ones, but not how likely they are accepted. So scores are sorted into bins,
-and for each bin is counted how many drafts were accepted, and how many would have been if the
-scores meant nothing. If these differ, drafts of that bin are so much likelier than expected:
+than the request's usual ones, but not how likely they are accepted. So scores are sorted into bins.
+Each bin counts how many of its drafts were accepted, and how many were expected to be without the
+scores. The difference says how much likelier than expected drafts in this bin are:
 
     bin             0 .. 0.1   ..   0.97 .. 1
     tried              40      ..       300
@@ -22,10 +22,10 @@ from jaxspec.acceptance.outcomes import log_odds, rate
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Where one bin ends and the next begins."""
 MEMORY = 0.98
-"""Weight of a step against the next one. What a score means is a matter of the drafter and the kind
+"""Weight of a step relative to the next one. What a score means depends on the drafter and the kind
 of text, and changes slowly."""
 TRIES_OF_ALL = 16.0
-"""How many tries the rate over all bins counts for in a bin."""
+"""How many tries the rate over all bins counts for when it is mixed into a bin's rate."""
 
 
 @jax.tree_util.register_dataclass
@@ -40,11 +40,11 @@ class Scores:
     kept: Float[Array, " bins"]
     """How many of these were accepted."""
     expected: Float[Array, " bins"]
-    """How many of these the outcomes of earlier steps would have had accepted."""
+    """How many of these were expected to be accepted, by the outcomes of earlier steps."""
 
 
 def no_scores(slots: int, drafts: int) -> Scores:
-    """Those of an engine that has drafted nothing yet."""
+    """The scores of an engine that has drafted nothing yet."""
     bins = lambda: jnp.zeros(len(EDGES) + 1, jnp.float32)
     return Scores(jnp.zeros((slots, drafts), jnp.float32), bins(), bins(), bins())
 
@@ -52,7 +52,7 @@ def no_scores(slots: int, drafts: int) -> Scores:
 def with_drafts(
     scores: Scores, slots: Int[Array, " batch"], own: Float[Array, "batch drafts"] | None
 ) -> Scores:
-    """With the drafts of this step, whose scores these are; None if they have none."""
+    """The record with the scores `own` of this step's drafts; None if the drafts have no scores."""
     if own is None:
         return dataclasses.replace(scores, of_slots=scores.of_slots.at[slots].set(0.0))
     of_slots = scores.of_slots.at[slots].set(0.0).at[slots, : own.shape[1]].set(own)
@@ -67,8 +67,7 @@ def without_drafts(scores: Scores, replaced: Bool[Array, ""]) -> Scores:
 def with_scores(
     scores: Scores, own: Float[Array, "batch drafts"], chances: Float[Array, "batch drafts"]
 ) -> Float[Array, "batch drafts"]:
-    """The chances that outcomes alone give drafts with these scores, raised or lowered by what such
-    scores have meant."""
+    """The chances by outcomes alone, raised or lowered by what scores like these have meant."""
     overall = rate(scores.expected.sum(), scores.tried.sum(), 0.5, TRIES_OF_ALL)
     odds = [
         log_odds(jnp, rate(count, scores.tried, overall, TRIES_OF_ALL))
@@ -85,7 +84,7 @@ def after_verified(
     num_drafts: Int[Array, " batch"],
     accepted: Int[Array, " batch"],
 ) -> Scores:
-    """After a step whose drafts had these scores, and these chances by outcomes alone."""
+    """The record after a step whose drafts had these scores, and these chances by outcomes."""
     place = jnp.arange(own.shape[1])
     kept = place < accepted[:, None]
     tried = (place <= accepted[:, None]) & (place < num_drafts[:, None])

@@ -1,10 +1,10 @@
-"""Which drafts of a step to verify if not all can be: those that are most likely accepted.
+"""Which drafts of a step to verify if not all can be: those most likely to be accepted.
 
     chance that a draft and all before it are accepted        with 5 drafts to verify
       a   .9  .8  .7  .6                                        a1 a2 a3 a4
       b   .5  .3  .1  .0                                        b1
 
-The chance falls along a block, so what is chosen of a request is a beginning of its drafts.
+The chance falls along a block, so the chosen drafts of a request are always its first ones.
 """
 
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def shared_out(
     num_drafts: Int[Array, " batch"],
     budget: Int[Array, ""],
 ) -> Int[Array, " batch"]:
-    """How many drafts of each request are verified: `budget` in all, or all `num_drafts`."""
+    """How many drafts of each request are verified: `budget` in all, or all if there are fewer."""
     batch, drafts = survival.shape
     exists = jnp.arange(drafts, dtype=jnp.int32)[None, :] < num_drafts[:, None]
     # Place after place, so that of two equal chances the earlier place comes first.

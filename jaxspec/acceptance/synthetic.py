@@ -35,7 +35,7 @@ class SyntheticAcceptance:
 
 @dataclasses.dataclass(frozen=True)
 class MixedAcceptance:
-    """Several kinds of requests: one with seed s is of kind s modulo their number."""
+    """Several kinds of requests: a request with seed s is of kind s modulo the number of kinds."""
 
     kinds: tuple[SyntheticAcceptance, ...]
 
@@ -85,8 +85,8 @@ def draw_accepted(
     lengths: Int[Array, " batch"],
     num_drafts: Int[Array, " batch"],
 ) -> Int[Array, " batch"]:
-    """Number of accepted drafts per request, drawn at conditional rates. It is the same for the
-    same seed and committed length. The rates are data, so one program serves all rates."""
+    """Number of accepted drafts per request, drawn at conditional rates. The same seed and length
+    give the same draw. The rates are data, so one program serves all rates."""
     of_request = rates if rates.ndim == 1 else rates[seeds % rates.shape[0]]
 
     def luck(seed: UInt32[Array, ""], length: Int[Array, ""]) -> Float[Array, " drafts"]:

@@ -25,10 +25,10 @@ class Block:
     cells: Int[Array, "batch width"]
     """Cell (page * page_size + offset) that the token's key and value are written to."""
     page_table: Int[Array, "batch max_pages"]
-    """Page of every page_size positions; 0, the trash page, if the request holds none there."""
+    """The page of each page_size positions; 0, the trash page, if the request has no page there."""
     final: bool = dataclasses.field(default=False, metadata={"static": True})
-    """Whether `counts` are known when the block is read, as those of a chunk of a prompt are. Those
-    of drafts are lowered by acceptance."""
+    """Whether `counts` are final when the block is read, as for a chunk of a prompt. For drafts,
+    acceptance lowers them afterwards."""
 
 
 def one_token() -> Block:
@@ -63,5 +63,5 @@ def block_after(
 
 
 def joined(one: Block, other: Block) -> Block:
-    """The requests of both blocks in one, whose width is theirs."""
+    """One block with the requests of both blocks, which have the same width."""
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)

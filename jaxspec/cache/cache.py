@@ -1,6 +1,6 @@
 """The cache of one model's layers, with two operations.
 
-    write     running a layer on a block: the layer's outputs, and its cache with the block in it
+    write     running a layer on a block returns the outputs, and the cache with the block in it
     commit    keeps the first tokens of that block and drops the rest
 
     step n          layer(x, block, cache) ---> outputs, cache      all `width` tokens are written
@@ -14,7 +14,7 @@ write leaves the state unchanged and stores the inputs of the block; its commit 
 `counts` of them through the state.
 
 The cache is donated to a step, which returns its successor. After a write, use only the returned
-cache: a second use of the one from before the write would make XLA copy all of it.
+cache: if the cache from before the write is used again, XLA copies all of it.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class LayerCache(Protocol):
 
 @runtime_checkable
 class CopiesRows(Protocol):
-    """The cache of a layer that keeps something in a row per slot, which can be saved in another
-    row and brought back."""
+    """The cache of a layer that keeps one row per slot. Copying a row to another row saves it, and
+    copying it back restores it."""
 
     def with_row_copied[Itself](
         self: Itself, source: Int[Array, ""], target: Int[Array, ""]
@@ -59,18 +59,18 @@ class Cache[Layer: LayerCache]:
 
     layers: tuple[Layer, ...]
     inboxes: Inboxes | None = None
-    """Memory that the devices write into each other, if kernels of ours add up what each of them
-    has of a layer's products."""
+    """Memory that other devices write into, if a kernel of this project instead of XLA sums the
+    layers' products over the devices."""
 
     @property
     def in_pages(self) -> bool:
-        """Whether all of it lies in pages, so that requests whose texts begin alike can share it.
-        A layer that keeps everything in pages says so by an attribute of this name."""
+        """Whether the whole cache lies in pages, so that requests with the same prefix can share
+        it. The cache of a layer that keeps everything in pages has an attribute of this name."""
         return all(map(_is_in_pages, self.layers))
 
     @property
     def num_pages(self) -> int | None:
-        """Pages of the layers that have some, the trash page included; None if no layer has."""
+        """Pages of each layer that has pages, the trash page included; None if no layer has any."""
         arrays = jax.tree.leaves([layer for layer in self.layers if _is_in_pages(layer)])
         return arrays[0].shape[0] if arrays else None
 
@@ -79,17 +79,17 @@ class Cache[Layer: LayerCache]:
         return self.with_layers(layer.commit(block) for layer in self.layers)
 
     def without_written(self) -> tuple["Cache[Layer]", Written]:
-        """The cache as it is between steps, and apart from it what the last write keeps for the
-        commit. A layer that keeps something has a field `written`."""
+        """The cache as it is between steps, and separately what the last write keeps for the
+        commit. A layer that keeps something has it in a field `written`."""
         written = tuple(getattr(layer, "written", None) for layer in self.layers)
         return self.with_layers(map(_without_written, self.layers)), written
 
     def with_written(self, written: Written) -> "Cache[Layer]":
-        """The cache and what was written, together again."""
+        """Puts `written` back into the cache; the inverse of `without_written`."""
         return self.with_layers(map(_with_written, self.layers, written))
 
     def with_layers(self, layers: Iterable[Layer]) -> "Cache[Layer]":
-        """The caches of all layers in another state."""
+        """The same cache with these caches of its layers."""
         return dataclasses.replace(self, layers=tuple(layers))
 
     @property
@@ -98,7 +98,8 @@ class Cache[Layer: LayerCache]:
         return all(_is_in_pages(one) or isinstance(one, CopiesRows) for one in self.layers)
 
     def with_row_copied(self, source: Int[Array, ""], target: Int[Array, ""]) -> "Cache[Layer]":
-        """With what layers keep in one row in another one, too. Pages stay as they are."""
+        """The cache with row `source` of every layer that keeps rows copied to row `target`. Pages
+        do not change."""
         return self.with_layers(
             layer.with_row_copied(source, target) if isinstance(layer, CopiesRows) else layer
             for layer in self.layers

@@ -4,7 +4,7 @@
     padded      a0 a1 a2    b0    c0 c1       counts 3, 1, 2 in a block of width 3: 9 tokens
     packed      a0 a1 a2    b0    c0 c1 --    7 tokens, of which one is left over
 
-What looks at one token at a time runs over the packed tokens; attention over the padded ones.
+Operations on single tokens run over the packed tokens, attention over the padded ones.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ class Packing:
     """Where the kept tokens of a block are among the packed ones."""
 
     sources: Int[Array, " packed"]
-    """Which token of the block each packed token is: request * width + place. 0 if it is none."""
+    """Which token of the block each packed token is: request * width + place; 0 if left over."""
     filled: Bool[Array, " packed"]
-    """Whether it is a token of the block at all."""
+    """Whether each packed token is a token of the block, not one that is left over."""
     places: Int[Array, "batch width"]
-    """Packed place of every token; that of some other token for those that are not kept."""
+    """Packed place of every token of the block; for one that is not kept, another token's place."""
 
     def pack(self, padded: Shaped[Array, "batch width ..."]) -> Shaped[Array, "packed ..."]:
         """The kept tokens, each as a request of width 1."""
@@ -34,17 +34,17 @@ class Packing:
         return jnp.take(tokens, self.sources, axis=0)[:, None]
 
     def unpack(self, packed: Shaped[Array, "packed ..."]) -> Shaped[Array, "batch width ..."]:
-        """The tokens of the block; in place of those that are not kept stands another one."""
+        """The tokens of the block. Those that are not kept have the values of other tokens."""
         return jnp.take(packed[:, 0], self.places, axis=0)
 
     def cells(self, block: Block, page_size: int) -> Int[Array, "packed ..."]:
-        """Cells of the packed tokens: in the trash page for what is left over."""
+        """Cells of the packed tokens; those that are left over have cells in the trash page."""
         trash = jnp.arange(self.sources.size, dtype=jnp.int32)[:, None] % page_size
         return jnp.where(self.filled[:, None], self.pack(block.cells), trash)
 
 
 def packing_of(counts: Int[Array, " batch"], width: int, num_packed: int) -> Packing:
-    """Packs the first `counts` tokens of every request. Together they are at most `num_packed`."""
+    """Packs the first `counts` tokens of every request, at most `num_packed` tokens in all."""
     ends = jnp.cumsum(counts)
     place = jnp.arange(num_packed, dtype=jnp.int32)
     request = (place[:, None] >= ends).sum(axis=1, dtype=jnp.int32)

@@ -1,14 +1,14 @@
 """What a recurrent layer remembers: one state per slot, and the block that was written last.
 
-Reading a block leaves the states as they were and keeps what the layer made of its tokens; commit
-makes the rows from it again, and runs those that are kept through the states. Read in matrix
-products, a block also keeps what each row corrects, which commit only has to add.
+Reading a block does not change the states. It keeps the layer's projection of the block's tokens,
+from which commit makes the rows again, to fold the accepted ones into the states. A block that is
+read in matrix products also keeps the correction of each row, which commit only has to add.
 
     step n      read     states ----> outputs of every row;  written := the block
                 commit   states + the first `counts` rows ----> states;  written := None
 
-A chunk of a prompt is known to be kept, so reading it makes the states after it, and commit puts
-these in place.
+For a chunk of a prompt it is known which tokens are kept, so reading it already computes the states
+after it, and commit only stores them.
 """
 
 import dataclasses
@@ -32,12 +32,13 @@ Tails = Float[Array, "slots recent channels"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The tokens of a block, of which any number can be kept, and what their rows are made with.
+    """The tokens of a block, any number of which can be kept, and the parameters that make their
+    rows.
 
-    Every array has three axes, of which the last is cut if a layer is cut into shards."""
+    Every array has three axes. The last axis is cut if the layer is sharded."""
 
     inputs: Float[Array, "batch width outputs"]
-    """What the layer made of the tokens, beginning with the convolution's channels."""
+    """The layer's projection of the tokens. The convolution's channels come first in it."""
     taps: Float[Array, "... taps channels"]
     decay_bias: Float[Array, "... value_heads"]
     log_rate: Float[Array, "... value_heads"]
@@ -58,7 +59,7 @@ class Rows:
             implementation=self.implementation,
         )
         after = last_inputs(states.tails_before(block), self.inputs, counts)
-        # Without the barrier XLA may write the tails before they are read above, from a copy.
+        # Without the barrier XLA may write the tails first, and copy them for the read above.
         matrices, after = jax.lax.optimization_barrier((matrices, after))
         return States(matrices, put(states.tails, block.slots, after, counts))
 
@@ -77,12 +78,12 @@ def rows_of(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CorrectedRows:
-    """The tokens of a block that was read in matrix products, of which any number can be kept.
+    """The tokens of a block that was read in matrix products, any number of which can be kept.
 
-    Every array has three axes, as those of `Rows`."""
+    Every array has three axes, as in `Rows`."""
 
     inputs: Float[Array, "batch width outputs"]
-    """What the layer made of the tokens; only the convolution's channels are read."""
+    """The layer's projection of the tokens; only the convolution's channels are read."""
     corrected: Corrected
     implementation: Implementation = dataclasses.field(metadata={"static": True})
 
@@ -116,15 +117,15 @@ class Ends:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class States:
-    """The states of one layer: of every slot, and behind these the saved ones, if there are any."""
+    """The states of one layer: one for every slot, and after them the saved ones, if any."""
 
     matrices: Matrices
-    """Float32, as the sums of a long text need it."""
+    """In float32, which sums over a long text need."""
     tails: Tails
-    """The last inputs of the convolution: of as many tokens as it looks back."""
+    """The last inputs of the convolution, for as many tokens as it looks back."""
     written: Rows | CorrectedRows | Ends | None = None
-    """The block that was written last; None between steps. If a step is several programs, it goes
-    from one to the next beside the state, which is donated."""
+    """The block that was written last; None between steps. If a step is several programs, it is
+    passed from one to the next apart from the state, which is donated."""
 
     def commit(self, block: Block) -> "States":
         assert self.written is not None, "nothing was written since the last commit"
@@ -137,7 +138,7 @@ class States:
         return States(copied(self.matrices), copied(self.tails))
 
     def tails_before(self, block: Block) -> Float[Array, "batch recent channels"]:
-        """Those of the block's requests: zeros at the start of a text."""
+        """The tails of the block's requests; zeros for a request that begins."""
         return before_block(self.tails, block.slots, block.lengths)
 
 
@@ -147,8 +148,8 @@ def empty_states(
     tail: tuple[int, int],
     dtype: DTypeLike,
 ) -> States:
-    """States of no text: per slot a matrix of [value_heads, key_dim, value_dim], and a tail of
-    [recent, channels]."""
+    """States before any token: for each slot a matrix of shape [value_heads, key_dim, value_dim]
+    and a tail of shape [recent, channels]."""
     return States(
         jnp.zeros((num_slots, *matrix), jnp.float32), jnp.zeros((num_slots, *tail), dtype)
     )

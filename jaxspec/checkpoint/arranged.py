@@ -1,4 +1,4 @@
-"""Parameters whose numbers stand in another order, or are others, than in the files."""
+"""Parameters whose numbers differ in order or in value from those in the files."""
 
 import functools
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ Shape = tuple[int, ...]
 
 @runtime_checkable
 class Arranged(Protocol):
-    """How a parameter is made of what is stored, before it is transposed and cast. Takes and gives
-    arrays of numpy or of JAX."""
+    """How a parameter is made of the stored tensor, before it is transposed and cast. It works with
+    numpy and JAX arrays."""
 
     def __call__(self, stored: Any) -> Any: ...
 
@@ -22,7 +22,7 @@ class Arranged(Protocol):
         ...
 
     def stored(self, parameter: Any) -> Any:
-        """The way back."""
+        """The inverse: the stored tensor that a parameter is made of."""
         ...
 
 
@@ -31,7 +31,7 @@ class Reordered:
 
     @functools.cached_property
     def order(self) -> Int[np.ndarray, " outputs"]:
-        """Which of the stored rows each of ours is."""
+        """The index of the stored row that each row of the parameter is."""
         return self.find_order()
 
     def find_order(self) -> Int[np.ndarray, " outputs"]:
@@ -53,11 +53,11 @@ class PartOfRows(Reordered):
 
     whole: Reordered
     ranges: tuple[tuple[int, int], ...]
-    """From which of our rows to which it has."""
+    """The parameter's rows that the device has: (begin, end) of each range."""
 
     @functools.cached_property
     def stored_rows(self) -> Int[np.ndarray, " outputs"]:
-        """Which of the stored rows it is made of, in the order of the files."""
+        """The stored rows that the part is made of, in the order of the files."""
         return np.sort(self._own)
 
     def find_order(self) -> Int[np.ndarray, " outputs"]:
@@ -70,13 +70,13 @@ class PartOfRows(Reordered):
 
 @dataclass(frozen=True)
 class HeadOrder(Reordered):
-    """The dimensions of a head of which only the first are rotated, and of those the first half
-    with the second:
+    """The dimensions of a head in which only the first ones are rotated, in pairs of one from their
+    first half and one from their second:
 
         stored    r r r r | s s s s | rest                      r is rotated with s
         ours      r r r r, half of the rest | s s s s, the rest
 
-    So each half of a head belongs to the other, as if all of it were rotated.
+    Each dimension of one half of a head then has its partner in the other, as if all were rotated.
     """
 
     head_dim: int
@@ -91,7 +91,7 @@ class HeadOrder(Reordered):
 
 @dataclass(frozen=True)
 class GatedHeads(Reordered):
-    """Queries, gates, keys and values. The files have each head's gates behind its queries:
+    """Queries, gates, keys and values. In the files, each head's gates come after its queries:
 
     stored    q0 g0 q1 g1 ... | k0 k1 | v0 v1
     ours      q0 q1 ... | k0 k1 | v0 v1 | g0 g1 ...     and q and k in `HeadOrder`
@@ -121,7 +121,7 @@ class GatedHeads(Reordered):
 
 @dataclass(frozen=True)
 class OneMore:
-    """The scale of a norm that is stored less 1."""
+    """The scale of a norm, of which the files store scale - 1."""
 
     order: HeadOrder | None = None
 
@@ -138,7 +138,7 @@ class OneMore:
 
 @dataclass(frozen=True)
 class Taps:
-    """The kernel of a convolution of single channels: [channels, 1, taps] in files."""
+    """The kernel of a depthwise convolution, which the files store as [channels, 1, taps]."""
 
     def __call__(self, stored: Any) -> Any:
         return stored[:, 0].T

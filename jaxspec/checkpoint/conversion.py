@@ -34,8 +34,8 @@ def convert(
     """Writes `destination`, whole or not at all, and returns a description of what it wrote.
 
     Without a dtype and a quantization no weight is rounded; 8-bit weights stay as they are in any
-    case. `progress` is called with how many bytes were read, and of
-    how many; writing takes about as long.
+    case. `progress` is called with the bytes read so far and their total; writing takes about as
+    long as reading.
     """
     with _writing_to(destination):
         _check_free(destination)
@@ -105,8 +105,8 @@ def _copy_files(source: Path, destination: Path) -> None:
 
 
 def _write_config(source: Path, config: TargetConfig | DrafterConfig, destination: Path) -> None:
-    """Copies the source's config, with a relative path to the target made absolute, and with what
-    says how quantised weights are scaled."""
+    """Copies the source's config. A relative path to the target becomes absolute. If weights were
+    quantised here, an entry is added that says how they are scaled."""
     entries = dict(read_entries(source / "config.json").values)
     in_8_bits = isinstance(config, TargetConfig) and config.decoder.fp8 is not None
     if in_8_bits and entries.get(FP8_KEY) is None:

@@ -1,4 +1,4 @@
-"""Which rows or columns of the stored tensors each device keeps, if parameters are spread."""
+"""Which rows or columns of the stored tensors each of several devices keeps."""
 
 import numpy as np
 from jaxtyping import Shaped
@@ -9,16 +9,16 @@ from jaxspec.models.sharding import Placement
 
 
 def is_cut_in_files(source: Source) -> bool:
-    """Whether a device's part is some rows or columns of the stored tensors. What else there is, is
-    small, and read as a whole."""
+    """Whether a device's part is some rows or columns of the stored tensors. All other parameters
+    are small, and are read as a whole."""
     return not source.spread and (source.arranged is None or isinstance(source.arranged, Reordered))
 
 
 def parts_of(
     source: Source, place: Placement, index: int, start: int, piece: Shaped[np.ndarray, "piece ..."]
 ) -> list[Shaped[np.ndarray, "..."]]:
-    """What device `index` keeps of a piece, whose first row is row `start` of all stored tensors of
-    the parameter, one below the other."""
+    """The parts of a piece that device `index` keeps. If the parameter's stored tensors are joined
+    along their first axis, the piece begins at row `start`."""
     own = own_rows(source, place, index)
     if own is None:
         return _parts_in_order(place, index, source.transposed, start, piece)
@@ -43,7 +43,7 @@ def _parts_in_order(
 
 
 def own_rows(source: Source, place: Placement, index: int) -> PartOfRows | None:
-    """The rows of device `index` if they are in another order than in the files."""
+    """The rows of device `index`; None if they are in the order of the files."""
     if not isinstance(source.arranged, Reordered):
         return None
     return PartOfRows(source.arranged, tuple(place.ranges(index)))

@@ -33,8 +33,8 @@ def is_drafter(config: Entries) -> bool:
 
 
 def read_draft_config(folder: Path, block_size: int | None = None) -> DFlashConfig:
-    """The part of the config that is in config.json. Only the headers of the weights show whether
-    the drafter has an embedding and a head of its own."""
+    """The part of the config that is in config.json. The headers of the weight files show the rest:
+    whether the drafter has an embedding and a head of its own."""
     check_block_size(block_size)
     return draft_config_of(read_entries(folder / "config.json"), folder, block_size)
 
@@ -113,8 +113,8 @@ def _nested_decoder(config: Entries) -> Entries:
 
 
 def _block_size(entries: Entries, heads: Heads) -> int:
-    """The size of a block with the current token. Where every row drafts, checkpoints count rows,
-    of which there is one less."""
+    """The size of a block, the current token included. If every row drafts, the checkpoint counts
+    rows, which are one fewer."""
     missing = heads.tokens_without_row
     return entries.integer("block_size", SMALLEST_BLOCK - missing) + missing
 
@@ -133,7 +133,7 @@ def _zlab_layer_ids(config: Entries, nested: Entries) -> tuple[int, ...]:
 
 
 def _speculators_layer_ids(config: Entries) -> tuple[int, ...]:
-    """Layers by our count, from 0. Speculators counts from 1, since the embedding is its 0."""
+    """Layers counted from 0. Speculators counts them from 1, because its 0 is the embedding."""
     key = "aux_hidden_state_layer_ids"
     ids = config.integers(key)
     if min(ids) < 1:

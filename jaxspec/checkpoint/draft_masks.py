@@ -3,9 +3,9 @@
 Published implementations disagree on sliding layers. Here the config's flag applies (is_causal, or
 else causal); without a flag, a sliding layer is causal and a full one is not.
 
-In a window, z-lab's code lets each token see the positions nearer than the window to itself. The
-training of speculators lets all tokens of a block see the window's positions before the block, and
-the block as if there was no window: in a block at position s,
+With a window, z-lab's code lets each token see the positions that are nearer to it than the window.
+Speculators' training lets all tokens of a block see `window` positions before the block, and the
+block itself as if there were no window. In a block at position s,
 
     token s + k sees    from s + k - window + 1 (z-lab)    from s - window (speculators)
 """
@@ -31,8 +31,8 @@ def zlab_block_masks(config: Entries, num_layers: int) -> tuple[BlockMask, ...]:
 def speculators_block_masks(
     config: Entries, decoder: Entries, num_layers: int, is_dflash2: bool = False
 ) -> tuple[BlockMask, ...]:
-    """By default full layers are bidirectional and sliding ones causal, but in DFlash2 not causal;
-    flags override this. A window in DFlash2 is the block's."""
+    """By default, full layers are bidirectional, and sliding layers are causal except in DFlash2;
+    flags override this. A window in DFlash2 is that of the block, not of each token."""
     sliding_causal = not config.flag("sliding_window_non_causal", is_dflash2)
     flag = _causal_flag(decoder, config)
     masks = (

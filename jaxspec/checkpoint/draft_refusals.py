@@ -19,7 +19,7 @@ class Variant:
     settings: tuple[str, ...] = ()
     """Keys that only this variant sets, at the top level or in dflash_config."""
     tensors: tuple[str, ...] = ()
-    """What the names of tensors that only this variant stores begin with."""
+    """Prefixes of the names of tensors that only this variant stores."""
 
 
 VARIANTS = (

@@ -1,10 +1,10 @@
-"""The part of a DSpark drafter's config that a DFlash drafter has not, in each of three layouts.
+"""The part of a DSpark drafter's config that DFlash drafters do not have, in each of three layouts.
 
     DeepSpec      Qwen3DSparkModel, all keys at the top level
     SpecForge     DSparkDraftModel, keys also in dflash_config, whose projector_type is dspark
     speculators   speculators_model_type dspark, all keys at the top level
 
-With a rank of 0 and no confidence head, what is left is a DFlash drafter whose every row drafts.
+With a rank of 0 and no confidence head, it is a DFlash drafter in which every row drafts.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from jaxspec.errors import LoadError
 from jaxspec.models.config import ConfidenceHead, MarkovHead, MarkovKind
 
 CANDIDATES = 16
-"""Tokens among which a place chooses; docs/notes/dspark.md compares this with all tokens."""
+"""How many tokens a place chooses from; docs/notes/dspark.md compares this with all tokens."""
 DEEPSPEC = "Qwen3DSparkModel"
 SPECFORGE = "DSparkDraftModel"
 SPECULATORS = "dspark"
@@ -30,7 +30,7 @@ ONLY_IN_TRAINING = ("confidence_head_alpha", "ce_loss_alpha", "l1_loss_alpha")
 
 @dataclass(frozen=True)
 class Heads:
-    """What the rows of a block predict, and the heads beside the vocabulary's."""
+    """What the rows of a block predict, and the heads besides the one over the vocabulary."""
 
     anchor_first: bool = False
     transition: MarkovHead | None = None
@@ -56,8 +56,8 @@ def zlab_heads(config: Entries, nested: Entries) -> Heads:
 
 
 def speculators_heads(config: Entries) -> Heads:
-    """The heads of a config in speculators' layout. Whether the row of the current token drafts is
-    told by a flag there, whose default depends on the kind."""
+    """The heads of a config in speculators' layout, in which a flag says whether the row of the
+    current token drafts. The flag's default depends on the kind of drafter."""
     is_dspark = config.get("speculators_model_type") == SPECULATORS
     anchor_first = config.flag("sample_from_anchor", is_dspark)
     if not is_dspark:
@@ -90,8 +90,8 @@ def _kind(entries: Entries) -> MarkovKind:
 
 
 def _refuse_heads_without_name(config: Entries, nested: Entries) -> None:
-    """Keys of DSpark's heads in a config that does not say that it is DSpark: it may be something
-    else that has them too."""
+    """Refuses keys of DSpark's heads in a config that does not say that it is DSpark, because other
+    kinds of drafters may have these keys, too."""
     for entries in config, nested:
         for key in (*KEYS, "num_anchors"):
             if entries.get(key) and not (key == "num_anchors" and entries is nested):

@@ -1,6 +1,7 @@
 """Reads the config.json of an EAGLE-3 drafter, in SpecForge's, speculators' or DeepSpec's layout.
 
-Three ways to number the target's layers are in use. Ours names a layer whose output is read:
+Three ways to number the target's layers are in use. Ours is the index, from 0, of each layer whose
+output is read:
 
     target_layer_ids                                   as ours          (DeepSpec)
     eagle_config: eagle_aux_hidden_state_layer_ids     as ours          (SpecForge)
@@ -19,8 +20,8 @@ from jaxspec.models.eagle3_config import MOST_DRAFTS, Eagle3Config
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 DEFAULT_DRAFTS = 5
 DECODERS = ("llama", "qwen3")
-"""Kinds of layers, which differ in their names alone: whether heads are normed is seen in the
-weights."""
+"""Model types, which differ only in the default of head_dim. Whether heads are normed is seen in
+the weights."""
 FULL = "full_attention"
 
 
@@ -34,8 +35,8 @@ def is_eagle3(config: Entries) -> bool:
 def eagle3_config_of(
     config: Entries, folder: Path = Path(), block_size: int | None = None
 ) -> Eagle3Config:
-    """The part of the config that is in config.json. Only the headers of the weights show whether
-    heads are normed, and whether the drafter has an embedding and a head of its own."""
+    """The part of the config that is in config.json. The headers of the weight files show the rest:
+    whether heads are normed, and whether the drafter has an embedding and a head of its own."""
     _refuse_others(config)
     refuse_other_maths(config)
     numbers = _decoder_entries(config)
@@ -105,7 +106,7 @@ def _decoder_entries(config: Entries) -> Entries:
 
 
 def _with_head_dim(numbers: Entries) -> Entries:
-    """Llama's heads share the hidden size if the config has no head_dim."""
+    """In a Llama without head_dim in its config, the heads share the hidden size equally."""
     if numbers.get("head_dim") is not None or numbers.get("model_type") == "qwen3":
         return numbers
     hidden = numbers.integer("hidden_size", 1)
@@ -116,7 +117,7 @@ def _with_head_dim(numbers: Entries) -> Entries:
 
 
 def _layer_ids(config: Entries) -> tuple[int, ...]:
-    """Layers by our count; none if the config does not name them."""
+    """Layers counted from 0; none if the config does not name them."""
     nested = _eagle_config(config)
     found = [
         (entries, key, before)
@@ -155,7 +156,7 @@ def _eagle_config(config: Entries) -> Entries:
 def _norms(config: Entries) -> dict[str, bool]:
     if SPECULATORS_KEY not in config.values:
         return _norms_of_specforge(config)
-    if config.get("norm_before_residual") is None:  # its readers disagree on what that means
+    if config.get("norm_before_residual") is None:  # other programs disagree on its default
         raise config.wrong("norm_before_residual", "true or false")
     flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     norms = {name: config.flag(name, False) for name in flags}
@@ -165,7 +166,8 @@ def _norms(config: Entries) -> dict[str, bool]:
 
 
 def _norms_of_specforge(config: Entries) -> dict[str, bool]:
-    """Its norm_output says whether the head gets the final norm, not what a chain passes on."""
+    """SpecForge's norm_output says whether the head gets the final norm, not what a chain passes
+    on."""
     if not config.flag("norm_output", True):
         raise config.unsupported("norm_output", "true")
     norms = {name: config.flag(name, False) for name in ("norm_before_residual", "fc_norm")}
@@ -189,7 +191,7 @@ def _num_drafts(config: Entries, block_size: int | None) -> int:
 
 
 def _told_drafts(config: Entries) -> list[tuple[Entries, str]]:
-    """Where files say how many drafts a step has: of speculators, of DeepSpec."""
+    """Where files say how many drafts a step has: in speculators' and in DeepSpec's layout."""
     nested = config.within("speculators_config")
     methods: Any = nested.get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None

@@ -17,7 +17,8 @@ OF_PARALLEL = "mask_hidden"
 
 
 def eagle3_sources(config: Eagle3Config, stored: Collection[str] = ()) -> dict[str, Source]:
-    """`stored` are the names in the files, which show how the first layer is called."""
+    """The source of each parameter. `stored` are the names of the tensors in the files, which show
+    how the first layer is named."""
     sources = _around_layers(config) | layer_sources(config.decoder)
     qkv, hidden = "layers_0/attention/qkv/kernel", config.decoder.hidden_size
     both = {name: (size, 2 * hidden) for name, (size, _) in sources[qkv].tensors.items()}
@@ -61,7 +62,7 @@ def _in_the_middle(source: Source) -> Source:
 
 
 def completed(config: Eagle3Config, parameters: Collection[str]) -> Eagle3Config:
-    """The config, completed by which of our parameters the checkpoint has."""
+    """The config, completed from the names of the parameters that the checkpoint has."""
     whole = config.vocab_size if "target_ids" in parameters else None
     reduced = config.draft_vocab_size or whole
     return replace(
@@ -74,8 +75,7 @@ def completed(config: Eagle3Config, parameters: Collection[str]) -> Eagle3Config
 
 
 def parameters_in(stored: Collection[str], where: str) -> set[str]:
-    """Those of our parameters that a checkpoint may or may not have, told by the names in its
-    files."""
+    """The optional parameters that a checkpoint has, found by the names of its tensors."""
     if OF_PARALLEL in stored:
         raise parallel_drafter(where, OF_PARALLEL)
     by_name = {

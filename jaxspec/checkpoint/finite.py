@@ -5,7 +5,7 @@ ever.
     0    1111..   ........      are largest for infinity and NaN
 
 So on a CPU one pass of integer operations finds the largest magnitude. An accelerator computes
-`isfinite` of all numbers in the time of reading them.
+`isfinite` of all numbers in the time that it takes to read them.
 """
 
 import jax

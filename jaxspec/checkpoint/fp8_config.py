@@ -4,8 +4,8 @@
     fp8                   a block of 128x128, or all of a matrix     X.weight_scale_inv
     compressed-tensors    the same, or one output ("channel")        X.weight_scale
 
-In both, a weight is the stored number times its scale. Which tensors are in 8 bits, their own
-dtypes say, so the lists of modules that were left out decide nothing.
+In both, a weight is the stored number times its scale. The dtype of each tensor says whether it is
+in 8 bits, so the lists of modules that were not quantised are ignored.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Fp8Layout:
 
     @property
     def fp8(self) -> Fp8:
-        """How the layers hold such matrices: the scale of a whole matrix, once per output."""
+        """How the layers store such matrices: the scale of a whole matrix once for each output."""
         return Fp8(blocks=self.scaled == "block")
 
     def check_sizes(self, decoder: Decoder, where: str) -> None:
@@ -61,7 +61,8 @@ class Fp8Layout:
 
 
 def check_whole_blocks(decoder: Decoder, where: str) -> None:
-    """Refuses blocks that would end within a matrix that others are joined to."""
+    """Refuses sizes that are not multiples of a block: matrices are joined, and a block must not
+    reach from one into the next."""
     sides = {"hidden_size": decoder.hidden_size, **block_sides(decoder)}
     for name, size in sides.items():
         if size % BLOCK:
@@ -76,7 +77,7 @@ def read_fp8_layout(folder: Path) -> Fp8Layout | None:
 
 
 def fp8_layout_of(config: Entries) -> Fp8Layout | None:
-    """None if the config says nothing of a quantisation."""
+    """The layout of the FP8 weights; None if the config does not mention a quantisation."""
     if config.get(KEY) is None:
         return None
     entries = config.within(KEY)
@@ -166,7 +167,7 @@ def _weights(weights: Entries) -> Scaled:
 
 
 def _check_inputs(inputs: Entries, scaled: Scaled) -> None:
-    """Activations have no scales in the file, and are meant to be scaled as the layers would."""
+    """Checks that activations are to be scaled dynamically, as the layers here scale them."""
     if not inputs.values:
         return
     _check_numbers(inputs)

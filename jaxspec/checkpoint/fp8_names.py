@@ -23,7 +23,7 @@ from jaxspec.models.config import Qwen3Config
 from pallas_kernels.fp8_product import BLOCK
 
 SCALES_OF_INPUTS = ("input_scale", "activation_scale", "input_zero_point")
-"""What tensors end with that belong to activations with fixed scales."""
+"""Endings of the names of tensors that belong to activations with fixed scales."""
 NUMBER: tuple[Shape, ...] = ((), (1,))
 """The shapes of a single number."""
 
@@ -65,7 +65,7 @@ def _scales(source: Source, layout: Fp8Layout, stored: Mapping[str, StoredTensor
 
 
 def check_fp8(sources: dict[str, Source], stored: Mapping[str, StoredTensor], where: str) -> None:
-    """Refuses what would be read wrongly, with more precise words than for any other tensor."""
+    """Refuses tensors that would be read wrongly, with more precise errors than `check_tensors`."""
     for name in sorted(stored):
         if name.endswith(SCALES_OF_INPUTS):
             raise LoadError(

@@ -22,7 +22,7 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
 def folder_or_hub_id(source: str | Path, revision: str | None = None) -> Path | str:
     """The folder, or the hub id if there is no such folder. A name that is neither is refused.
-    Neither downloads anything nor imports jax."""
+    This function downloads nothing and does not import jax."""
     try:
         folder = Path(source).expanduser()
         is_folder, is_file = bool(source) and folder.is_dir(), folder.is_file()

@@ -72,13 +72,14 @@ class LoadWeights(Protocol):
         progress: BytesRead | None = None,
         places: Places | None = None,
     ) -> Params:
-        """The weights; `progress` is told how many bytes were read, some at a time. With `places`,
-        they are spread over several devices."""
+        """The weights. `progress` is called repeatedly with the number of bytes read since the last
+        call. With `places`, the weights are spread over several devices."""
         ...
 
 
 def open_target(folder: str | Path, quantization: Quantization = None) -> Checkpoint[TargetConfig]:
-    """With `quantization`, the layers' matrices become 8-bit floats if they are none yet."""
+    """Opens a target. With `quantization`, the layers' matrices become 8-bit floats if they are not
+    stored as such."""
     folder = Path(folder)
     config = read_target_config(folder)
     if isinstance(config, Qwen35Config):
@@ -117,7 +118,7 @@ def _checked(
     sources: dict[str, Source],
     stored: dict[str, StoredTensor],
 ) -> Checkpoint[TargetConfig]:
-    """A target whose tensors are those of its config."""
+    """A target, after a check that its tensors are those of its config."""
     tied_head = ("lm_head.weight",) if config.tie_word_embeddings else ()
     check_tensors(sources, stored, str(folder), unused=tied_head)
     return Checkpoint(
@@ -198,7 +199,7 @@ def sources_of(config: DrafterConfig, stored: Collection[str] = ()) -> dict[str,
 
 
 def _completed(config: DrafterConfig, parameters: Collection[str], where: str) -> DrafterConfig:
-    """The config, completed by which of our parameters the drafter has."""
+    """The config, completed from the names of the parameters that the drafter has."""
     if isinstance(config, Eagle3Config):
         return eagle3_names.completed(config, parameters)
     owned = "embedding/embedding", "head/kernel", "target_ids"
@@ -212,7 +213,7 @@ def _with_ownership(
 ) -> DFlashConfig:
     """The config, completed by whether the drafter has an embedding and a head of its own.
 
-    A drafter with a reduced vocabulary always has its own head. Otherwise, it has what is stored.
+    A drafter with a reduced vocabulary always has its own head. Others have it if it is stored.
     """
     whole = config.vocab_size if has_target_ids else None
     reduced = config.draft_vocab_size or whole

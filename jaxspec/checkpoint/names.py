@@ -37,11 +37,12 @@ class Source:
     """Whether the joined tensor is transposed: linear layers are stored [outputs, inputs]."""
     dtypes: tuple[str, ...] = WEIGHTS
     kept_as: jnp.dtype | None = None
-    """The dtype of the parameter; None if it is the one that weights are asked for in."""
+    """The dtype of the parameter; None for the dtype that the caller asks for."""
     spread: tuple[int, ...] = ()
-    """If each part is a single number: the rows of the parameter that it becomes, in one column."""
+    """If each part is a single number: how many rows of the parameter, in one column, it fills."""
     arranged: Arranged | None = None
-    """How the joined tensor becomes the parameter, apart from transposing; None if it is it."""
+    """How the joined tensor is changed to become the parameter, besides transposing; None if it is
+    not changed."""
     quantised: bool = False
     """Whether the joined tensor becomes two parameters, `weight` in 8 bits and its `scales`."""
 
@@ -115,7 +116,7 @@ def _with_bias(path: str, name: str, inputs: int, outputs: int) -> dict[str, Sou
 
 
 def _convolutions(config: DFlashConfig) -> dict[str, Source]:
-    """Those of one layer."""
+    """The convolutions of one layer."""
     sizes, hidden = config.convolutions, config.decoder.hidden_size
     if sizes is None:
         return {}
@@ -147,8 +148,8 @@ def _selector(config: DFlashConfig) -> dict[str, Source]:
 
 
 def layer_sources(decoder: Decoder, added: dict[str, Source] | None = None) -> dict[str, Source]:
-    """The layers of a decoder, by the names that all layouts use; `added` is what each of them has
-    besides."""
+    """The layers of a decoder, by the names that all layouts use. `added` is what each layer has in
+    addition."""
     layer = _layer(decoder) | (added or {})
     layers = (layer_of(i, layer) for i in range(decoder.num_layers))
     return {path: source for one in layers for path, source in one.items()}
@@ -204,8 +205,8 @@ def check_tensors(
     where: str,
     unused: tuple[str, ...] = (),
 ) -> None:
-    """Raises a LoadError that names a missing, misshapen or unknown tensor. Those in `unused` may
-    exist."""
+    """Raises a LoadError that names a missing, misshapen or unknown tensor. Tensors in `unused` may
+    exist, too, but no parameter is made of them."""
     expected = {
         name: (shape, source.dtypes)
         for source in sources.values()
@@ -242,8 +243,8 @@ def check_tensors(
 
 
 def exact_dtype(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> jnp.dtype:
-    """The narrowest dtype that holds all these weights without rounding, but for those that keep a
-    dtype of their own."""
+    """The narrowest dtype that holds all these weights without rounding. Weights that keep a dtype
+    of their own do not count."""
     rounded = [source for source in sources.values() if source.kept_as is None]
     dtypes = {stored[name].dtype for source in rounded for name in source.tensors}
     return jnp.result_type(*(NUMPY_DTYPES[dtype] for dtype in dtypes))

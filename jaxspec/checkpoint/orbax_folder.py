@@ -46,8 +46,8 @@ def orbax_arrays(folder: Path) -> dict[str, jax.ShapeDtypeStruct]:
 def check_arrays(
     sources: dict[str, Source], arrays: dict[str, jax.ShapeDtypeStruct], where: str
 ) -> None:
-    """Raises a LoadError that names a missing, misshapen or unknown parameter, or one of a dtype
-    that no weight has."""
+    """Raises a LoadError that names a missing, misshapen or unknown parameter, or one whose dtype
+    is not expected."""
     for path, source in sources.items():
         shape = in_words(arrays[path].shape) if path in arrays else "missing"
         if shape != in_words(source.shape):

@@ -1,4 +1,4 @@
-"""Checks from their configs alone whether a drafter fits a target."""
+"""Checks whether a drafter fits a target, from their configs alone."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -95,7 +95,7 @@ def _layer_ids_misfit(target: TargetConfig, drafter: DrafterConfig) -> str | Non
             "target it was trained on"
         )
     if ids[-1] == last:
-        # Hugging Face applies the final norm to this one state; trainings differ in it.
+        # Hugging Face applies the final norm to this state, and not all training code uses that.
         return (
             f"its target layer ids {ids} include the last layer, whose feature may be meant "
             "before or after the final norm; use a drafter that leaves it out"

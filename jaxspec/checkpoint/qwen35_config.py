@@ -20,7 +20,7 @@ ARCHITECTURES = {
 KINDS: dict[str, LayerKind] = {"full_attention": "attention", "linear_attention": "delta"}
 IMAGES = ("mrope_section", "mrope_interleaved")
 """Entries of the rotary embedding that say how positions of images are spread over a head's
-dimensions. A text has one position per token, whichever dimensions see it."""
+dimensions. A text has only one position per token, so they change nothing."""
 ROTATED = "partial_rotary_factor"
 HEAD_DIM, ROTATED_PART, INTERVAL = 256, 0.25, 4
 """What Hugging Face's Qwen3.5 uses if the config does not say."""
@@ -38,7 +38,7 @@ def is_qwen35(entries: Entries) -> bool:
 
 
 def qwen35_config_of(whole: Entries, end_ids: tuple[int, ...]) -> Qwen35Config:
-    """`end_ids` are those that end a generation."""
+    """The config of a target. `end_ids` are the token ids that end a generation."""
     text = _text_part(whole)
     for key, values in EXPECTED.items():
         if text.get(key) is not None and text.get(key) not in values:

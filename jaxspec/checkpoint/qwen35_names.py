@@ -4,7 +4,7 @@ ours                    Hugging Face's
 attention/qkv/kernel    queries, keys, values, gates of q_proj, k_proj and v_proj, transposed
 delta/inputs/kernel     [in_proj_qkv; in_proj_z; in_proj_b; in_proj_a]^T
 delta/taps              conv1d
-norms                   1 + weight, but the norm of the delta rule's output its weight
+norms                   1 + weight; for the norm of the delta rule's output, weight
 """
 
 import logging
@@ -21,7 +21,7 @@ from jaxspec.models.config import Qwen35Config
 log = logging.getLogger("jaxspec")
 
 TEXT_PREFIXES = ("language_model.model.", "language_model.")
-"""What stands before the names of the text model in checkpoints that also see images."""
+"""Prefixes of the text model's tensors in checkpoints of models that also see images."""
 OTHER_PARTS = {"visual.": "vision", "mtp.": "multi-token prediction"}
 """Parts of these checkpoints that are not read, by the beginning of their tensors' names."""
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -88,8 +88,8 @@ def _norm(name: str, size: int, order: HeadOrder | None = None) -> Source:
 
 
 def text_tensors(stored: dict[str, StoredTensor], where: str) -> dict[str, StoredTensor]:
-    """Those of the text model by the names that they have in a checkpoint of text alone. Says in
-    the log what else there is."""
+    """The tensors of the text model, by their names in a text-only checkpoint. The log says which
+    other parts there are."""
     others = set()
     for beginning, part in OTHER_PARTS.items():
         of_part = {name for name in stored if name.startswith(beginning)}

@@ -153,7 +153,7 @@ def _stored(path: Path, data_start: int, entry: dict) -> StoredTensor:
 def without_prefixes(
     named: dict[str, StoredTensor], prefixes: Sequence[str], where: str
 ) -> dict[str, StoredTensor]:
-    """The tensors by their names without the first of these prefixes that they have."""
+    """The tensors by their names, each without the first of these prefixes that it has."""
     plain: dict[str, str] = {}
     for name in sorted(named, key=len):
         prefix = next(filter(name.startswith, prefixes), "")

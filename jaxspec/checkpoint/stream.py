@@ -34,7 +34,7 @@ from pallas_kernels.fp8_product import quantised_blocks
 Places = Mapping[str, Placement]
 """Where every parameter of a model is spread, by its path."""
 BytesRead = Callable[[int], None]
-"""Is told how many more bytes were read."""
+"""Called with the number of bytes that were read since the last call."""
 
 READERS = 8
 PIECE_BYTES = 64 * 2**20
@@ -80,7 +80,7 @@ def bytes_of(sources: dict[str, Source], stored: dict[str, StoredTensor]) -> int
 
 
 def in_total(progress: Callable[[int, int], None] | None, total: int) -> BytesRead | None:
-    """Adds up what is read, for a `progress` that is called with the sum, and of how much."""
+    """A function that adds up the bytes read, and calls `progress` with their sum and the total."""
     if progress is None:
         return None
     done = 0
@@ -139,7 +139,7 @@ def _in_shards(
 def _quantised_in_shards(
     source: Source, stored: dict[str, StoredTensor], of_weight: Placement, of_scales: Placement
 ) -> Params:
-    """The same for a matrix that is quantised. No block is cut, so devices quantise their own."""
+    """The same for a matrix that is quantised. No block is cut, so devices quantise their parts."""
     of_devices = _pieces_of_devices(source, stored, of_weight)
     found = [
         _quantise(pieces, device)
@@ -154,8 +154,8 @@ def _quantised_in_shards(
 def _pieces_of_devices(
     source: Source, stored: dict[str, StoredTensor], place: Placement
 ) -> list[list[Any]]:
-    """What each of this process's devices keeps of the stored tensors, in pieces on that device.
-    Every byte of the files is read once."""
+    """For each of this process's devices, the pieces of the stored tensors that it keeps, on that
+    device. Every byte of the files is read once."""
     of_devices: list[list[Any]] = [[] for _ in place.devices]
     start = 0
     for piece in (piece for name in source.tensors for piece in _pieces(stored[name])):
@@ -262,8 +262,8 @@ def _assemble(
 ) -> Shaped[Array, "..."]:
     if not isinstance(pieces[0], np.ndarray):
         return _assemble_on_device(pieces, transposed, dtype, arranged)
-    # Without a program for each shape, whose compiling would take longer than reading the weights
-    # of a small model.
+    # In numpy, because compiling a program for each shape would take longer than reading the
+    # weights of a small model.
     joined = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     joined = joined if arranged is None else arranged(joined)
     with np.errstate(over="ignore"):  # what becomes infinite is found by the caller

@@ -61,7 +61,7 @@ def _refuse_sliding_window(entries: Entries) -> None:
 
 
 def _end_ids(entries: Entries) -> tuple[int, ...]:
-    """The end-of-text ids: the config may have one, a list of them, or none."""
+    """The end-of-text ids, of which the config may have one, a list, or none."""
     value = entries.get("eos_token_id")
     if value is None or value == []:
         return ()

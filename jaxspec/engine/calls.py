@@ -24,7 +24,7 @@ from jaxspec.text.tokenizer import Tokenizer
 
 
 class Calls:
-    """From prompts to queued requests, and from increments to events and outputs."""
+    """Turns prompts into queued requests, and what steps add to these into events and outputs."""
 
     loop: Loop
     models: Models
@@ -36,7 +36,7 @@ class Calls:
     _numbers: Iterator[int]
 
     def _submit(self, prompts: Sequence[ReadPrompt], params: Sequence[SamplingParams]) -> list[int]:
-        """Queues prompts in one turn, all or none of them, and returns their ids."""
+        """Queues all of these prompts or, if one cannot run, none. Returns their requests' ids."""
         requests, refusals = self._requests(prompts, params)
         if refused := [index for index, reason in enumerate(refusals) if reason is not None]:
             which = f"prompt {refused[0]}: " if len(prompts) > 1 else ""
@@ -91,8 +91,8 @@ class Calls:
     def _made_first_programs(
         self, requests: Sequence[Request], refusals: Sequence[str | None]
     ) -> bool:
-        """Makes the programs for the first steps of an idle engine side by side, which is faster
-        than each when it is needed. Whether there was anything to do."""
+        """If the engine is idle, makes the programs for the first steps side by side, which is
+        faster than making each when it is needed. Returns whether there was anything to do."""
         now = self.loop.current
         run = [request for request, refusal in zip(requests, refusals) if refusal is None]
         if now.running or now.waiting or not any(one.params.max_tokens > 1 for one in run):
@@ -103,7 +103,7 @@ class Calls:
         return make_first_programs(self.loop.device, self.loop.plan, prompts, draws, scores)
 
     def _make_ahead(self, requests: Sequence[Request]) -> None:
-        """Lets the programs be made that these requests and later ones may need."""
+        """Begins to make, in a thread, the programs that these and later requests may need."""
         if any(request.params.max_tokens > 1 for request in requests):
             prompts = [request.prompt for request in requests]
             draws = any(request.draws for request in requests)
@@ -130,7 +130,7 @@ class Calls:
     def _requests(
         self, prompts: Sequence[ReadPrompt], params: Sequence[SamplingParams]
     ) -> tuple[list[Request], list[str | None]]:
-        """The requests, and for each of them why it can never run, or None."""
+        """The requests, and for each of them the reason why it can never run, or None."""
         self.loop.refuse_if_closed()
         pairs = zip(prompts, params, strict=True)
         requests = [self._request(next(self._numbers), *pair) for pair in pairs]

@@ -40,9 +40,10 @@ from jaxspec.text.tokenizer import Tokenizer
 
 
 class Engine(TextGeneration):
-    """A target model, optionally a drafter, and the requests that they continue.
+    """Generates text for many requests at once, with a target model and optionally a drafter.
 
-    In a `with` block, or when `close` is called, its memory on the device is freed.
+    `from_pretrained` makes an engine, or `from_models` if models and parameters are in memory.
+    `close`, or the end of a `with` block, frees its memory on the device.
     """
 
     def __init__(
@@ -53,14 +54,14 @@ class Engine(TextGeneration):
         chat_template: ChatTemplate | None = None,
         models: Models | None = None,
     ):
-        """Use `from_pretrained`, or `from_models` if models and parameters are in memory."""
+        """Not for callers: use `from_pretrained` or `from_models`."""
         self.loop = loop
         self.models = models or loop.device.models
         self.tokenizer = tokenizer
         self.options = options
         self.chat_template = chat_template
         self.kernels = kept_kernel_uses(loop.device.models, loop.plan, loop.device.store)
-        """What runs each op of the models, and why no kernel does where none does."""
+        """For each op of the models, what runs it and, if that is no kernel, the reason."""
         log_kernels(self.kernels)
         self._ahead = Ahead(loop.plan, wants_ahead(options.compile_ahead))
         self._numbers = itertools.count(1)
@@ -80,17 +81,18 @@ class Engine(TextGeneration):
         progress: Callable[[int, int], None] | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
-        """An engine for models named by folder or hub id.
+        """Makes an engine for models that are given as folders or hub ids.
 
-        `dtype` is "bfloat16", "float32", or "auto": float32 for the demo pair on a CPU, bfloat16
-        otherwise, as for commands. `quantization` "fp8" rounds the matrices of the target's layers
-        to 8 bits while they are read; a target in FP8 stays as it is. `block_size` overrides the
-        drafter's own; `revision` is the target's branch, tag or commit, and `draft_revision` the
-        drafter's. `progress` is told how many bytes of weights were read, and of how many.
-        All other keywords are fields of `EngineOptions` and override those of `options`.
+        `dtype` is "bfloat16", "float32", or "auto": float32 for the demo pair on a CPU, and
+        bfloat16 otherwise. `quantization="fp8"` rounds the matrices of the target's layers to 8
+        bits while they are read; a target that is stored in FP8 stays as it is. `block_size`
+        overrides the drafter's own. `revision` is the branch, tag or commit of the target, and
+        `draft_revision` that of the drafter. `progress` is called with the bytes of weights that
+        were read so far, and with their total. All other keywords are fields of `EngineOptions`;
+        they override those of `options`.
         """
         checked = options_of(options, changes)
-        refuse_device(checked.kernels)
+        refuse_device(checked)
         opened = open_models(
             target,
             draft,
@@ -117,8 +119,8 @@ class Engine(TextGeneration):
         chat_template: ChatTemplate | None = None,
         **changes: Unpack[EngineKeywords],
     ) -> "Engine":
-        """From modules and their parameters, for example those of `open_models`. Without a
-        tokenizer, prompts must be token ids."""
+        """Makes an engine from modules and their parameters, for example those of `open_models`.
+        Without a tokenizer, prompts must be token ids."""
         checked = options_of(options, changes)
         loop = build_loop(models, params, tokenizer, checked)
         return cls(loop, tokenizer, checked, chat_template, models)
@@ -132,7 +134,7 @@ class Engine(TextGeneration):
             num_pages=self.total_pages,
             num_snapshots=self.plan.num_snapshots,
             driver=self.plan.driver,
-            # These two would have no effect, which the log would say.
+            # These two have no effect here, and the log would warn about them.
             adaptive=False,
             memory_fraction=EngineOptions.memory_fraction,
         )
@@ -155,14 +157,14 @@ class Engine(TextGeneration):
         return self.plan.max_model_len
 
     def most_tokens(self, prompt_tokens: int) -> int:
-        """The largest `max_tokens` with which a prompt of this many tokens can run, or less than 1
-        if it cannot run at all."""
+        """The largest `max_tokens` with which a prompt of this many tokens can run. It is less than
+        1 if such a prompt cannot run at all."""
         pool = self.total_pages * self.plan.page_size - self.plan.positions_of(-1)
         return min(self.max_model_len, pool) - prompt_tokens
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds, whether or not the prefix cache has a use for them."""
+        """Pages that no request holds. Some of them may still serve the prefix cache."""
         return len(self.loop.current.book.free)
 
     @property
@@ -170,18 +172,18 @@ class Engine(TextGeneration):
         return self.loop.ledger.book.total
 
     def close(self) -> None:
-        """Ends all requests and frees the memory of the state and the weights on the device.
+        """Ends all requests and frees the device memory of the state and the weights.
 
-        Weights that you hold yourself, or that another engine uses, stay. Every later call is
-        refused, except `close` and `stats`. If a program is being made ahead of its need, this
-        waits for it.
+        Weights that you hold yourself, or that another engine uses, stay in memory. Afterwards the
+        engine refuses to run anything; `close` and `stats` can still be called. If a program is
+        being compiled ahead of its need, this waits for it.
         """
         self.loop.close()
         self._ahead.end()
 
     @property
     def is_compiling_ahead(self) -> bool:
-        """Whether programs are being made that no request needs yet."""
+        """Whether the engine is compiling programs that no request needs yet."""
         return self._ahead.is_at_work
 
     def __enter__(self) -> "Engine":
@@ -216,8 +218,7 @@ class Engine(TextGeneration):
         )
 
     def reset_prefix_cache(self) -> None:
-        """Forgets everything that was read: no prompt is found in the prefix cache until it has
-        been read again. Requests that run are not affected."""
+        """Empties the prefix cache. Running requests are not affected."""
         self.loop.reset_prefix_cache()
 
     def warm_up(
@@ -227,11 +228,11 @@ class Engine(TextGeneration):
         progress: Callable[[int, int], None] | None = None,
         **keywords: Unpack[SamplingKeywords],
     ) -> int:
-        """Loads or compiles programs before they are needed, and returns how many.
+        """Loads or compiles programs before they are needed, and returns their number.
 
-        With prompts, those that their first steps need; without, every program that the engine can
-        need for requests with such `params`. `progress` is called with how many are ready, and of
-        how many so far.
+        If prompts are given, these are the programs that the first steps of such prompts need;
+        otherwise all that requests with these `params` can need. `progress` is called with the
+        number of programs that are ready and the number that are known so far.
         """
         self.loop.refuse_if_closed()
         [params] = params_for_each(1, params, None, keywords)
@@ -250,8 +251,8 @@ class Engine(TextGeneration):
         scores: bool = False,
     ) -> Iterator[Program]:
         """Every program that the engine can run. With `draws`, requests sample or return
-        log probabilities. With `only_needed`, no request opts out of drafting. With `scores`, some
-        request returns log probabilities of its prompt."""
+        log probabilities. `only_needed` leaves out programs that are only needed if a request opts
+        out of drafting. `scores` adds those that return log probabilities of prompts."""
         self.loop.refuse_if_closed()
         of = self.loop.device.programs
         return every_program(of, plan or self.plan, draws, only_needed, scores)
@@ -263,7 +264,7 @@ class Engine(TextGeneration):
 
     @contextmanager
     def observe(self, observer: StepObserver) -> Iterator[None]:
-        """Notifies an observer of every step and program inside the `with` block."""
+        """Calls an observer at every step and program inside the `with` block."""
         observers = self.loop.device.observers
         try:
             observers.append(observer)
@@ -274,7 +275,8 @@ class Engine(TextGeneration):
 
     @contextmanager
     def borrow_device(self) -> Iterator[Device]:
-        """The device of an idle engine, to run steps directly. Slots are cleared afterwards."""
+        """Lends the device of an idle engine, to run steps directly. Slots are cleared afterwards,
+        and the prefix cache is empty."""
         with self.loop.lend_device() as device:
             yield device
 
@@ -299,8 +301,9 @@ class Engine(TextGeneration):
         return sum(request.is_prefilled and request.num_tokens > 0 for request in running)
 
     def set_synthetic_acceptance(self, acceptance: SyntheticAcceptance | MixedAcceptance) -> None:
-        """Changes the rates at which an engine with synthetic acceptance accepts drafts. They are
-        data of its programs: nothing is compiled again, unless the number of kinds changes."""
+        """Changes the rates at which an engine with synthetic acceptance accepts drafts. The rates
+        are inputs of the programs, so nothing is compiled again unless the number of kinds of
+        requests changes."""
         self.loop.refuse_if_closed()
         if not self.loop.device.models.synthetic:
             raise UsageError("the engine was made without synthetic_acceptance; make it with some")

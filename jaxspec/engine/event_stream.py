@@ -15,7 +15,7 @@ class StreamEvent:
     """The tokens and text that one step added to the output of one prompt."""
 
     index: int
-    """Index of the prompt."""
+    """Index of the prompt among those of the call; from `Engine.step`, the id of the request."""
     token_ids: tuple[int, ...]
     text: str
     output: RequestOutput | None
@@ -23,7 +23,7 @@ class StreamEvent:
     logprobs: tuple[TokenLogprobs, ...] = dataclasses.field(default=(), repr=False)
     """Per token, log probabilities by token id; empty if the request did not ask for them."""
     prompt_logprobs: PromptLogprobs | None = dataclasses.field(default=None, repr=False)
-    """Those of the prompt, in the first event of a prompt, if the request asked for them."""
+    """Log probabilities of the prompt, in its first event if the request asked for them."""
 
 
 class EventStream:
@@ -39,7 +39,7 @@ class EventStream:
         requests: Sequence[int],
         raises: bool,
     ):
-        """With `raises`, requests that failed raise a RequestFailed after the last event."""
+        """With `raises`, a RequestFailed is raised after the last event if requests failed."""
         self._raises = raises
         self._failed: dict[int, RequestOutput] = {}
         self._loop = loop
@@ -55,7 +55,7 @@ class EventStream:
     def __next__(self) -> StreamEvent:
         try:
             return self._next_event()
-        except BaseException:  # the end of the stream among them
+        except BaseException:  # including the end of the stream
             self.close()
             raise
 

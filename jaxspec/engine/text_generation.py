@@ -19,16 +19,16 @@ NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 class TextGeneration(Calls):
-    """What an engine does for its callers.
+    """The methods of an engine that its callers generate text with.
 
-    In all methods, sampling parameters may be given as a `SamplingParams`, under the name `params`
-    or, as in vLLM, `sampling_params`; as a list with one for each prompt; or as keywords, which
-    override the fields of those.
+    Sampling parameters may be given as a `SamplingParams`, named `params` or, as in vLLM,
+    `sampling_params`. For several prompts, it may also be a list with one for each prompt. Keywords
+    override the fields of the given parameters, or of the defaults.
 
     With `errors="raise"`, requests that can never run raise a UsageError before any request runs,
     and requests that fail while they run raise a RequestFailed after all others have ended. With
-    `errors="return"`, both have outputs whose `finish_reason` is "error" and whose `error` says
-    why.
+    `errors="return"`, such requests have outputs whose `finish_reason` is "error" and whose `error`
+    says why.
     """
 
     # A text or a list of ids is an Iterable too; the first overload that fits is taken.
@@ -63,8 +63,8 @@ class TextGeneration(Calls):
         errors: Errors = "raise",
         **keywords: Unpack[SamplingKeywords],
     ) -> RequestOutput | list[RequestOutput]:
-        """Continues one prompt or many, as they are. Returns one output for a single prompt, else
-        a list in the order of the prompts. For a chat model, see `chat`."""
+        """Continues one prompt or many, without a chat template; for a chat model, see `chat`.
+        Returns one output for a single prompt, and otherwise a list in the order of the prompts."""
         several, is_one = as_list(prompts)
         each = params_for_each(len(several), params, sampling_params, keywords)
         outputs = self._outputs(self._read(several), each, errors, of_list=not is_one)
@@ -79,7 +79,8 @@ class TextGeneration(Calls):
         errors: Errors = "raise",
         **keywords: Unpack[SamplingKeywords],
     ) -> EventStream:
-        """Iterates over new tokens and text, step by step. Closing the iterator aborts the rest."""
+        """Returns an iterator over the tokens and text that each step adds to the prompts. Closing
+        it ends the requests that still run."""
         several, is_one = as_list(prompts)
         each = params_for_each(len(several), params, sampling_params, keywords)
         read = self._read(several)
@@ -128,10 +129,11 @@ class TextGeneration(Calls):
         errors: Errors = "raise",
         **keywords: Unpack[SamplingKeywords],
     ) -> RequestOutput | list[RequestOutput]:
-        """Answers one chat, a list of messages, or many, with the chat template of the model.
+        """Answers one chat, which is a list of messages, or a list of chats. The model's chat
+        template turns them into prompts.
 
-        `enable_thinking` is None for the template's own default. `chat_template_kwargs` are more
-        variables for the template, and override the other arguments.
+        If `enable_thinking` is None, the template's own default applies. `chat_template_kwargs` are
+        further variables of the template, which override the other arguments.
         """
         chats, is_one = as_chats(messages)
         each = params_for_each(len(chats), params, sampling_params, keywords)
@@ -155,7 +157,7 @@ class TextGeneration(Calls):
         errors: Errors = "raise",
         **keywords: Unpack[SamplingKeywords],
     ) -> EventStream:
-        """Like `chat`, and iterates over new tokens and text like `stream`."""
+        """Like `chat`, but returns an iterator over new tokens and text, like `stream`."""
         chats, is_one = as_chats(messages)
         each = params_for_each(len(chats), params, sampling_params, keywords)
         options = ChatOptions(
@@ -172,14 +174,14 @@ class TextGeneration(Calls):
         sampling_params: SamplingParams | None = None,
         **keywords: Unpack[SamplingKeywords],
     ) -> int:
-        """Queues one prompt for `step` to work on, and returns its id. A request that can never run
-        raises a UsageError; one that fails in a step says so in its output."""
+        """Queues one prompt for `step` to work on, and returns the id of its request. If it can
+        never run, a UsageError is raised; if it fails in a step, its output says why."""
         each = params_for_each(1, params, sampling_params, keywords)
         return self._submit(self._read([prompt]), each)[0]
 
     def submit_all(self, prompts: Sequence[Prompt], params: SomeParams | None = None) -> list[int]:
-        """Queues prompts for `step` to work on, all in one turn, and returns their ids. `params`
-        are those of all prompts, or a list with those of each. If one of them can never run, a
+        """Queues prompts for `step` to work on, and returns the ids of their requests. `params`
+        holds for all prompts, or is a list with one entry per prompt. If a prompt can never run, a
         UsageError says which, and none is queued."""
         each = params_for_each(len(prompts), params, None, {})
         return self._submit(self._read(prompts), each)
@@ -215,8 +217,8 @@ class TextGeneration(Calls):
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> ReadPrompt:
-        """The text and the token ids that `chat` gives to the model for one chat. Raises a
-        UsageError if the messages are wrong. Nothing is queued, and no turn is waited for."""
+        """The prompt that `chat` makes of one chat, as text and as token ids. Raises a UsageError
+        if the messages are wrong. It queues nothing, and never waits for another thread's step."""
         options = ChatOptions(
             tools, add_generation_prompt, enable_thinking, chat_template_kwargs or NO_VARIABLES
         )
@@ -225,7 +227,8 @@ class TextGeneration(Calls):
         return prompt
 
     def step(self, ids: Iterable[int]) -> list[StreamEvent]:
-        """Runs one step of all requests. Returns the events of `ids`, with the id as the index."""
+        """Runs one step of all requests, and returns the events of the requests `ids`. The `index`
+        of an event is then the request's id."""
         increments: deque[Increment] = deque()
         try:
             self.loop.step_and_take(set(ids), increments)
@@ -235,5 +238,5 @@ class TextGeneration(Calls):
             raise
 
     def abort(self, ids: int | Iterable[int]) -> None:
-        """Ends submitted requests, one or several, now; `step` returns no more events for them."""
+        """Ends one or several submitted requests now. `step` returns no more events for them."""
         self.loop.abandon([ids] if isinstance(ids, int) else ids)

@@ -1,1 +1,1 @@
-"""The parts that both models are built from."""
+"""The parts that targets and drafters are built from."""

@@ -28,12 +28,12 @@ class Axis:
     name: str
     """hidden, heads, kv_heads, head_dim, inner, features, rank, vocab or draft_vocab; key_heads,
     value_heads and value_dim of recurrent mixers; sides, taps and channel_groups of convolutions;
-    all_inputs, of scales. Scales of blocks have the names of the numbers that they scale."""
+    all_inputs of scales. An axis of scales of blocks has the name of the axis that it scales."""
     size: int
     unit: int = 1
     """Number of neighbours that stay together, for example the head_dim numbers of one head."""
     shards: Shards = WHOLE
-    """On how many devices it is cut. Then `size` is that of one device's part."""
+    """Over how many devices it is cut. `size` is the size of one device's part."""
 
     @property
     def whole(self) -> "Axis":
@@ -70,8 +70,8 @@ def shard_of(
     """Shard `index` of `shards` of a parameter. Every section named in `cut` is cut by its own
     size.
 
-    With `block`, the array has one number per `block` numbers of a section along each axis: the
-    scales of a quantised parameter, which go to the shard of the numbers that they scale.
+    With `block`, the array holds the scales of a quantised parameter, one per `block` numbers of a
+    section along each axis. Each scale goes to the shard of the numbers that it scales.
     """
     for dimension, axis in enumerate(axes):
         parts, start = [], 0

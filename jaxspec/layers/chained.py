@@ -41,7 +41,7 @@ class Reader(NamedTuple):
     projection: Matrix | None
     """The next mixer's projection; None after the last layer."""
     scope: str
-    """Its name in profiles."""
+    """The reader's name in profiles."""
 
     @property
     def rounding(self) -> Rounding | None:
@@ -58,7 +58,7 @@ def run_chained(
     shape: ChainShape,
     implementation: Implementation,
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
-    """The same results as `run_one_by_one`. `shape` is that of the kernel's calls."""
+    """The same results as `run_one_by_one`. `shape` is the shape of the kernel's calls."""
     chain = begin_chain(shape, x.shape[1], x.dtype, implementation)
     ways = [chained(way, chain) for way in ways]
     mixers: Sequence[Mixer] = [layer.mixer for layer in layers]
@@ -80,7 +80,7 @@ def run_chained(
 
 
 def chained(way: Any, chain: Chain) -> Any:
-    """Attention that leaves its result where the chain reads it; a recurrence as it is."""
+    """Attention that leaves its result where the chain reads it; a recurrence is unchanged."""
     if not isinstance(way, Paged):
         return way
     if way.packing is None:
@@ -92,7 +92,7 @@ def chained(way: Any, chain: Chain) -> Any:
 def read(
     reader: Reader, normed: Hidden | RoundedRows, implementation: Implementation
 ) -> Float[Array, "parts batch width outputs"]:
-    """The next projection of the normed stream; after the last layer the stream itself."""
+    """The next projection of the normed stream; after the last layer, the normed stream itself."""
     if reader.projection is None:
         assert not isinstance(normed, RoundedRows), "no product reads it"
         return normed[None]

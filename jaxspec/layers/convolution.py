@@ -9,8 +9,8 @@ of the two kernels, before and after the sublayer; all channels of a group share
 
     convolve(y)[i, c] = sum over taps of (base[tap, c] + p[i, tap, group of c]) * y[i - tap, c]
 
-A block has nothing before its first token, so y is zero there. Taps are few, so this is shifts,
-products and sums, which XLA fuses into one pass over y.
+A block has nothing before its first token, so y is zero there. There are few taps, so this is
+computed by shifts, products and sums, which XLA fuses into one pass over y.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ class Convolutions:
     """The sizes of the convolutions around every sublayer of a model."""
 
     taps: int
-    """Tokens that one output is made of: the token itself and the ones before it."""
+    """Number of tokens that one output is made of: the token itself and the ones before it."""
     group_size: int
-    """Neighbouring channels of the residual stream whose kernels change together."""
+    """Number of neighbouring channels of the residual stream whose kernels change together."""
 
 
 Changes = Float[Array, "*blocks width taps channel_groups"]
 """What each token adds to the kernel of one side."""
 ByBlock = Callable[[Float[Array, "batch tokens outputs"]], Float[Array, "*blocks width outputs"]]
-"""Puts an axis along each block."""
+"""Splits the tokens into blocks, with an axis along each block."""
 AfterSublayer = Callable[[Float[Array, "batch tokens hidden"]], Float[Array, "batch tokens hidden"]]
 
 
@@ -66,7 +66,7 @@ class Convolution(nn.Module):
     def __call__(
         self, normed: Float[Array, "batch tokens hidden"], by_block: ByBlock
     ) -> tuple[Float[Array, "batch tokens hidden"], AfterSublayer]:
-        """The sublayer's input, and the function for the sublayer's output."""
+        """The sublayer's convolved input, and the function that convolves the sublayer's output."""
         with jax.named_scope("convolution"):
             changes = by_block(self.projection(normed))
             changes = changes.reshape(*changes.shape[:-1], SIDES, self.sizes.taps, -1)
@@ -91,7 +91,7 @@ def convolve(
     base: Float[Array, "taps hidden"],
     changes: Changes,
 ) -> Float[Array, "*blocks width hidden"]:
-    """The formula above, computed in float32 or wider."""
+    """The formula at the top of this module, computed in float32 or wider."""
     taps, groups = changes.shape[-2:]
     wide = jnp.promote_types(y.dtype, jnp.float32)
     by_channel = jnp.repeat(changes.astype(wide), y.shape[-1] // groups, axis=-1)
@@ -103,7 +103,7 @@ def convolve(
 def shifted(
     y: Float[Array, "*blocks width hidden"], tap: int
 ) -> Float[Array, "*blocks width hidden"]:
-    """Every token's place taken by the token `tap` places before it, or by zeros."""
+    """The tokens moved `tap` places later, with zeros before the first."""
     width = y.shape[-2]
     gone = min(tap, width)
     return jax.lax.pad(

@@ -42,7 +42,7 @@ class Decoder:
     """How the layers' matrices are stored in 8 bits; None if they have the dtype of the model."""
 
     shards: Shards = WHOLE
-    """On how many devices heads and the MLP's inner axis are cut. Then their sizes are those of one
+    """Over how many devices heads and the MLP's inner axis are cut. Their sizes are those of one
     device's shard."""
 
     def of_shard(self, shards: Shards) -> "Decoder":
@@ -113,8 +113,8 @@ class Attending[Memory](Protocol):
     def __call__(
         self, attention: "Attention", qkv: Float[Array, "batch width fused"], memory: Memory, /
     ) -> tuple[Float[Array, "batch width attended"], Memory]:
-        """`qkv` is the output of the projection, with heads neither normed nor rotated. `memory` is
-        the layer's cache, and is returned with the block in it."""
+        """`qkv` is the output of the projection, whose heads are neither normed nor rotated yet.
+        `memory` is the layer's cache, which is returned with the block in it."""
         ...
 
 
@@ -131,7 +131,7 @@ class AttendingBlocks[Memory](Attending[Memory], Protocol):
 
 @runtime_checkable
 class Mixer(Protocol):
-    """What a layer does before its MLP, the only part of it that sees other tokens:
+    """The part of a layer before its MLP, and the only part in which a token sees other tokens:
 
     x -- norm -- projection -- mix -- out -- added to x
     """
@@ -147,15 +147,15 @@ class Mixer(Protocol):
 
     @property
     def scopes(self) -> tuple[str, str]:
-        """Names of the two products, in profiles."""
+        """The names of the two products in profiles."""
         ...
 
     def mix_parts(
         self, parts: Float[Array, "parts filled width outputs"], way: Any, memory: Any, /
     ) -> tuple[Float[Array, "filled width attended"], Any]:
-        """From the projection, left in parts, to what `out` reads, and the memory with the block.
-        `way` is how tokens meet: attention over pages, a recurrence over states. There may be more
-        requests than in the block; the results for these are meaningless."""
+        """The input of `out`, from the projection given in parts, and the memory with the block.
+        `way` is how a token sees others: attention over pages or a recurrence over states. `parts`
+        may have more requests than the block; the results for the surplus ones are meaningless."""
         ...
 
 
@@ -180,12 +180,12 @@ class Attention(nn.Module):
 
     @property
     def inputs(self) -> Axis:
-        """What queries, keys and values are made of."""
+        """The projection's input axis."""
         return self.geometry.hidden
 
     @property
     def outputs(self) -> Fused:
-        """What is made of it."""
+        """The projection's output axis: queries, keys and values."""
         return self.geometry.fused
 
     def __call__[Memory](
@@ -203,7 +203,7 @@ class Attention(nn.Module):
         attend: Attending[Memory],
         memory: Memory,
     ) -> tuple[Float[Array, "filled width attended"], Memory]:
-        """From the projection to what `out` reads, and the memory with the block."""
+        """The input of `out`, from the projection, and the memory with the block in it."""
         return attend(self, projected, memory)
 
     @property
@@ -251,7 +251,7 @@ class MLP(nn.Module):
         normed: Float[Array, "batch width hidden"] | RoundedRows,
         implementation: Implementation,
     ) -> Float[Array, "batch width inner"] | RoundedRows:
-        """The same, from what `gate_up.in_parts` wants to what `down.in_parts` wants."""
+        """The same as `gated`, from an input of `gate_up.in_parts` to one of `down.in_parts`."""
         if self.down.rounding is None:
             assert not isinstance(normed, RoundedRows), "both matrices want the same"
             return self.gated(normed)

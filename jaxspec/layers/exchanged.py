@@ -1,9 +1,9 @@
-"""A stack of decoder layers that is cut into shards, with sums over the devices by `exchange_norm`.
+"""A sharded stack of decoder layers whose sums over the devices are computed by `exchange_norm`.
 
 Both sums of a layer are followed by a residual sum and a norm, which are the same on all devices:
 
     x --------------------------+------------------------------+-- x of the next layer
-    normed -- mixer, my part ---^ norm -- gate, up, my part ---^ next layer's norm
+    normed -- mixer, own part --^ norm -- gate, up, own part --^ next layer's norm
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,20 @@ from jaxspec.cache.cache import Cache
 from jaxspec.layers.decoder import Decoder, DecoderLayer, Mixer
 from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.linear import RMSNorm
+from jaxspec.layers.sums import choice_of_sums
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.exchange import Inboxes
 
 Hidden = Float[Array, "batch width hidden"]
 
 
-def exchanges(geometry: Decoder, x: Hidden, cache: Cache[Any]) -> bool:
-    """Whether layers of this kind are run so: if there are inboxes, and the products of all tokens
-    fit into them. Else XLA adds up."""
-    wanted = geometry.shards.count > 1 and geometry.shards.exchange != "psum"
-    return wanted and cache.inboxes is not None and x.nbytes <= cache.inboxes.room
+def exchanges(geometry: Decoder, x: Hidden, cache: Cache[Any], unlike: str | None = None) -> bool:
+    """Whether `run_exchanged` runs these layers: if there are inboxes, which an engine makes, and
+    `choice_of_sums` says so. Otherwise XLA computes the sums. `unlike` is as there."""
+    if geometry.shards.count == 1 or cache.inboxes is None:
+        return False
+    num_tokens = x.shape[0] * x.shape[1]
+    return choice_of_sums(geometry, x.dtype, num_tokens, unlike).implementation != "psum"
 
 
 def run_exchanged(
@@ -36,7 +39,7 @@ def run_exchanged(
     ways: Sequence[Any],
     cache: Cache[Any],
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
-    """The same results as `run_one_by_one`, but for the order and the rounding of sums."""
+    """The same results as `run_one_by_one`, except for the order and the rounding of sums."""
     mixers: Sequence[Mixer] = [layer.mixer for layer in layers]
     exchange = Exchanging(cache, layers[0].geometry)
     normed, after, written = mixers[0].norm(x), [], []
@@ -55,7 +58,7 @@ def run_exchanged(
 
 
 def mixed(mixer: Mixer, normed: Hidden, way: Any, memory: Any) -> tuple[Hidden, Any]:
-    """What this device has of a mixer's result, and the layer's new cache."""
+    """This device's part of a mixer's result, and the layer's new cache."""
     first, last = mixer.scopes
     with jax.named_scope(first):
         projected = mixer.projection(normed)

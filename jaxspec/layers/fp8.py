@@ -40,26 +40,26 @@ class Fp8:
     """Which implementation of `fp8_product` multiplies. A model sets its own."""
 
     def scaled(self, axis: Axis | Fused) -> Axis | Fused:
-        """The axis of the scales beside an axis of the outputs."""
+        """The axis of the scales that belong to an axis of outputs."""
         if not self.blocks:
             return axis
         parts = tuple(map(_in_blocks, sections_of(axis)))
         return parts[0] if isinstance(axis, Axis) else parts
 
     def pieces(self, axis: Axis) -> Axis:
-        """The axis of the scales beside the inputs."""
+        """The axis of the scales that belong to the axis of inputs."""
         return _in_blocks(axis) if self.blocks else Axis("all_inputs", 1)
 
     @property
     def rounding(self) -> Rounding | None:
-        """What of the activations has a scale of its own; None if they are not rounded."""
+        """Which parts of the activations have one scale each; None if they are not rounded."""
         if not self.quantised_inputs:
             return None
         return "pieces" if self.blocks else "rows"
 
     def rounds_before(self, inputs: Axis) -> bool:
-        """Whether rows are rounded before the product: if they have one scale each, and every
-        device has a part of them."""
+        """Whether rows are rounded before the product, because each row has one scale and every
+        device has only a part of the row."""
         return self.quantised_inputs and not self.blocks and inputs.shards.count > 1
 
 
@@ -90,7 +90,7 @@ class Fp8Linear(nn.Module):
     def own_part(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        """What this device has of the product, if inputs are cut."""
+        """This device's part of the product: a partial sum if inputs are cut."""
         if not self.fp8.rounds_before(self.inputs):
             return self._product(x, self.weight, self.scales)
         numbers, scales = rounded_over(self.inputs.shards, x)
@@ -109,8 +109,8 @@ class Fp8Linear(nn.Module):
 
     @property
     def rounding(self) -> Rounding | None:
-        """How `in_parts` wants its inputs rounded to 8 bits, if it does. It rounds what is not
-        rounded, but an op that does so while it writes them saves a kernel."""
+        """How the inputs of `in_parts` are rounded to 8 bits; None if they are not. `in_parts` can
+        round them itself, but an op that rounds them while it writes them saves a kernel."""
         return self.fp8.rounding
 
     def in_parts(
@@ -146,8 +146,8 @@ class Fp8Linear(nn.Module):
 def rounded_over(
     shards: Shards, x: Float[Array, "*tokens inputs"]
 ) -> tuple[Float[Array, "*tokens inputs"], Float[Array, "*tokens pieces"]]:
-    """A device's part of rows that are rounded to e4m3, in their own dtype, which holds every e4m3;
-    and the scale of each whole row."""
+    """A device's part of rows, rounded to e4m3 but kept in the dtype of `x`, which can hold every
+    e4m3 number; and the scale of each whole row."""
     wide = x.astype(jnp.float32)
     scales = scales_of_rows(shards.largest(abs(wide).max(axis=-1, keepdims=True)))
     numbers: Any = rounded(wide / scales)
@@ -155,12 +155,12 @@ def rounded_over(
 
 
 def is_fp8_matrix(node: object) -> bool:
-    """Whether this part of a tree of parameters is that of an `Fp8Linear`."""
+    """Whether this part of a tree of parameters belongs to an `Fp8Linear`."""
     return isinstance(node, dict) and node.keys() == {"weight", "scales"}
 
 
 SPREAD = 64.0
-"""Of random e4m3 numbers, whose largest are then near the largest of e4m3."""
+"""Standard deviation of random weights, the largest of which are near the largest e4m3 number."""
 
 
 def random_numbers(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -181,5 +181,5 @@ Matrix = Linear | Fp8Linear
 
 
 def matrix(inputs: Axis, outputs: Axis | Fused, dtype: DTypeLike, fp8: Fp8 | None) -> Matrix:
-    """A matrix of a decoder layer, stored as its decoder says."""
+    """A matrix of a decoder layer, in 8 bits if `fp8` says how, else in the model's dtype."""
     return Linear(inputs, outputs, dtype) if fp8 is None else Fp8Linear(inputs, outputs, fp8)

@@ -4,8 +4,8 @@
                        +- decay, beta ---------------+                              |
                        +- gate, SiLU -----------------------------------------------+
 
-The convolution sees the last `taps` tokens, channel by channel. The delta rule's state is in
-`pallas_kernels.gated_delta`; where states are, and how a block meets them, is passed in.
+The convolution sees the last `taps` tokens, channel by channel. The delta rule is explained in
+`pallas_kernels.gated_delta`. Where the states are, and how a block reads them, is passed in.
 """
 
 import dataclasses
@@ -44,10 +44,10 @@ class DeltaSizes:
     key_dim: int
     value_dim: int
     taps: int
-    """Tokens that one output of the convolution is made of."""
+    """Number of tokens that one output of the convolution is made of."""
     shards: Shards = WHOLE
-    """On how many devices heads are cut, each key head with the value heads that it serves. Then
-    the numbers of heads are those of one device's shard."""
+    """Over how many devices heads are cut, each key head with the value heads that it serves. The
+    numbers of heads are those of one device's shard."""
 
     def of_shard(self, shards: Shards) -> "DeltaSizes":
         """One device's shard of a whole mixer."""
@@ -76,7 +76,7 @@ class DeltaSizes:
 
     @property
     def inputs(self) -> Fused:
-        """What the layer makes of a token: queries, keys, values, gates, betas, decays."""
+        """What the layer projects a token to: queries, keys, values, gates, betas, decays."""
         return *self.channels, self.values, self.heads, self.heads
 
 
@@ -91,13 +91,13 @@ class Recurring[Memory](Protocol):
         memory: Memory,
         /,
     ) -> tuple[Float[Array, "batch width value_heads value_dim"], Memory]:
-        """`inputs` are what the layer makes of its tokens (`DeltaSizes.inputs`). `memory` is the
-        layer's cache, and is returned with the block in it."""
+        """`inputs` are the layer's projection of its tokens (`DeltaSizes.inputs`). `memory` is the
+        layer's cache, which is returned with the block in it."""
         ...
 
 
 class GatedDelta(nn.Module):
-    """The mixer; how the recurrence meets its states is passed in."""
+    """The mixer. How the recurrence reads its states is passed in."""
 
     geometry: Decoder
     sizes: DeltaSizes
@@ -140,7 +140,7 @@ class GatedDelta(nn.Module):
     def mix(
         self, inputs: Float[Array, "batch width outputs"], recur: Recurring[Any], memory: Any
     ) -> tuple[Float[Array, "batch width attended"], Any]:
-        """From the projection to what `out` reads, and the memory with the block."""
+        """The input of `out`, from the projection, and the memory with the block in it."""
         sizes = self.sizes
         with jax.named_scope("delta"):
             channels = size_of(sizes.channels)
@@ -153,8 +153,8 @@ class GatedDelta(nn.Module):
         before: Float[Array, "batch recent channels"],
         inputs: Float[Array, "batch width outputs"],
     ) -> Recurrent:
-        """The block as the delta rule takes it; `before` are the inputs of the convolution just
-        before the block."""
+        """The block as the delta rule takes it. `before` are the convolution's inputs just before
+        the block."""
         sizes = self.sizes.key_dim, self.sizes.value_dim
         return recurrent_rows(inputs, before, *self.of_rows, *sizes)
 
@@ -175,8 +175,8 @@ class GatedDelta(nn.Module):
 
 
 def in_block_form(implementation: Implementation, inputs: Any, *others: Any) -> bool:
-    """Whether a block is read and folded in matrix products (`block_read`), and not row by row. A
-    single row has nothing to be multiplied at once. If kernels run, theirs must be able to."""
+    """Whether a block is read and folded in matrix products (`block_read`) instead of row by row:
+    if it has more than one row and at most `WIDEST`, and if the kernel, should kernels run, can."""
     if not 1 < inputs.shape[1] <= WIDEST:
         return False
     if not kernels_run(implementation):
@@ -192,5 +192,5 @@ def mostly_now(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) ->
 
 
 def slow(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Rates and biases with which a state keeps between a third and nearly all of itself."""
+    """Rates and biases with which a token leaves between a third and nearly all of a state."""
     return jax.random.uniform(key, shape, dtype, -3.0, 0.0)

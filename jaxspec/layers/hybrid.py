@@ -15,8 +15,8 @@ from pallas_kernels.split_product import total_of
 
 
 class GatedAttention(Attention):
-    """Attention whose output is multiplied by a gate, one number for each of its own. The gates are
-    further outputs of the projection, behind the values."""
+    """Attention whose output is multiplied by gates, number by number. The projection computes the
+    gates, too, after the values."""
 
     @property
     def outputs(self) -> Fused:
@@ -68,7 +68,7 @@ class HybridLayer(nn.Module):
         self, x: Float[Array, "batch width hidden"], attend: Any, memory: Any
     ) -> tuple[Float[Array, "batch width hidden"], Any]:
         """The residual stream after the layer, and the layer's new cache. `attend` is how the mixer
-        meets its memory: `Attending` or `Recurring`."""
+        reads its memory: `Attending` or `Recurring`."""
         mixed, memory = self.mixer(x, attend, memory)
         x = x + mixed
         return x + self.mlp(x), memory

@@ -15,12 +15,12 @@ from pallas_kernels.gated_delta.projection import last_inputs
 
 @dataclasses.dataclass(frozen=True)
 class InSlots:
-    """Runs a block from the states of its requests' slots, which stay as they are."""
+    """Runs a block from the states of its requests' slots, and does not change these states."""
 
     block: Block
     implementation: Implementation
     row_by_row: bool
-    """Whether bits must not depend on where a block begins."""
+    """Whether blocks are read row by row, so that bits do not depend on where a block begins."""
 
     @property
     def batch(self) -> int:
@@ -52,9 +52,8 @@ class InSlots:
             written = CorrectedRows(inputs, corrected, self.implementation)
             return outputs, dataclasses.replace(states, written=written)
         outputs = mixer_read(*given, *of_slots, implementation=self.implementation)
-        # Without the barrier XLA keeps the projection in parts, if it is in parts, until the
-        # commit; and commits before it reads if it knows the counts, for which it copies the
-        # states.
+        # Without the barrier, XLA does not add up a projection in parts before the commit. And if
+        # it knows the counts, it commits before it reads, and copies the states for that.
         outputs, inputs = jax.lax.optimization_barrier((outputs, inputs))
         written = rows_of(inputs, *mixer.of_rows, self.implementation)
         return outputs, dataclasses.replace(states, written=written)

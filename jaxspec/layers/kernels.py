@@ -1,7 +1,7 @@
-"""Which op of a stack of layers runs on a kernel, and why another one does not.
+"""Which ops of a stack of layers run on a kernel, and why the others do not.
 
-Nothing is traced for that: each op's own rule, which decides when a program is traced, is asked
-with the shapes and dtypes that the layers would pass to it.
+Nothing is traced for this. The rule by which an op chooses its implementation during tracing is
+called here with the shapes and dtypes that the layers would pass to the op.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.gated_delta import DeltaSizes, in_block_form
 from jaxspec.layers.plain_heads import NOT_NORMED
+from jaxspec.layers.sums import CONVOLVED, OP, choice_of_sums
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.add_norm.api import ADD_NORM
 from pallas_kernels.dense_chain import ChainShape, chain_choice
@@ -45,14 +46,13 @@ from pallas_kernels.silu_gate.api import SILU_GATE
 OpChoice = tuple[str, Choice]
 """The name of an op, and what runs it."""
 
-CONVOLVED = "convolutions around every sublayer; expected none"
-"""The reason why no kernel runs from one attention to the next."""
 TWO_SIZES = "attention and recurrence of different sizes; expected one size"
-"""The same for hybrid layers whose mixers have outputs of different sizes."""
+"""The reason why no kernel runs from one attention to the next, for hybrid layers whose mixers have
+outputs of different sizes."""
 MOST_DRAFTED = 65
-"""Tokens of the widest block of drafts; what is wider is a chunk of a prompt."""
+"""Number of tokens of the widest block of drafts; a wider block is a chunk of a prompt."""
 SHARDED = "sums over several GPUs inside every layer; expected one GPU"
-"""The same for layers that are cut into shards."""
+"""The same reason for sharded layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +67,8 @@ class StackShape:
     """Tokens per request."""
     page_size: int
     num_packed: int | None = None
-    """Tokens of all requests together if they are packed, which all ops but attention then see as
-    so many requests of width 1; None if every request has `width` tokens."""
+    """Number of tokens of all requests together if they are packed. All ops but attention then see
+    each token as a request of width 1. None if every request has `width` tokens."""
 
     @property
     def of_layers(self) -> "StackShape":
@@ -97,8 +97,8 @@ def chain_shape(decoder: Decoder, batch: int, width: int) -> ChainShape:
 def hybrid_chain_shape(
     decoder: Decoder, sizes: DeltaSizes, batch: int, width: int
 ) -> ChainShape | None:
-    """The same for layers of two kinds, with the wider of their projections. None if what the
-    mixers give has two sizes."""
+    """The same for hybrid layers, with the wider of the two projections. None if the outputs of the
+    two kinds of mixers differ in size."""
     if sizes.values.size != decoder.attended.size:
         return None
     gated = size_of((*decoder.fused, decoder.attended))
@@ -107,9 +107,10 @@ def hybrid_chain_shape(
 
 
 def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes, row_by_row: bool) -> Iterator[OpChoice]:
-    """The ops of layers that attend or recur, in the latter row by row if that is wanted."""
+    """The ops of hybrid layers. The recurrent ones read drafts row by row if `row_by_row`."""
     yield from choices_of_attention(shape, (BlockMask(causal=True),))
     yield from choices_of_recurrence(shape, sizes, row_by_row)
+    yield from choices_of_sums(shape)
     if not kernels_run(shape.implementation):
         return
     wanted = hybrid_chain_shape(shape.decoder, sizes, shape.batch, shape.width)
@@ -125,8 +126,8 @@ def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes, row_by_row: bool) ->
 def choices_of_recurrence(
     shape: StackShape, sizes: DeltaSizes, row_by_row: bool
 ) -> Iterator[OpChoice]:
-    """The ops that read a block that drafts are in and fold in what is kept of it, and the op that
-    reads a chunk of a prompt."""
+    """The op that reads a chunk of a prompt, and the ops that read a block of drafts and fold its
+    kept rows into the states."""
     array, tokens = _arrays(shape), (shape.batch, shape.width)
     keys = array(*tokens, sizes.key_heads, sizes.key_dim)
     values = array(*tokens, sizes.value_heads, sizes.value_dim)
@@ -161,10 +162,11 @@ def _corrected(shape: StackShape, sizes: DeltaSizes) -> Iterator[jax.ShapeDtypeS
 def choices_of_layers(
     shape: StackShape, masks: tuple[BlockMask, ...], convolved: bool = False
 ) -> Iterator[OpChoice]:
-    """The ops of a block that is written and attended, in layers with these masks."""
+    """The ops of layers with these masks, for a block that is written and attended."""
     yield from choices_of_attention(shape, masks)
     if shape.decoder.fp8 is not None:
         yield from dict.fromkeys(_fp8_products(shape, shape.decoder.fp8))
+    yield from choices_of_sums(shape, CONVOLVED if convolved else None)
     if not kernels_run(shape.implementation):
         return
     if convolved or shape.decoder.shards.count > 1:
@@ -179,10 +181,19 @@ def choices_of_layers(
 
 
 def choices_of_attention(shape: StackShape, masks: tuple[BlockMask, ...]) -> Iterator[OpChoice]:
-    """The ops of layers that use no kernels but those of attention."""
+    """The ops of attention: one writes keys and values, and one for each kind of mask attends."""
     yield "qkv_write", _write(shape.of_layers, queries=True)
     for mask in dict.fromkeys(masks):
         yield "paged_attention", _attention(shape, mask)
+
+
+def choices_of_sums(shape: StackShape, unlike: str | None = None) -> Iterator[OpChoice]:
+    """The op that sums over several devices, if there are several. `unlike` is that of
+    `choice_of_sums`."""
+    if shape.decoder.shards.count > 1:
+        inside = shape.of_layers
+        num_tokens = inside.batch * inside.width
+        yield OP, choice_of_sums(shape.decoder, shape.dtype, num_tokens, unlike)
 
 
 def choice_of_context(shape: StackShape) -> OpChoice:
@@ -239,11 +250,11 @@ def _attention(shape: StackShape, mask: BlockMask) -> Choice:
 
 
 def _ops_between_products(shape: StackShape) -> Iterator[OpChoice]:
-    """Those that add up the parts of a product, and round their result if the next one wants so."""
+    """The ops that sum the parts of a product, and round the sum if the next product wants that."""
     g, array, tokens = shape.decoder, _arrays(shape), (shape.batch, shape.width)
     rounding = None if g.fp8 is None else g.fp8.rounding
     x, scale = array(*tokens, g.hidden.size), array(g.hidden.size)
-    for normed in dict.fromkeys((rounding, None)):  # nothing rounds what the last norm gives
+    for normed in dict.fromkeys((rounding, None)):  # the last norm's output is not rounded
         options = {"eps": g.rms_norm_eps, "rounding": normed}
         addend = array(1, *x.shape)
         yield "add_norm", ADD_NORM.choice(shape.implementation, x, addend, scale, **options)
@@ -279,7 +290,7 @@ def _pages(shape: StackShape) -> jax.ShapeDtypeStruct:
 
 
 def _arrays(shape: StackShape) -> Any:
-    """A function that makes arrays without numbers, of the layers' dtype by default."""
+    """A function that makes shapes of arrays, of the layers' dtype by default."""
 
     def array(*sizes: int, dtype: DTypeLike = shape.dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))

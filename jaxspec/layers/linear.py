@@ -38,7 +38,7 @@ class Linear(nn.Module):
     def own_part(
         self, x: Float[Array, "*tokens {self.inputs.size}"]
     ) -> Float[Array, "*tokens outputs"]:
-        """What this device has of the product, if inputs are cut."""
+        """This device's part of the product: a partial sum if inputs are cut."""
         return x @ self.kernel
 
     def columns(
@@ -50,7 +50,7 @@ class Linear(nn.Module):
 
     @property
     def rounding(self) -> None:
-        """How `in_parts` wants its inputs rounded to 8 bits: not at all."""
+        """None, because the inputs of `in_parts` are not rounded to 8 bits."""
         return None
 
     def in_parts(
@@ -102,7 +102,7 @@ class Embedding(nn.Module):
     def _of_all_shards(
         self, tokens: Int[Array, "*tokens"]
     ) -> Float[Array, "*tokens {self.hidden.size}"]:
-        """Each token's row, which one device has; the others add zeros."""
+        """The row of each token, which only one device has; the other devices add zeros."""
         here = tokens - self.vocab.shards.first(self.vocab.size)
         is_mine = (here >= 0) & (here < self.vocab.size)
         rows = jnp.take(self.embedding, jnp.where(is_mine, here, 0), axis=0)
@@ -139,8 +139,8 @@ class RMSNorm(nn.Module):
         Float[Array, "*tokens {self.axis.size}"],
         Float[Array, "*tokens {self.axis.size}"] | RoundedRows,
     ]:
-        """`x` plus the sum of the addend's parts, and the norm of that, rounded to 8 bits if the
-        product that reads it wants so."""
+        """`x` plus the sum of the addend's parts, and the norm of that, which is rounded to 8 bits
+        if `rounding` says how."""
         options = {"eps": self.eps, "rounding": rounding, "implementation": implementation}
         return add_norm(x, addend, self.scale, **options)
 
@@ -153,7 +153,7 @@ class RMSNorm(nn.Module):
     ) -> tuple[
         Float[Array, "*tokens {self.axis.size}"], Float[Array, "*tokens {self.axis.size}"], Inboxes
     ]:
-        """`x` plus the sum of what all devices have, the norm of that, and the inboxes after it."""
+        """`x` plus the sum of all devices' parts, the norm of that, and the inboxes afterwards."""
         return exchange_norm(
             x,
             own_part,

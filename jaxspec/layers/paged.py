@@ -30,8 +30,8 @@ class Paged:
     """The attention op. In a chain of kernels, it leaves its result where the next kernel reads it.
     """
     packing: Packing | None = None
-    """Where the block's tokens are if they are packed: in what the layers compute, each of them is
-    then a request of width 1, and `rotation` is that of the packed tokens."""
+    """Where the block's tokens are if they are packed. For the layers, each token is then a request
+    of width 1, and `rotation` is that of the packed tokens."""
 
     def __call__(
         self, attention: Attention, qkv: Float[Array, "batch width fused"], pages: KeysValues
@@ -44,8 +44,8 @@ class Paged:
         qkv: Float[Array, "parts filled width fused"],
         pages: KeysValues,
     ) -> tuple[Float[Array, "filled width attended"], KeysValues]:
-        """Attends with `qkv` as the parts of a product. `qkv` may have more requests than the
-        block; the results for the surplus ones are meaningless."""
+        """The same as a call, but `qkv` is the parts of a product. `qkv` may have more requests
+        than the block; the results for the surplus ones are meaningless."""
         mask, block = attention.mask, self.block
         with jax.named_scope("qkv_write"):
             query, pages = self.write(attention, qkv, pages)
@@ -69,7 +69,7 @@ class Paged:
     def _by_request(
         self, query: Float[Array, "filled kv_heads ..."]
     ) -> Float[Array, "batch kv_heads ..."]:
-        """The queries of the block, if they are packed."""
+        """The queries of each request, unpacked if they are packed."""
         if self.packing is None:
             return query
         return self.packing.unpack(query.swapaxes(1, 2)).swapaxes(1, 2)
@@ -77,7 +77,7 @@ class Paged:
     def by_block(
         self, tokens: Float[Array, "batch width outputs"]
     ) -> Float[Array, "batch width outputs"]:
-        """Every request has one block."""
+        """The tokens unchanged, because every request has one block."""
         return tokens
 
     def write_context(

@@ -1,7 +1,7 @@
-"""The description of a parameter besides its numbers: its logical axes and its first values.
+"""What describes a parameter besides its numbers: its logical axes and its initial values.
 
-Parameters are plain arrays. Only in a tree made by `Module.init` are they wrapped in the records of
-this file; `jaxspec.models.parameters` reads the records there.
+Parameters are plain arrays. Only a tree that `Module.init` made has them wrapped in the records of
+this file, and `jaxspec.models.parameters` reads those.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from jaxtyping import Array, Key
 from jaxspec.layers.axes import Axes, size_of
 
 Initial = Callable[[Key[Array, ""], tuple[int, ...], DTypeLike], Array]
-"""First values from a key, a shape and a dtype."""
+"""Makes initial values from a key, a shape and a dtype."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Described(meta.AxisMetadata[Any]):
-    """A parameter with its logical axes and the function that makes its first values."""
+    """A parameter with its logical axes and the function that makes its initial values."""
 
     value: Any
     axes: Axes = dataclasses.field(metadata={"static": True})

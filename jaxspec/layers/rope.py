@@ -29,8 +29,8 @@ class Rope:
     theta: float
     yarn: Yarn | None = None
     rotated: int | None = None
-    """Dimensions of a head that are rotated; None for all. The pairs of the others, which come
-    last in each half of a head, are left as they are."""
+    """Dimensions of a head that are rotated; None for all. The other pairs of dimensions, which
+    come last in each half of a head, are not rotated."""
 
 
 Rotation = tuple[Float[Array, "batch width half"], Float[Array, "batch width half"]]
@@ -57,7 +57,7 @@ def frequencies_of(rope: Rope, head_dim: int) -> tuple[Float[np.ndarray, " half"
 
 
 def _of_some(rope: Rope, head_dim: int) -> Float[np.ndarray, " half"]:
-    """Those of the rotated dimensions, then zeros."""
+    """The frequencies of the rotated dimensions, then zeros."""
     frequencies, _ = frequencies_of(Rope(rope.theta), rope.rotated or 0)
     return np.pad(frequencies, (0, head_dim // 2 - frequencies.size))
 

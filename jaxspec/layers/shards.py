@@ -1,15 +1,16 @@
-"""Tensor parallelism inside a step: several devices hold a shard of every matrix each.
+"""Tensor parallelism inside a step: each of several devices holds a shard of every matrix.
 
 Every device runs the same step on its own shards. What lies between the layers (the residual
 stream, norms, features, tokens, lengths) is whole on every device, and has equal bits there:
 
-    x --norm--> qkv of my heads --> attention over my heads' pages --> out of my heads --sum--> x
-    x --norm--> gate and up of my inner numbers --> down of my inner numbers --sum--> x
-    token --> its row if it is mine, else zeros --sum--> x
-    x --> logits of my part of the vocabulary --> the best of each device --> the best of all
+    x --norm--> qkv of own heads --> attention over own heads' pages --> out of own heads --sum--> x
+    x --norm--> gate and up of own inner numbers --> down of own inner numbers --sum--> x
+    token --> its row if this device has it, else zeros --sum--> x
+    x --> logits of own part of the vocabulary --> the best of each device --> the best of all
 
-The functions of this file are the only places where devices exchange something. With one device
-each of them returns what it was given, so a step is the same program as without this file.
+Devices exchange numbers only in the functions of this file and in `jaxspec.layers.exchanged`. With
+one device each function here returns what it was given, so that the step is the same program as
+without this file.
 """
 
 import dataclasses
@@ -28,8 +29,8 @@ from jaxspec.layers.exchange import Exchange
 AXIS = "shards"
 """The name of the mesh's axis."""
 NEVER = 0x7FABCDEF
-"""No token, and as a float not a number: no result of a step has these bits, which the compiler
-does not know."""
+"""Bits that no result of a step has: as an integer they are no token's id, as a float they are a
+NaN. The compiler does not know this."""
 
 
 def _exchange(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +43,7 @@ _psum, _pmax, _all_gather = map(_exchange, (jax.lax.psum, jax.lax.pmax, jax.lax.
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """On how many devices something is cut into shards, and how partial sums are added up."""
+    """Over how many devices something is sharded, and how partial sums are added up."""
 
     count: int = 1
     in_order: bool = False
@@ -61,7 +62,7 @@ class Shards:
         return functools.reduce(operator.add, [parts[i] for i in range(self.count)])
 
     def largest(self, x: Float[Array, "*tokens outputs"]) -> Float[Array, "*tokens outputs"]:
-        """The largest of all devices, number by number, on each of them."""
+        """The elementwise maximum over all devices, on each of them."""
         return x if self.count == 1 else _pmax(x)
 
     def gathered(self, x: Float[Array, "*tokens outputs"]) -> Float[Array, "*tokens vocab"]:
@@ -71,8 +72,8 @@ class Shards:
         return _all_gather(x, axis=x.ndim - 1, tiled=True)
 
     def exchanged(self, *arrays: Shaped[Array, "..."]) -> list[Shaped[Array, "devices ..."]]:
-        """What all devices have of these arrays, along a new first axis. They differ in their last
-        axis at most, so that one exchange of bytes does for all of them."""
+        """These arrays of all devices, along a new first axis. The arrays may have different last
+        axes, but no other differences in shape, so that their bytes are sent in one exchange."""
         sent = [array.view(jnp.uint8) for array in arrays]
         ends = list(itertools.accumulate(each.shape[-1] for each in sent))
         received = _all_gather(jnp.concatenate(sent, axis=-1))
@@ -82,9 +83,9 @@ class Shards:
     def likeliest(
         self, logits: Float[Array, "batch width outputs"]
     ) -> tuple[Int[Array, "batch width"], Float[Array, "batch width"]]:
-        """The likeliest token of the vocabulary of which every device has a part, the first one if
-        several are equally likely, and its logit, which is NaN if any is. A device sends two
-        numbers per token."""
+        """The likeliest token of the vocabulary, of which every device has a part, and its logit.
+        Of equally likely tokens it is the first. The logit is NaN if any logit is. A device sends
+        two numbers per token."""
         here = jnp.argmax(logits, axis=-1).astype(jnp.int32)[..., None]
         largest = jnp.take_along_axis(logits, here, axis=-1)
         if self.count == 1:
@@ -97,23 +98,23 @@ class Shards:
     def at(
         self, x: Float[Array, "batch width outputs"], ids: Int[Array, "batch width"]
     ) -> Float[Array, "batch width"]:
-        """The numbers at these places of an axis of which every device has a part."""
+        """The numbers at these places of the last axis, of which every device has a part."""
         own = self.places(ids, x.shape[-1])[..., None]
         found = jnp.take_along_axis(x, own, axis=-1, mode="fill", fill_value=0)
         return self.summed(found[..., 0])
 
     def places(self, ids: Int[Array, "*tokens"], size: int) -> Int[Array, "*tokens"]:
-        """Where ids are in this device's part of an axis, if every part has this size; `size` for
-        those of other devices."""
+        """The places of ids in this device's part of an axis, if every part has this size; `size`
+        for ids in the parts of other devices."""
         own = ids - self.first(size)
         return jnp.where((own >= 0) & (own < size), own, size)
 
     def after(self, x: Shaped[Array, "..."], *earlier: Shaped[Array, "..."]) -> Any:
-        """The same numbers, known once earlier results are, whose numbers have 32 bits.
+        """`x` unchanged, but computed only after these earlier results, whose numbers have 32 bits.
 
-        XLA for CPUs may begin an exchange while the exchanges of a branch or loop before it have
-        not begun, unless it needs their results. If devices then begin in different orders, they
-        wait for each other for ever. So what follows a branch or loop says that it does.
+        XLA for CPUs may begin an exchange before those of an earlier branch or loop, unless it
+        needs their results. If devices begin exchanges in different orders, they wait for each
+        other for ever. So what follows a branch or loop is made to depend on it.
         """
         if self.count == 1:
             return x
@@ -122,7 +123,7 @@ class Shards:
         return jnp.where(never, jnp.zeros_like(x), x)
 
     def first(self, size: int) -> Int[Array, ""]:
-        """Where the part of this device begins, if every part has this size."""
+        """The place where this device's part of an axis begins, if every part has this size."""
         if self.count == 1:
             return jnp.int32(0)
         return (jax.lax.axis_index(AXIS) * size).astype(jnp.int32)

@@ -16,11 +16,12 @@ from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.kernels import chain_shape, hybrid_chain_shape
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
+from jaxspec.layers.sums import CONVOLVED
 from pallas_kernels.dispatch import Implementation, kernels_run
 
 Hidden = Float[Array, "batch width hidden"]
 Layer = Callable[[Hidden, Any, Any], tuple[Hidden, Any]]
-"""From the residual stream, a way to meet the layer's memory, and that memory."""
+"""Called with the residual stream, a way to read the layer's memory, and that memory."""
 
 
 def run_layers(
@@ -28,16 +29,16 @@ def run_layers(
 ) -> tuple[Hidden, list[Hidden], Cache[KeysValues]]:
     """Normed hidden states, the residual stream after each layer, and the cache with the block.
 
-    If kernels run, neighbouring layers are run from mixer to mixer, which gives the same
-    numbers except for rounding. With convolutions, or if layers are cut into shards, more happens
-    between one attention and the next than those kernels know of.
+    If kernels run, the layers are run from mixer to mixer, which gives the same numbers except for
+    rounding. Layers with convolutions and sharded layers are not, because they do more between one
+    attention and the next than those kernels can do.
     """
     ways, implementation = [paged] * len(layers), paged.implementation
-    if layers[0].convolutions is None and exchanges(layers[0].geometry, x, cache):
+    geometry, unlike = layers[0].geometry, None if layers[0].convolutions is None else CONVOLVED
+    if exchanges(geometry, x, cache, unlike):
         return run_exchanged(layers, norm, x, ways, cache)
-    alone = layers[0].convolutions is None and layers[0].geometry.shards.count == 1
-    if alone and kernels_run(implementation):
-        shape = chain_shape(layers[0].geometry, *x.shape[:2])
+    if unlike is None and geometry.shards.count == 1 and kernels_run(implementation):
+        shape = chain_shape(geometry, *x.shape[:2])
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
     return run_one_by_one(layers, norm, x, ways, cache)
 
@@ -51,8 +52,8 @@ def run_hybrid_layers(
     sizes: DeltaSizes,
     implementation: Implementation,
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
-    """The same for layers that attend or recur, each in its way of `ways`. `sizes` are those of the
-    recurrent mixers."""
+    """The same for hybrid layers. `ways` has, for each layer, how its mixer reads its memory;
+    `sizes` are those of the recurrent mixers."""
     geometry = layers[0].geometry
     if exchanges(geometry, x, cache):
         return run_exchanged(layers, norm, x, ways, cache)
@@ -65,7 +66,7 @@ def run_hybrid_layers(
 def run_one_by_one(
     layers: Sequence[Layer], norm: RMSNorm, x: Hidden, attends: Sequence[Any], cache: Cache[Any]
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
-    """The same for layers of any kind, each with its own way to meet its memory."""
+    """The same for layers of any kind. `attends` has, for each layer, how it reads its memory."""
     after, written = [], []
     for i, (layer, attend, memory) in enumerate(zip(layers, attends, cache.layers, strict=True)):
         with jax.named_scope(f"layer_{i}"):

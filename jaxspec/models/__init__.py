@@ -1,1 +1,1 @@
-"""Qwen3 and its drafters as pure functions of parameters, inputs and key-value pools."""
+"""Qwen3, Qwen3.5 and their drafters as pure functions of parameters, inputs and caches."""

@@ -1,4 +1,4 @@
-"""The configs of the target and the drafter, as plain frozen records.
+"""The configs of targets and drafters, as plain frozen records.
 
 Reading them from a config.json is the work of `jaxspec.checkpoint`.
 """
@@ -32,7 +32,7 @@ class Qwen35Config:
     """A dense target of the Qwen3.5 family, without its vision part."""
 
     decoder: Decoder
-    """Its heads are those of the layers that attend."""
+    """Its numbers of heads are those of the attention layers."""
     delta: DeltaSizes
     layer_kinds: tuple[LayerKind, ...]
     vocab_size: int
@@ -49,16 +49,16 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 @dataclasses.dataclass(frozen=True)
 class MarkovHead:
-    """DSpark's transition: a bias on the logits of a drafted place, of low rank, that depends on
-    the token before it."""
+    """DSpark's transition: a low-rank bias on the logits of a drafted place, which depends on the
+    token before it."""
 
     kind: MarkovKind
-    """What it looks at besides that token: nothing, the place's hidden state, or that and the
-    places before."""
+    """What else the bias depends on: nothing (vanilla), the place's hidden state (gated), or that
+    and the places before (rnn)."""
     rank: int
     candidates: int | None = None
-    """Likeliest tokens, by the logits without the bias, among which a place chooses; None for all
-    tokens of the drafter's vocabulary."""
+    """How many tokens a place chooses from: the likeliest by the logits without the bias. None for
+    all tokens of the drafter's vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Selector:
 
     rank: int
     candidates: int
-    """Likeliest tokens, by the logits alone, among which a place chooses."""
+    """How many tokens a place chooses from: the likeliest by the logits alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,8 @@ class ConfidenceHead:
     """Predicts for each drafted place whether its token will be accepted, given those before it."""
 
     reads_token: bool
-    """Whether it reads the transition's row of the token before, besides the hidden state."""
+    """Whether it reads the hidden state and the transition's row of the token before, or only the
+    hidden state."""
 
 
 Transition = MarkovHead | Selector
@@ -108,7 +109,7 @@ class DFlashConfig:
     target_path: str | None = None
     """The target that the checkpoint names (the verifier in speculators' terms)."""
     num_target_layers: int | None = None
-    """Layers of the target it was trained on; None if the config does not say."""
+    """Number of layers of the target it was trained on; None if the config does not say."""
     anchor_first: bool = False
     """Whether the row of the current token drafts too: then every row predicts the token after its
     own position, and the last token of a block needs no row."""
@@ -121,13 +122,13 @@ class DFlashConfig:
     logit_scale: float = 1.0
     """Factor on the logits of drafted places."""
     logit_cap: float | None = None
-    """Bound towards which these logits are bent, after the factor; None if they are not."""
+    """Soft cap of these logits, applied after the factor; None if they have none."""
     confidence: ConfidenceHead | None = None
     """None if the drafter does not predict which of its drafts will be accepted."""
 
     @property
     def kind(self) -> str:
-        """The name by which methods call this drafter."""
+        """The kind of drafter, which is also the name of the method that uses it."""
         if isinstance(self.transition, Selector):
             return "dflash2"
         has_heads = isinstance(self.transition, MarkovHead) or self.confidence is not None

@@ -3,9 +3,9 @@
     features of committed tokens --W_fc, norm--> context --k, v of every layer--> drafter's pages
     [current, mask, mask, ...]   --embedding-->  block   --layers attending pages + block--> hidden
 
-The context is projected once and shared by all layers; it is never normed per layer, queried or
-passed through an MLP. Row k of the block predicts the token at its own position; in a drafter whose
-config says `anchor_first`, the token after it.
+The context is projected once and shared by all layers. It is not normed again in each layer, has no
+queries and goes through no MLP. Row k of the block predicts the token at its own position, or, if
+the config says `anchor_first`, the token after it.
 """
 
 import dataclasses
@@ -105,7 +105,7 @@ class DFlash(DrafterModule):
     def capped(
         self, logits: Float[Array, "batch width outputs"]
     ) -> Float[Array, "batch width outputs"]:
-        """Logits of the head as drafts are chosen by them: scaled, and bent towards a bound."""
+        """The head's logits, scaled and soft-capped as the config says; these choose the drafts."""
         scale, cap = self.config.logit_scale, self.config.logit_cap
         scaled = logits if scale == 1 else logits * jnp.asarray(scale, logits.dtype)
         return scaled if cap is None else cap * jnp.tanh(scaled / cap)
@@ -113,8 +113,8 @@ class DFlash(DrafterModule):
     def confidence(
         self, hidden: Float[Array, "batch drafts hidden"], previous: Int[Array, "batch drafts"]
     ) -> Float[Array, "batch drafts"]:
-        """How likely each drafted place's token is accepted if those before it are, given the token
-        before each place; only for a drafter with a confidence head."""
+        """The probability that each draft is accepted if all drafts before it are. `previous` is
+        the token before each place. Only for a drafter with a confidence head."""
         return jax.nn.sigmoid(self.confidence_logits(hidden, previous))
 
     def confidence_logits(

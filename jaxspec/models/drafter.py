@@ -1,7 +1,7 @@
-"""What the modules of all drafters have in common: where their tokens come from and go to.
+"""What the modules of all drafters have in common: embedding, head and vocabulary.
 
-Embedding and head are the target's unless the checkpoint has its own. A drafter with a vocabulary
-of its own has a head over it, and the target's id of each of its tokens.
+Embedding and head are the target's unless the checkpoint has its own. A drafter with a reduced
+vocabulary of its own has a head over it, and stores the target's id of each of its tokens.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ from pallas_kernels.dispatch import Implementation
 
 
 class DrafterModule(nn.Module):
-    """A drafter without its layers."""
+    """The base class of drafters, without layers."""
 
     config: Any
     dtype: DTypeLike = jnp.float32
     implementation: Implementation = "auto"
 
     def set_up_vocabulary(self) -> Axis:
-        """Makes the embedding and the head that the checkpoint has. Returns the axis of the tokens
-        that are drafted."""
+        """Makes the embedding and the head, if the checkpoint has its own. Returns the axis of the
+        drafter's vocabulary."""
         config, hidden = self.config, self.config.decoder.hidden
         vocab = drafted = Axis("vocab", config.vocab_size)
         if config.owns_embedding:
@@ -52,13 +52,13 @@ class DrafterModule(nn.Module):
 
     @property
     def shards(self) -> Shards:
-        """On how many devices the model is cut."""
+        """Over how many devices the model is sharded."""
         return self.config.decoder.shards
 
     @nn.nowrap
     def with_shards(self, shards: Shards) -> "DrafterModule":
-        """The module of one device's shard. What is small stays whole: the projection of features,
-        and what belongs to a transition or to a confidence head."""
+        """The module of one device's shard. Small parts stay whole: the projection of features, the
+        transition and the confidence head."""
         decoder = self.config.decoder.of_shard(shards)
         return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
@@ -73,8 +73,8 @@ class DrafterModule(nn.Module):
     def logits(
         self, hidden: Float[Array, "batch width hidden"]
     ) -> Float[Array, "batch width outputs"]:
-        """Logits of hidden states, or of this device's part of the vocabulary; only for a
-        checkpoint with a head of its own."""
+        """Logits of hidden states over the drafter's vocabulary, or over this device's part of it;
+        only for a checkpoint with a head of its own."""
         with jax.named_scope("head"):
             return self.head(hidden)
 

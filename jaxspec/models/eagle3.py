@@ -5,8 +5,8 @@
     its logits       the token at position i + 2
     chain            the next row has this row's hidden state in the place of a feature
 
-The feature is the target's, three of its layers projected to one vector. The drafter's cache holds
-keys and values of rows, row i in the cell of position i.
+A feature is the target's hidden states after some of its layers, by default three, projected to one
+vector. The drafter's cache holds keys and values of rows, row i in the cell of position i.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,16 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import MLP, Attending, Attention, BlockMask, Decoder, DecoderLayer
-from jaxspec.layers.kernels import OpChoice, StackShape, choice_of_context, choices_of_attention
+from jaxspec.layers.kernels import (
+    OpChoice,
+    StackShape,
+    choice_of_context,
+    choices_of_attention,
+    choices_of_sums,
+)
 from jaxspec.layers.linear import Linear, RMSNorm
 from jaxspec.layers.paged import Paged, paged
+from jaxspec.layers.sums import OF_PAIRS
 from jaxspec.models.drafter import DrafterModule
 from jaxspec.models.eagle3_config import Eagle3Config
 
@@ -48,7 +55,7 @@ class PairAttention(Attention):
     def joined(
         self, embedded: Hidden, normed: Hidden
     ) -> Float[Array, "batch width {self.inputs.size}"]:
-        """The embedding, which is normed here, and beside it the normed hidden state."""
+        """The embedding, which is normed here, beside the hidden state, which is normed already."""
         return jnp.concatenate([self.norm(embedded), normed], axis=-1)
 
 
@@ -85,7 +92,7 @@ class PairLayer(nn.Module):
     def write(
         self, embedded: Hidden, hidden: Hidden, attend: Paged, pages: KeysValues
     ) -> KeysValues:
-        """Writes keys and values of rows whose outputs nobody needs."""
+        """Writes keys and values of rows whose outputs are not needed."""
         joined = self.attention.joined(embedded, self.attention.hidden_norm(hidden))
         return attend.write_context(self.attention, joined, pages)
 
@@ -124,13 +131,14 @@ class Eagle3(DrafterModule):
             shape = StackShape(decoder, self.dtype, implementation, batch, rows, page_size)
             if rows == 1 or decoder.num_layers > 1:
                 yield from choices_of_attention(shape, (CAUSAL,))
+                yield from choices_of_sums(shape, OF_PAIRS)
             yield choice_of_context(shape)
 
     def __call__(
         self, embedded: Hidden, hidden: Hidden, block: Block, cache: Cache[KeysValues]
     ) -> tuple[Hidden, Hidden, Cache[KeysValues]]:
-        """The rows' final hidden states, what the next row of a chain gets of each, and the cache
-        with the rows in it. `block` says where the rows are."""
+        """The rows' final hidden states, the hidden states for the next row of each chain, and the
+        cache with the rows in it. `block` says where the rows are."""
         attend = paged(self.config.decoder, block, self.implementation)
         x, written = self.run(embedded, hidden, attend, cache.layers)
         final = self.norm(x)
@@ -139,8 +147,8 @@ class Eagle3(DrafterModule):
     def write_rows(
         self, embedded: Hidden, hidden: Hidden, block: Block, cache: Cache[KeysValues]
     ) -> Cache[KeysValues]:
-        """Writes the rows, of which no output is needed: the last layer runs no further than its
-        keys and values."""
+        """Writes rows whose outputs are not needed, so the last layer computes only its keys and
+        values."""
         attend = paged(self.config.decoder, block, self.implementation)
         *before, last = cache.layers
         if not before:
@@ -164,7 +172,7 @@ class Eagle3(DrafterModule):
         return x, tuple(written)
 
     def fuse(self, features: Float[Array, "batch width features"]) -> Hidden:
-        """One vector of the target's features of each position."""
+        """The target's features of each position, projected to one vector."""
         config = self.config
         if config.norm_before_fc:
             features = self.features_norm(features)
@@ -176,7 +184,7 @@ class Eagle3(DrafterModule):
             return self.feature_projection(features)
 
     def logits(self, hidden: Hidden) -> Float[Array, "batch width outputs"]:
-        """Logits of hidden states, by the embedding if it is the head too."""
+        """Logits of hidden states, by the drafter's head or, if tied, by its embedding."""
         if not self.config.head_is_embedding:
             return super().logits(hidden)
         with jax.named_scope("head"):

@@ -5,10 +5,10 @@ import dataclasses
 from jaxspec.layers.decoder import Decoder
 
 DEFAULT_FEATURES = 3
-"""Features of a drafter whose files do not name the target's layers."""
+"""Number of features of a drafter whose files do not name the target's layers."""
 
 MOST_DRAFTS = 64
-"""Drafts of one step. Each is a pass of its own in the step's program."""
+"""The most drafts of one step. Each draft is a separate pass in the step's program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Eagle3Config:
     """Number of tokens in the drafter's own, reduced vocabulary; None if it drafts the whole
     vocabulary."""
     norm_before_residual: bool = False
-    """Whether the first layer adds its attention to the normed hidden state instead of the raw."""
+    """Whether the first layer adds its attention to the normed hidden state, not to the raw one."""
     norm_before_fc: bool = False
     """Whether all features are normed together before they are projected."""
     fc_norm: bool = False
@@ -37,7 +37,7 @@ class Eagle3Config:
     norm_output: bool = False
     """Whether the next row of a chain gets the hidden state after the final norm."""
     tie_word_embeddings: bool = False
-    """Whether an embedding of its own is the head too, if no head is stored."""
+    """Whether the drafter's own embedding is also its head, if no head is stored."""
     owns_embedding: bool = False
     """Whether the checkpoint has an embedding of its own; if not, the target's is used."""
     owns_head: bool = False
@@ -45,11 +45,11 @@ class Eagle3Config:
     target_path: str | None = None
     """The target that the checkpoint names (the verifier in speculators' terms)."""
     num_target_layers: int | None = None
-    """Layers of the target it was trained on; None if the config does not say."""
+    """Number of layers of the target it was trained on; None if the config does not say."""
 
     @property
     def kind(self) -> str:
-        """The name by which methods call this drafter."""
+        """The kind of drafter, which is also the name of the method that uses it."""
         return "eagle3"
 
     @property
@@ -67,5 +67,5 @@ class Eagle3Config:
 
 
 def default_layer_ids(num_target_layers: int) -> tuple[int, ...]:
-    """The layers that engines take if the files name none: an early, a middle and a late one."""
+    """The target's layers to read if the files name none: an early, a middle and a late one."""
     return 1, num_target_layers // 2 - 1, num_target_layers - 4

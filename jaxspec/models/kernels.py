@@ -1,23 +1,24 @@
-"""What a model tells the engine about the kernels that it runs on."""
+"""Which kernels a model runs on, as it tells the engine."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxspec.layers.kernels import OpChoice
+from jaxspec.layers.sums import OP
 from pallas_kernels.dispatch import Choice, Implementation
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelUse:
-    """What runs one op of one model, in the steps of some sizes."""
+    """Which implementation runs one op of one model, in steps of these sizes."""
 
     model: str
     """target or drafter."""
     op: str
     """The name of the op in `pallas_kernels`."""
     runs_on: str
-    """mosaic, portable or xla."""
+    """mosaic, portable or xla; psum for sums over GPUs by XLA's collective."""
     reason: str | None
     """Why no kernel runs it; None if one does."""
     sizes: tuple[tuple[int, int], ...]
@@ -34,8 +35,9 @@ class RunsOnKernels(Protocol):
         ...
 
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterable[OpChoice]:
-        """What runs the ops of a step in which the target reads `width` tokens per request. A
-        target that takes packed tokens has an argument `num_packed` for their number."""
+        """The ops of a step in which the target reads `width` tokens per request, each with the
+        implementation that runs it. A target that takes packed tokens has an argument `num_packed`
+        for their number."""
         ...
 
 
@@ -53,7 +55,7 @@ class StepSize:
 def uses_of(
     name: str, model: RunsOnKernels, sizes: Sequence[StepSize], page_size: int
 ) -> Iterator[KernelUse]:
-    """The choices of a model for steps of these sizes, equal ones together."""
+    """The choices of a model for steps of these sizes; equal choices are joined."""
     found: dict[tuple[str, Choice], dict[tuple[int, int], None]] = {}
     for size in sizes:
         packed = {} if size.num_packed is None else {"num_packed": size.num_packed}
@@ -65,20 +67,30 @@ def uses_of(
 
 
 def kernels_line(uses: Sequence[KernelUse]) -> str:
-    """The uses as one line: kernels: paged_attention mosaic, add_norm xla (why)."""
+    """The uses as one line, for example `kernels: paged_attention mosaic, add_norm xla (why)`."""
     if not uses:
         return "kernels: none, the models have layers of their own"
-    reasons = {use.reason for use in uses}
+    of_sums = [use for use in uses if use.op == OP]
+    reasons = {use.reason for use in uses if use.op != OP}
     if len(reasons) == 1 and None not in reasons:
-        return f"kernels: xla for every op ({reasons.pop()})"
+        but_sums = f", but {_of_op(OP, of_sums)}" if of_sums else ""
+        return f"kernels: xla for every op ({reasons.pop()}){but_sums}"
     ops = dict.fromkeys(use.op for use in uses)
     return f"kernels: {', '.join(_of_op(op, [use for use in uses if use.op == op]) for op in ops)}"
 
 
 def _of_op(op: str, uses: Sequence[KernelUse]) -> str:
     kernels = sorted({use.runs_on for use in uses if use.reason is None})
-    others = dict.fromkeys((use.model, use.reason) for use in uses if use.reason is not None)
-    everywhere = {model for model, _ in others} == {use.model for use in uses}
-    reasons = dict.fromkeys(why if everywhere else f"{model}: {why}" for model, why in others)
-    without = [f"xla ({'; '.join(map(str, reasons))})"] if reasons else []
-    return f"{op} {' and '.join([*kernels, *without])}"
+    without = sorted({use.runs_on for use in uses if use.reason is not None}, reverse=True)
+    models = {use.model for use in uses}
+    reasoned = [_with_reasons([u for u in uses if u.runs_on == one], models) for one in without]
+    return f"{op} {' and '.join([*kernels, *reasoned])}"
+
+
+def _with_reasons(uses: Sequence[KernelUse], models: set[str]) -> str:
+    """The implementation that runs an op instead of a kernel, and why. The model is named unless
+    all models use that implementation."""
+    reasons = dict.fromkeys((use.model, use.reason) for use in uses)
+    everywhere = {model for model, _ in reasons} == models
+    said = dict.fromkeys(why if everywhere else f"{model}: {why}" for model, why in reasons)
+    return f"{uses[0].runs_on} ({'; '.join(map(str, said))})"

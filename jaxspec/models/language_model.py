@@ -16,7 +16,7 @@ from pallas_kernels.dispatch import Implementation
 
 
 class LanguageModel(nn.Module):
-    """A target without its layers; see `jaxspec.models.target` for what it becomes with them."""
+    """The base class of targets, without layers. `jaxspec.models.target` says what a target has."""
 
     config: Any
     capture: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class LanguageModel(nn.Module):
 
     @property
     def shards(self) -> Shards:
-        """On how many devices the model is cut."""
+        """Over how many devices the model is sharded."""
         return self.config.decoder.shards
 
     @property
@@ -59,7 +59,7 @@ class LanguageModel(nn.Module):
         x: Float[Array, "batch width hidden"],
         after: list[Float[Array, "batch width hidden"]],
     ) -> Float[Array, "batch width features"]:
-        """The features: `after` is the residual stream after each layer, `x` that before them."""
+        """The features. `after` is the residual stream after each layer, `x` before the first."""
         features = [after[i] for i in self.capture] or [x[..., :0]]
         return jnp.concatenate(features, axis=-1)
 
@@ -69,7 +69,7 @@ class LanguageModel(nn.Module):
     def logits(
         self, hidden: Float[Array, "batch width hidden"]
     ) -> Float[Array, "batch width outputs"]:
-        """Logits of the vocabulary, or of this device's part of it."""
+        """Logits over the vocabulary, or over this device's part of it."""
         with jax.named_scope("head"):
             if self.config.tie_word_embeddings:
                 return self.embedding.logits(hidden)

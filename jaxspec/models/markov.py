@@ -1,4 +1,4 @@
-"""DSpark's Markov heads: the three ways in which a place's query follows from the token before it.
+"""DSpark's Markov heads: three ways to make a place's query from the token before it.
 
     vanilla   query = A[previous]
     gated     query = sigmoid(G [hidden ; A[previous]] + b) * A[previous]
@@ -43,7 +43,7 @@ class Markov(nn.Module):
 
     @nn.nowrap
     def start(self, batch: int) -> State:
-        """Only the rnn remembers something."""
+        """Zeros for the rnn; None for the other kinds, which have no state."""
         if self.head.kind != "rnn":
             return None
         return jnp.zeros((batch, self.head.rank), self.dtype)

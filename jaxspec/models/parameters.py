@@ -1,4 +1,4 @@
-"""The parameter trees of both models: shapes, logical axes and fresh values."""
+"""The parameter tree of a model: shapes, logical axes and fresh values."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -58,7 +58,7 @@ def num_bytes(tree: Any) -> int:
 
 
 def described_parameters(model: Touchable) -> dict[str, Described]:
-    # `touch` runs every layer, but only the parameters are outputs, so nothing else is computed.
+    # `touch` runs every layer, but it is only traced here, so nothing is computed.
     plain = model.clone(implementation="xla")  # tracing kernels takes time
     make = lambda key: plain.init(key, method="touch")["params"]
     if (shards := getattr(model, "shards", WHOLE)).count > 1:  # sums over devices need an axis

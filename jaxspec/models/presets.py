@@ -61,7 +61,7 @@ def qwen3(name: str) -> Qwen3Config:
 
 
 def drafter_for(kind: str, target: TargetConfig, block_size: int | None = None) -> DrafterConfig:
-    """A drafter of one of the kinds that are methods, by default with the published block size."""
+    """A drafter of one of the kinds in `DRAFTERS`, by default with the published block size."""
     make = {
         "dflash": dflash_for,
         "dflash2": dflash2_for,
@@ -98,8 +98,8 @@ def dflash2_for(target: TargetConfig, block_size: int = 16) -> DFlashConfig:
 
 
 def dspark_for(target: TargetConfig, block_size: int = 8, num_layers: int = 5) -> DFlashConfig:
-    """A drafter with the proportions of DeepSpec's: seven rows that all draft, an embedding and a
-    head of its own, a Markov head of rank 256 and a confidence head."""
+    """A drafter with the proportions of DeepSpec's: seven rows that all draft, its own embedding
+    and head, a Markov head of rank 256 and a confidence head."""
     return dataclasses.replace(
         dflash_for(target, block_size, num_layers),
         owns_embedding=True,
@@ -128,8 +128,9 @@ def eagle3_for(target: TargetConfig, block_size: int = 4) -> Eagle3Config:
 
 
 def _drafter_heads(target: TargetConfig) -> tuple[int, int]:
-    """Heads and kv heads of a drafter, whose head_dim is 128: those of a Qwen3; for a Qwen3.5 as
-    many numbers, but not more than published drafters have."""
+    """Heads and kv heads of a drafter, whose head_dim is 128. For a Qwen3 they are the target's.
+    For a Qwen3.5 with larger heads there are more, so that all heads together have the same size,
+    but not more than published drafters have."""
     heads, kv_heads = target.decoder.num_heads, target.decoder.num_kv_heads
     times = target.decoder.head_dim // 128
     return (heads, kv_heads) if times < 2 else (min(times * heads, 32), min(times * kv_heads, 8))

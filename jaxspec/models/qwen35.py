@@ -1,4 +1,4 @@
-"""Qwen3.5, dense: layers with a recurrent state, and now and then one that attends over pages."""
+"""Qwen3.5, dense: layers with a recurrent state, and every few layers one that attends."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ from jaxspec.models.config import LayerKind, Qwen35Config
 from jaxspec.models.language_model import LanguageModel
 
 ROW_BY_ROW = True
-"""Whether blocks of drafts are read row by row also without `exact`. In matrix products they take
-less time, but the kernels for that have been right only on a CPU that runs their PTX, not yet on a
-GPU (docs/notes/hybrid.md)."""
+"""Whether blocks of drafts are read row by row even without `exact`. In matrix products they take
+less time, but the kernels for that have only been tested by running their PTX on a CPU, not yet on
+a GPU (docs/notes/hybrid.md)."""
 
 
 class Qwen35(LanguageModel):

@@ -16,7 +16,7 @@ from jaxspec.models.transition import State
 
 
 class CandidateSelector(nn.Module):
-    """The selector. It remembers nothing of earlier places but the token just before."""
+    """The selector. It has no state: a query depends on no earlier token but the one before it."""
 
     selector: Selector
     hidden: Axis

@@ -20,5 +20,5 @@ QWEN35 = {
 }
 """Three layers of four are recurrent."""
 FP8 = {f"{name}-fp8": name for name in ("qwen3-4b", "qwen3-8b")}
-"""The same with 8-bit weights in blocks of 128x128, as their FP8 checkpoints have them."""
+"""The same models with 8-bit weights in blocks of 128x128, as in their FP8 checkpoints."""
 NAMES = (*QWEN3, *FP8, *QWEN35)

@@ -1,7 +1,7 @@
-"""Where the shards of parameters are: which device has which part of which parameter.
+"""Which device has which part of each parameter.
 
-An array that is cut has the parts of the devices one after the other, so that each device's part is
-a contiguous range. In a fused matrix this is another order than the whole matrix has:
+In an array that is cut, the devices' parts follow one after the other, so that each device's part
+is a contiguous range. In a fused matrix this order differs from that of the whole matrix:
 
     whole           q0 q1 q2 q3 | k0 k1 | v0 v1
     on two devices  q0 q1 | k0 | v0        q2 q3 | k1 | v1
@@ -30,13 +30,13 @@ class Shardable(Protocol):
     """A model, or a proposer, that can be cut into shards."""
 
     def with_shards[Itself](self: Itself, shards: Shards) -> Itself:
-        """The same for one device's shard."""
+        """The same model or proposer, for one device's shard."""
         ...
 
 
 @functools.cache
 def mesh_of(count: int) -> Mesh:
-    """The first devices, of all processes that run together."""
+    """The mesh of the first `count` devices of all processes that run together."""
     return Mesh(np.array(jax.devices()[:count]), (AXIS,))
 
 
@@ -50,7 +50,7 @@ class Placement:
     """How one parameter is spread over the devices."""
 
     axes: Axes
-    """Those of one device's shard."""
+    """The axes of one device's shard."""
     count: int
     """Number of devices."""
 
@@ -80,7 +80,7 @@ class Placement:
         return tuple(tuple(one.whole for one in sections_of(axis)) for axis in self.axes)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """What device `index` has of the dimension that is cut: from, to, for every section."""
+        """The part of the cut dimension that device `index` has: (begin, end) of every section."""
         assert self.dimension is not None, "only a parameter that is cut has ranges"
         ranges, start = [], 0
         for section in sections_of(self.axes[self.dimension]):
@@ -93,17 +93,18 @@ class Placement:
         """A whole parameter spread over the devices; unchanged if it is spread already."""
         if getattr(array, "sharding", None) == self.sharding:
             return array
-        # Not `device_put` for all devices at once, in which processes wait for each other.
+        # Not one `device_put` for all devices, in which processes would wait for each other.
         part = lambda i: array if self.dimension is None else self._shard(array, i)
         return self.joined([jax.device_put(part(i), device) for i, device in self.devices])
 
     def joined(self, shards: Sequence[Shaped[Array, "..."]]) -> Shaped[Array, "..."]:
-        """One array of this process's shards, each of which is on its device."""
+        """One array made of this process's shards, each of which is already on its device."""
         shape = tuple(size_of(sections_of(axis)) for axis in self.whole_axes)
         return jax.make_array_from_single_device_arrays(shape, self.sharding, [*shards])
 
     def by_section(self, array: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-        """The same for an array that is spread already, but cut as if it had one section."""
+        """The parameter, cut section by section, from an array that is spread over the devices but
+        was cut as if it had one section."""
         if self.dimension is None or len(sections_of(self.axes[self.dimension])) == 1:
             return array
         moved = jax.jit(self._in_order_of_devices, out_shardings=self.sharding)
@@ -125,7 +126,7 @@ def _is_cut(axis: Any) -> bool:
 
 
 def placements(model: Touchable, shards: Shards) -> dict[str, Placement]:
-    """Where every parameter of a model is that was made `with_shards`, by its path."""
+    """The placement of every parameter, by its path, of a model made by `with_shards`."""
     axes = parameter_axes(model)
     return {path: Placement(of_path, shards.count) for path, of_path in axes.items()}
 
@@ -137,13 +138,14 @@ def placed(params: Params, where: Mapping[str, Placement]) -> Params:
 
 
 def in_sections(params: Params, where: Mapping[str, Placement]) -> Params:
-    """The same for parameters that were spread as if none was fused, one after the other."""
+    """Parameters cut section by section, one after the other, from ones that are spread over the
+    devices but were cut as if none was fused."""
     flat: dict[str, Any] = flatten_dict(params, sep="/")
     return unflatten_dict({path: where[path].by_section(flat[path]) for path in flat}, sep="/")
 
 
 def cut_sizes(config: Any) -> dict[str, int]:
-    """The sizes of a whole model that are cut, by their names in config.json."""
+    """The sizes of a whole model that sharding divides, by their names in config.json."""
     decoder = config.decoder
     sizes = {
         "num_attention_heads": decoder.num_heads,
@@ -159,7 +161,7 @@ def cut_sizes(config: Any) -> dict[str, int]:
 
 
 def block_sides(decoder: Decoder) -> dict[str, int]:
-    """The sides of a whole decoder's matrices that are cut, by their names in config.json."""
+    """The matrix sides of a whole decoder that sharding divides, by their names in config.json."""
     return {
         "intermediate_size": decoder.intermediate_size,
         "num_attention_heads * head_dim": decoder.num_heads * decoder.head_dim,
@@ -168,7 +170,7 @@ def block_sides(decoder: Decoder) -> dict[str, int]:
 
 
 def spread_over(array: Any) -> int | None:
-    """Over how many devices a parameter was spread; None if it was not."""
+    """Over how many devices a parameter is spread; None if it is not spread."""
     sharding = getattr(array, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != (AXIS,):
         return None
@@ -176,7 +178,7 @@ def spread_over(array: Any) -> int | None:
 
 
 def on_one_device(tree: Any) -> Any:
-    """Shapes of the parts that one device has of all arrays in a tree."""
+    """For every array in a tree, the shape of the part that one device has."""
 
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(leaf, "sharding", None)

@@ -12,10 +12,11 @@ from jaxspec.cache.cache import Cache
 
 @runtime_checkable
 class Target(Protocol):
-    """A module without parameters: static, hashable, and equal to any other with the same fields.
+    """A model without its parameters: hashable, and equal to any other with the same fields, so
+    that it can be a static argument of a compiled step.
 
     `__call__`, `embed` and `logits` need parameters: run them as
-    `target.apply({"params": params}, ..., method="logits")`. The rest needs none.
+    `target.apply({"params": params}, ..., method="logits")`. The other methods need none.
     """
 
     @property
@@ -36,13 +37,13 @@ class Target(Protocol):
 
     @property
     def max_positions(self) -> int:
-        """Tokens of the longest request that the model supports."""
+        """The length in tokens, prompt and output, of the longest request that it supports."""
         ...
 
     def new_cache(self, num_slots: int, num_pages: int, page_size: int) -> Cache[Any]:
-        """An empty cache: `num_pages` pages, of which page 0 is the trash page, for layers that
-        keep something per position; `num_slots` states, including the padding slot's, for layers
-        that keep one per request."""
+        """An empty cache. A layer that keeps something per position gets `num_pages` pages, of
+        which page 0 is the trash page. A layer that keeps one state per request gets `num_slots`
+        states, among them those of the padding slot and of saved prefixes."""
         ...
 
     def __call__(
@@ -50,8 +51,8 @@ class Target(Protocol):
     ) -> tuple[
         Float[Array, "batch width hidden"], Float[Array, "batch width features"], Cache[Any]
     ]:
-        """Final hidden states, the captured features concatenated, and the cache with the block
-        written and not yet committed."""
+        """The final hidden states, the captured features concatenated, and the cache, in which the
+        block is written but not yet committed."""
         ...
 
     def embed(self, tokens: Int[Array, "batch width"]) -> Float[Array, "batch width hidden"]: ...
@@ -61,5 +62,5 @@ class Target(Protocol):
     ) -> Float[Array, "batch width vocab"]: ...
 
     def apply(self, variables: Mapping[str, Any], *inputs: Any, method: Any = None) -> Any:
-        """Runs a method with parameters."""
+        """Runs a method, by default `__call__`, with `variables["params"]` as parameters."""
         ...

@@ -1,4 +1,4 @@
-"""The targets that checkpoints hold."""
+"""The classes of targets that can be loaded from checkpoints."""
 
 import dataclasses
 from typing import Any
@@ -16,15 +16,15 @@ CheckpointTarget = Qwen3 | Qwen35
 def target_of(
     config: TargetConfig, capture: tuple[int, ...] = (), dtype: DTypeLike = jnp.float32
 ) -> CheckpointTarget:
-    """The module for a config, which captures the residual stream after these layers."""
+    """The target for a config. It captures the residual stream after the layers in `capture`."""
     if isinstance(config, Qwen35Config):
         return Qwen35(config, capture, dtype)
     return Qwen3(config, capture, dtype)
 
 
 def without_features(target: Any) -> Any:
-    """The same target without features, which plain decoding does not need; a target of another
-    class stays as it is."""
+    """The same target without features, which plain decoding does not need. A target of another
+    class is returned unchanged."""
     if isinstance(target, CheckpointTarget):
         return dataclasses.replace(target, capture=())
     return target

@@ -31,17 +31,17 @@ class Transition(Protocol):
     def read(
         self, hidden: Float[Array, "batch drafts hidden"]
     ) -> Float[Array, "batch drafts inputs"]:
-        """What queries need of the hidden states, for all places at once: products that do not
-        depend on the chosen tokens are done here, and not place by place."""
+        """What queries need of the hidden states, for all places at once. Products that do not
+        depend on the chosen tokens are computed here instead of place by place."""
         ...
 
     def query(
         self, state: State, previous: Int[Array, " batch"], read: Float[Array, "batch inputs"]
     ) -> tuple[State, Float[Array, "batch rank"]]:
-        """The state after a place and its query, from what was read there. `previous` are ids of
-        the target's vocabulary."""
+        """The state after a place, and the place's query. `read` is what the method `read` returned
+        for the place. `previous` are token ids of the target's vocabulary."""
         ...
 
     def keys(self, tokens: Int[Array, "*tokens"] | None) -> Float[Array, "*tokens rank"]:
-        """The keys of these ids of the drafter's own vocabulary; of all of them for None."""
+        """The keys of these token ids of the drafter's vocabulary; None stands for all of them."""
         ...

@@ -5,8 +5,8 @@
                             3' 4' 5'           the next rows have the hidden state of the one before
     row 4' sees    0  1  2  3' 4'
 
-A chain's rows never see true rows of its own positions, nor rows of another chain. Its tokens are
-those of the text, its hidden states its own.
+A chain's rows never see true rows of its own positions, nor rows of another chain. A chain reads
+the tokens of the text, but its own hidden states.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ class Seen(NamedTuple):
     """Keys and values of one layer that a chain sees."""
 
     key: Float[Array, "batch length kv_heads head_dim"]
-    """Those of the true rows, of which a chain sees the ones before its newest token."""
+    """Keys of the true rows. A chain sees those before its newest token."""
     value: Float[Array, "batch length kv_heads head_dim"]
     own_key: Float[Array, "batch blocks positions kv_heads head_dim"]
-    """Those of its own rows so far."""
+    """Keys of the chain's own rows so far."""
     own_value: Float[Array, "batch blocks positions kv_heads head_dim"]
 
 
@@ -132,7 +132,7 @@ def by_group(
     query: Float[Array, "batch width heads head_dim"],
     key: Float[Array, "batch width kv_heads head_dim"],
 ) -> Float[Array, "batch width kv_heads group head_dim"]:
-    """Query heads with an axis for those that share a key head."""
+    """The query heads, with a separate axis for the group that shares one key head."""
     kv_heads = key.shape[2]
     return query.reshape(*query.shape[:2], kv_heads, query.shape[2] // kv_heads, query.shape[3])
 

@@ -1,4 +1,4 @@
-"""Dense forwards over whole sequences, with the modules and parameters that decode over pages.
+"""Dense forwards over whole sequences, with the same modules and parameters as decoding over pages.
 
 A drafter sees a sequence as many blocks at once, each as decoding would see it:
 
@@ -93,7 +93,7 @@ def causal_hidden(
 
 
 def _way_of(layer: DecoderLayer | HybridLayer, blocks: Blocks) -> Any:
-    """How the layer's mixer looks back."""
+    """How the layer's mixer sees earlier tokens: by attention or by the delta rule."""
     if isinstance(layer, HybridLayer) and layer.delta_sizes is not None:
         return from_the_start
     return blocks
@@ -104,7 +104,7 @@ def from_the_start(
     inputs: Float[Array, "batch length outputs"],
     memory: None,
 ) -> tuple[Float[Array, "batch length value_heads value_dim"], None]:
-    """The delta rule over whole sequences, whose states begin as zeros."""
+    """The delta rule over whole sequences, with states that begin as zeros."""
     batch, length, _ = inputs.shape
     sizes = mixer.sizes
     before = jnp.zeros((batch, sizes.taps - 1, size_of(sizes.channels)), inputs.dtype)
@@ -148,7 +148,7 @@ def block_hidden(
     features: Float[Array, "batch length features"],
     anchors: Int[Array, "batch blocks"],
 ) -> Float[Array, "batch tokens hidden"]:
-    """Final hidden states of every block, of all its rows, one block after the other."""
+    """Final hidden states of all rows of every block, one block after the other."""
     context = drafter.feature_norm(drafter.feature_projection(features))
     blocks = blocks_at(anchors, drafter.config.rows, context, drafter.config.decoder)
     x = drafter.scaled(embedded)
@@ -194,7 +194,7 @@ def block_attention(
     sees_context: Bool[Array, "batch blocks width length"],
     sees_block: Bool[Array, "width positions"],
 ) -> Float[Array, "batch blocks width kv_heads group head_dim"]:
-    """One softmax over the context, which all blocks share, and the positions of the own block."""
+    """Attention with one softmax over the shared context and the positions of the own block."""
     scale, length = query.shape[-1] ** -0.5, context_key.shape[1]
 
     def scores(equation: str, key: Array, visible: Array) -> Array:
@@ -213,7 +213,8 @@ def block_attention(
 def visible_context(
     mask: BlockMask, anchors: Int[Array, "batch blocks"], width: int, length: int
 ) -> Bool[Array, "batch blocks {width} {length}"]:
-    """Context strictly before the anchor, and within the window of the token or of the block."""
+    """Whether each token sees each position of the context: those before its block's anchor, and
+    within the window of the token or of the block."""
     position = jnp.arange(length)
     own = (anchors[..., None] + jnp.arange(width))[..., None]
     visible = jnp.broadcast_to(position < anchors[..., None, None], (*anchors.shape, width, length))

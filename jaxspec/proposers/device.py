@@ -1,8 +1,9 @@
 """The interface of proposers that run on the device, inside the compiled step.
 
-A device proposer is a frozen, hashable record: it is a static argument of the step, so everything
-that changes is in its state. The engine keeps that state beside the target's cache, passes it in
-and replaces it by the returned one. `examples/own_proposer.py` is a whole one.
+A device proposer is a frozen, hashable record. It is a static argument of the step, so everything
+that changes is in a separate state. The engine keeps this state beside the target's cache, passes
+it to each call, and replaces it by the state that the call returns. `examples/own_proposer.py` is a
+complete example.
 """
 
 import dataclasses
@@ -27,13 +28,14 @@ class Drafts:
 
     tokens: Int[Array, "batch drafts"]
     num_drafts: Int[Array, " batch"]
-    """Number of drafts of each request, from the first on, that are to be verified."""
+    """How many of each request's drafts are to be verified, counted from the first."""
     logits: Float[Array, "batch drafts vocab"] | None = None
     """Logits that the tokens were drawn from, before temperature and filters; None if the tokens
-    were not drawn. On several devices each has its part of the vocabulary, as of the target's."""
+    were not drawn. Each of several devices has the same part of the vocabulary as in the target's
+    logits."""
     scores: Float[Array, "batch drafts"] | None = None
-    """The proposer's own probability of each token, given the drafts before it; None if it knows
-    none. Read only if `DraftInputs.scored`."""
+    """The proposer's own probability of each token, given the drafts before it; None if it has no
+    probabilities. Read only if `DraftInputs.scored`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +43,25 @@ class DraftInputs:
     """What a proposer may read about the requests in a step."""
 
     slots: Int[Array, " batch"]
-    """Slot of each request: the index of its entry in a state with one entry per slot."""
+    """Slot of each request, which is the index of its entry in a state with one entry per slot."""
     tokens: Int[Array, " batch"]
     """The newest token of each request: it has been emitted and is in no cache yet."""
     lengths: Int[Array, " batch"]
     """Number of committed tokens, which is the position of the newest token."""
     active: Int[Array, " batch"]
-    """1 for requests that take part, 0 for padding and for requests whose budget is spent."""
+    """1 for requests that take part; 0 for padding and for requests at their token limit."""
     num_drafts: Int[Array, " batch"]
     """The most drafts that are wanted for each request; 0 if it opted out."""
     room: Int[Array, " batch"]
-    """Drafts that still fit into each request's budget."""
+    """How many drafts can be accepted before each request reaches its token limit."""
     page_table: Int[Array, "batch max_pages"]
     """Pages of each request, shared by the caches of all models."""
     sampling: SlotSampling
     """How each request's tokens are drawn."""
     page_size: int
     scored: bool = False
-    """Whether the drafts' scores are used, to verify the likeliest if not all can be."""
+    """Whether the step uses `Drafts.scores`: if it cannot verify all drafts, it verifies those most
+    likely to be accepted."""
 
     def block(self, width: int) -> Block:
         """The block of the newest token and the `width - 1` positions after it."""
@@ -71,21 +74,23 @@ class Committed:
     """Tokens that have just been committed: a chunk of a prompt, or a step's accepted tokens."""
 
     block: Block
-    """Where the tokens are. The first `block.counts` of each request count; the rest is padding."""
+    """Where the tokens are. Only the first `block.counts` tokens of each request are committed."""
     tokens: Int[Array, "batch width"]
     features: Float[Array, "batch width features"]
-    """The target's hidden states of these tokens, after each layer that the proposer reads."""
+    """The target's hidden states of these tokens after each layer of `target.capture`, side by
+    side."""
     target: Target
     """The target, whose embedding a drafter may use."""
 
 
 @runtime_checkable
 class DeviceProposer(Protocol):
-    """Proposes drafts inside the compiled step. Its drafts change speed and never a token."""
+    """Proposes drafts inside the compiled step. Drafts change how fast tokens are generated, never
+    the distribution that they come from."""
 
     @property
     def num_drafts(self) -> int:
-        """Most drafts for one request in one step."""
+        """The most drafts that it makes for one request in one step."""
         ...
 
     @property
@@ -96,7 +101,7 @@ class DeviceProposer(Protocol):
     def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> Any:
         """The empty state for all requests: a pytree, with pages or with an entry per slot.
 
-        A slot never holds more than `positions` tokens.
+        `num_slots` includes the padding slot. A slot never holds more than `positions` tokens.
         """
         ...
 
@@ -112,30 +117,31 @@ class DeviceProposer(Protocol):
     ) -> tuple[Any, Drafts]:
         """The next state, and `width - 1` drafts for every request.
 
-        If `drawn`, the drafts of requests that sample are drawn from the returned `logits`.
+        If `drawn`, a proposer that has logits draws the drafts of requests that sample from them,
+        and returns them as `Drafts.logits`.
         """
         ...
 
     def absorb(self, params: Params, state: Any, committed: Committed) -> Any:
-        """The state after these tokens."""
+        """The state after these tokens were committed."""
         ...
 
     def bytes_read(self, params: Params, target_head: int) -> int:
-        """Least number of bytes of parameters that one call of `propose` reads. `target_head` is
-        the size of the target's head in bytes, for proposers that use it."""
+        """The least number of bytes of parameters that one call of `propose` reads. `target_head`
+        is the size of the target's head in bytes, for proposers that use it."""
         ...
 
 
 @runtime_checkable
 class Recalls(Protocol):
-    """A proposer whose state for a slot can be made from tokens alone, so that requests can begin
-    behind pages that others have filled.
+    """A proposer that can make its state for a slot from tokens alone. A request can then begin
+    after the tokens whose pages earlier requests have filled.
 
-    A proposer needs nothing for that if it keeps everything in pages, and says so by an attribute
-    `in_pages = True`. With a proposer that does neither, an engine has no prefix cache.
+    A proposer that keeps everything in pages does not need this: it has an attribute
+    `in_pages = True` instead. With a proposer that has neither, an engine has no prefix cache.
 
-    A proposer whose entries for a token depend on the token after it says so by `looks_ahead = 1`:
-    a page is then found only if that token is the same as well.
+    If what a proposer keeps for a token depends on the token after it, it has an attribute
+    `looks_ahead = 1`. A page is then shared only if the token after the page is the same as well.
     """
 
     def recall(
@@ -146,26 +152,26 @@ class Recalls(Protocol):
         count: Int[Array, ""],
     ) -> Any:
         """The state after a new request in this slot has committed the first `count` of these
-        tokens, which may be none."""
+        tokens. `count` may be 0."""
         ...
 
 
 @runtime_checkable
 class DraftsAnyNumber(Protocol):
-    """A proposer with a drafter that drafts one token after the other, as many as are wanted."""
+    """A proposer whose drafter drafts one token after the other, so it can make any number."""
 
     def with_num_drafts[Itself](self: Itself, num_drafts: int) -> Itself:
-        """The same proposer, with so many drafts per step."""
+        """The same proposer, with this number of drafts per step."""
         ...
 
 
 def can_skip_tokens(proposer: Any) -> bool:
-    """Whether a request need not show this proposer the tokens that were found in the cache."""
+    """Whether this proposer need not absorb the tokens that a request found in the prefix cache."""
     return isinstance(proposer, Recalls) or getattr(proposer, "in_pages", False)
 
 
 def looks_ahead(proposer: Any) -> int:
-    """How many tokens after a token its entries in pages depend on."""
+    """How many of the tokens after a token affect what the proposer keeps for it in pages."""
     return getattr(proposer, "looks_ahead", 0)
 
 

@@ -1,7 +1,7 @@
-"""DFlash as a device proposer: the drafter fills a block of masks in one pass over it.
+"""DFlash as a device proposer: the drafter fills a block of mask tokens in one pass.
 
-A drafter with a transition then walks over the drafted places, and one with a confidence head can
-propose fewer drafts than there are places.
+A drafter with a transition then chooses the tokens place by place (`walk`). A drafter with a
+confidence head can propose fewer drafts than the block has places.
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ class DFlashProposer(DrafterProposer):
         width: int,
         drawn: bool,
     ) -> tuple[Cache, Drafts]:
-        """Also writes the block into the cache, as scratch: `absorb` overwrites the cells of
-        tokens that are kept."""
+        """The next state and the drafts. The cache then has the block's keys and values as scratch:
+        `absorb` overwrites the cells of tokens that are kept."""
         config, places = self.drafter.config, width - 1
         block = inputs.block(config.rows)
         hidden, state = self._hidden(target, params, inputs.tokens, block, state)
@@ -107,7 +107,7 @@ class DFlashProposer(DrafterProposer):
         drawing: Callable[[], Drawing] | None,
         scored: bool,
     ) -> Chosen:
-        """A token for each drafted place on its own."""
+        """A token for each drafted place, independently of the other places."""
         if drawing is None:
             own = self.certainty(logits) if scored else None
             return Chosen(self.likeliest(params, logits), None, own)
@@ -125,7 +125,7 @@ class DFlashProposer(DrafterProposer):
         drawing: Callable[[], Drawing] | None,
         scored: bool,
     ) -> Chosen:
-        """The same, with each place chosen given the one before it."""
+        """A token for each drafted place, given the token of the place before it."""
         how = None if drawing is None else drawing()
         own = self.drafter, params["drafter"]
         chosen = walk(*own, current, hidden, logits, how, scored=scored)
@@ -142,7 +142,7 @@ class DFlashProposer(DrafterProposer):
         hidden: Float[Array, "batch drafts hidden"],
         tokens: Int[Array, "batch drafts"],
     ) -> Float[Array, "batch drafts"]:
-        """What the drafter's confidence head says of each draft."""
+        """The confidence head's probability that each draft is accepted if those before it are."""
         previous = jnp.concatenate([current[:, None], tokens[:, :-1]], axis=1)
         return self.apply(params, hidden, previous, method="confidence")
 

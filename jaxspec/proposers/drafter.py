@@ -1,5 +1,5 @@
 """What the proposers of all drafter models have in common: how they call the drafter, and the
-target for what the drafter does not have of its own."""
+target's embedding or head if the drafter has none of its own."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from pallas_kernels.dispatch import Implementation
 
 @dataclasses.dataclass(frozen=True)
 class DrafterProposer:
-    """A proposer with a drafter model, but for its state and how it drafts."""
+    """The base class of proposers with a drafter model; subclasses add the state and `propose`."""
 
     drafter: Any
 
@@ -36,7 +36,7 @@ class DrafterProposer:
 
     @property
     def shards(self) -> Shards:
-        """On how many devices the drafter is cut."""
+        """Over how many devices the drafter is sharded."""
         return self.drafter.shards
 
     def with_shards(self, shards: Shards) -> "DrafterProposer":
@@ -52,7 +52,7 @@ class DrafterProposer:
     def embedded(
         self, target: Target, params: Params, tokens: Int[Array, "batch width"]
     ) -> Float[Array, "batch width hidden"]:
-        """Tokens as the drafter reads them."""
+        """Tokens embedded by the drafter, or by the target if the drafter has no embedding."""
         if self.drafter.config.owns_embedding:
             embedded = self.apply(params, tokens, method="embed")
         else:
@@ -62,8 +62,8 @@ class DrafterProposer:
     def logits(
         self, target: Target, params: Params, hidden: Float[Array, "batch width hidden"]
     ) -> Float[Array, "batch width outputs"]:
-        """Logits of the drafter's hidden states, over its own vocabulary if it has one; of this
-        device's part of it if the models are cut into shards."""
+        """Logits of the drafter's hidden states, over its own vocabulary if it has one. If the
+        models are sharded, these are the logits of this device's part of the vocabulary."""
         if self.drafter.config.has_head:
             return self.apply(params, hidden, method="logits")
         return _apply(target, params["target"], hidden, method="logits")
@@ -82,8 +82,8 @@ class DrafterProposer:
         self, params: Params, logits: Float[Array, "batch drafts outputs"]
     ) -> Float[Array, "batch drafts vocab"]:
         """Logits over the target's vocabulary, or this device's part of it: minus infinity for
-        tokens that the drafter's reduced vocabulary leaves out. A part of the reduced vocabulary
-        can be anywhere in the target's, so every device gets all of that."""
+        tokens that the drafter's reduced vocabulary leaves out. A device's part of the reduced
+        vocabulary can be anywhere in the target's, so each device first gathers all its logits."""
         config = self.drafter.config
         if config.draft_vocab_size is None:
             return logits

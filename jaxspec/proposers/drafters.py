@@ -1,4 +1,4 @@
-"""Which proposer runs a drafter model, told from the drafter's config."""
+"""Chooses the proposer that runs a drafter model, by the drafter's config."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def proposer_of(config: DrafterConfig, dtype: DTypeLike) -> DFlashProposer | Eag
 
 
 def drafter_in(proposers: Sequence[DeviceProposer]) -> Drafter | None:
-    """The drafter model among these proposers."""
+    """The drafter model of the first proposer that has one; None if none has."""
     with_models = (DFlashProposer, Eagle3Proposer)
     return next((one.drafter for one in proposers if isinstance(one, with_models)), None)
 
@@ -39,5 +39,5 @@ def with_threshold(proposer: DeviceProposer, threshold: float) -> DeviceProposer
 
 
 def kind_of(proposer: Any) -> str | None:
-    """Which of `DRAFTERS` a proposer runs; None for a proposer of one's own."""
+    """Which of `DRAFTERS` a proposer runs; None if it runs none of them."""
     return getattr(proposer, "kind", None)

@@ -1,4 +1,4 @@
-"""EAGLE-3 as a device proposer: drafts one after the other, each from the row of the one before.
+"""EAGLE-3 as a device proposer: drafts tokens one by one, each from a row with the token before it.
 
     committed     t0 t1 .. t(n-1)      newest token t(n), drafts d1 d2 ..
     rows          0: (f0, t1)  1: (f1, t2)  ..  n-2: (f(n-2), t(n-1))      written by `absorb`
@@ -6,7 +6,8 @@
     chain         n-1: (f(n-1), t(n)) -> d1     n: (h, d1) -> d2     n+1: (h', d2) -> d3 ..
 
 A row needs the token after its position, so the feature of the last committed position waits for
-the next step. Rows of a chain are scratch: `absorb` writes the same cells with true features.
+the next step. The rows of a chain are scratch: `absorb` overwrites them with rows that are made of
+the target's features.
 """
 
 import dataclasses
@@ -30,24 +31,24 @@ from jaxspec.sampling import draw_drafts, probabilities
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowState:
-    """What the proposer keeps."""
+    """The proposer's state."""
 
     cache: Cache
     """Keys and values of rows, row i in the cell of position i."""
     pending: Float[Array, "slots hidden"]
     """The projected feature of every slot's last committed position."""
     awaited: Int[Array, " slots"]
-    """The position whose token this feature waits for; 0 if the slot's request has none yet."""
+    """The position whose token this feature waits for; 0 if the slot has no feature yet."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows that are to be computed, and where they are."""
+    """Rows to be computed, and their places in the cache."""
 
     block: Block
     tokens: Int[Array, "batch width"]
     hidden: Hidden
-    """The feature of each row, or in its place the hidden state of the row before."""
+    """The feature of each row, or instead the hidden state of the row before it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Eagle3Proposer(DrafterProposer):
 
     looks_ahead = 1
     max_positions = None
-    """Positions only turn keys and queries, so text of any length can be drafted. A config's
-    max_position_embeddings is often too small."""
+    """No limit: positions only rotate keys and queries, so text of any length can be drafted. The
+    max_position_embeddings of a drafter's config is often too small."""
 
     def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> RowState:
         hidden = self.drafter.config.decoder.hidden_size
@@ -76,7 +77,8 @@ class Eagle3Proposer(DrafterProposer):
         tokens: Int[Array, " positions"],
         count: Int[Array, ""],
     ) -> RowState:
-        """Rows lie in pages. A feature that waits in the slot is that of an earlier request."""
+        """Drops the feature that waits in the slot, which is an earlier request's. The rows of the
+        tokens are in pages already."""
         return dataclasses.replace(state, awaited=state.awaited.at[slot].set(0))
 
     def with_num_drafts(self, num_drafts: int) -> "Eagle3Proposer":
@@ -98,7 +100,7 @@ class Eagle3Proposer(DrafterProposer):
         width: int,
         drawn: bool,
     ) -> tuple[RowState, Drafts]:
-        """Runs one row per draft. The first is the newest token's; all are scratch."""
+        """Runs one row per draft, the first with the newest token. All these rows are scratch."""
         tokens, hidden = inputs.tokens[:, None], state.pending[inputs.slots][:, None]
         cache, drafts, over_all, own = state.cache, [], [], []
         shards = self.shards
@@ -126,14 +128,15 @@ class Eagle3Proposer(DrafterProposer):
     def row(
         self, target: Target, params: Params, rows: Rows, cache: Cache
     ) -> tuple[Float[Array, "batch width outputs"], Hidden, Cache]:
-        """Logits over the drafter's own vocabulary if it has one (of this device's part of it),
-        what the next row of a chain gets, and the cache with these rows."""
+        """Logits over the drafter's vocabulary (or this device's part of it), the hidden states
+        for the next row of each chain, and the cache with these rows."""
         embedded = self.embedded(target, params, rows.tokens)
         final, passed_on, cache = self.apply(params, embedded, rows.hidden, rows.block, cache)
         return self.logits(target, params, final), passed_on, cache
 
     def absorb(self, params: Params, state: RowState, committed: Committed) -> RowState:
-        """Writes the rows of these tokens, with true features. The newest feature waits."""
+        """Writes the rows of these tokens, made of the target's features, and keeps the newest
+        feature for the next step."""
         block = committed.block
         fused = self.apply(params, committed.features, method="fuse")
         rows = _true_rows(state, committed, fused)
@@ -153,7 +156,7 @@ class Eagle3Proposer(DrafterProposer):
         )
 
     def bytes_read(self, params: Params, target_head: int) -> int:
-        """Every draft reads the layers and the head; features are projected once."""
+        """Every draft reads the layers and the head; the projection of features is read once."""
         own = {name: num_bytes(part) for name, part in params["drafter"].items()}
         of_table, config = own.pop("embedding", 0), self.drafter.config
         head = of_table if config.head_is_embedding else own.pop("head", target_head)
@@ -171,13 +174,13 @@ def _row_of_chain(inputs: DraftInputs, step: int) -> Block:
 
 
 def _true_rows(state: RowState, committed: Committed, fused: Hidden) -> Rows:
-    """The rows that these tokens complete.
+    """The rows that can be made with these tokens.
 
     positions       n     n+1   n+2        n committed before, 3 committed now
     a feature waits (f(n-1), t(n))   (f(n), t(n+1))     (f(n+1), t(n+2))    3 rows from n-1 on
     none waits                       (f(n), t(n+1))     (f(n+1), t(n+2))    2 rows from n on
 
-    None waits where a request begins, at its first token or behind pages that were found.
+    No feature waits when a request begins, at its first token or after pages from the prefix cache.
     """
     block, size = committed.block, state.cache.layers[0].keys.shape[1]
     waits = (block.lengths > 0) & (state.awaited[block.slots] == block.lengths)

@@ -23,10 +23,10 @@ class Lookup:
     """
 
     most_continued: int
-    """Most tokens that are proposed after a match."""
+    """The most tokens that are proposed after a match."""
     num_drafts: int
-    """Drafts that a step has room for. With `exact` there is more room than `most_continued`, so
-    that every method runs the same programs."""
+    """How many drafts a step has room for. With `exact` these can be more than `most_continued`,
+    because all methods then run programs of the same shapes."""
     min_ngram: int
     max_ngram: int
     match: str
@@ -36,7 +36,7 @@ class Lookup:
     max_positions = None
 
     def with_shards(self, shards: Shards) -> "Lookup":
-        """It has nothing that could be cut: every device looks up for itself."""
+        """Returns itself: there is nothing to shard, and every device does the same lookup."""
         return self
 
     def new_state(self, num_slots: int, num_pages: int, page_size: int, positions: int) -> History:

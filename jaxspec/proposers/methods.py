@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class HostProposer(Protocol):
-    """Proposes drafts from tokens, on the host. Its drafts change speed and never a token."""
+    """Proposes drafts from tokens, on the host. Its drafts change how fast tokens are generated,
+    never which tokens."""
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
@@ -49,9 +50,9 @@ class Method:
     """Makes a device proposer without weights, from the options and the maximal number of drafts
     per step."""
     host: Callable[[SpeculationOptions], HostProposer] | None = None
-    """Makes a host proposer. In a method with a drafter, its drafts replace the drafter's for the
-    requests for which it has some. In a method with a device proposer, it only decides in which
-    steps the device drafts; with the lockstep driver it proposes alone."""
+    """Makes a host proposer. In a method with a drafter, if it has drafts for a request, they
+    replace the drafter's. In a method with a device proposer, it only decides in which steps the
+    device drafts; with the lockstep driver it proposes alone."""
 
 
 def _lookup(options: SpeculationOptions, num_drafts: int) -> "DeviceProposer":

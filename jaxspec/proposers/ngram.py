@@ -38,7 +38,7 @@ class NgramProposer:
         lookup.index.extend(tokens)
         if num_drafts and (self.alone or lookup.proposed):
             lookup.gate = after_drafts(lookup.gate, accepted / num_drafts)
-        elif lookup.proposed:  # the step was wide, but the device, with newer tokens, had no match
+        elif lookup.proposed:  # the device looked up again with newer tokens, and found no match
             lookup.gate = after_drafts(lookup.gate, 0.0)
         else:
             lookup.gate = after_no_drafts(lookup.gate)

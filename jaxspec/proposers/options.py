@@ -1,4 +1,4 @@
-"""The options of an engine about speculation."""
+"""The engine's options for speculative decoding."""
 
 import dataclasses
 from typing import Literal, get_args

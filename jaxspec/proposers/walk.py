@@ -6,9 +6,9 @@
     score of b       logit of b + <query, key of b>      ..
     chosen           token 0           token 1           token 2            the highest, or drawn
 
-The pass over the block costs what it costs without the walk. The walk adds as many small steps as
-there are places; over a few `candidates` per place it reads a few rows of the keys' codebook,
-otherwise the whole codebook at every place.
+The pass over the block costs the same with and without the walk. The walk adds one small step per
+place. If a place has only a few `candidates`, it reads their rows of the keys' codebook; otherwise
+every place reads the whole codebook.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Chosen:
     drawn_from: Float[Array, "batch drafts vocab"] | None = None
     """Logits that the tokens were drawn from; None if they were not drawn."""
     probabilities: Float[Array, "batch drafts"] | None = None
-    """The drafter's own probability of each token; None if nobody asked for it."""
+    """The drafter's own probability of each token; None if it was not asked for."""
 
 
 def first_places(chosen: Chosen, places: int) -> Chosen:
@@ -65,24 +65,24 @@ def walk(
     *,
     scored: bool = False,
 ) -> Chosen:
-    """A place takes the token with the best score, or with `drawing` draws one as the request
-    samples. Its scores are then among the results, over the drafter's own vocabulary, with minus
-    infinity for tokens that are no candidates. Probabilities are among the candidates. If every
-    device has a part of the logits, it has that part of the scores.
+    """Each place takes the token with the best score. With `drawing`, it draws a token by the
+    request's sampling parameters instead, and the result has the scores as `drawn_from`: over the
+    drafter's vocabulary, with minus infinity for tokens that are not candidates. Probabilities are
+    those among the candidates. A device that has a part of the logits has that part of the scores.
     """
     transition = drafter.config.transition
     assert transition is not None, "only a drafter with a transition walks"
     with jax.named_scope("walk"):
         apply: Any = partial(drafter.apply, {"params": params})
         base, ids = _among(logits, transition.candidates, drafter.shards)
-        # All devices have the same candidates; of a whole vocabulary each has its part.
+        # All devices have the same candidates; without candidates, each has part of the vocabulary.
         shards = drafter.shards if ids is None else WHOLE
         keys, read = apply(ids, method=_keys), apply(hidden, method=_read)
         if ids is None:
             keys = _own_keys(keys, logits.shape[-1], shards)
         state, previous = apply(current.size, method=_start), current
         tokens, scores, likely = [], [], []
-        # Few and small: unrolled, so that the compiler joins each place's steps with the next's.
+        # The steps are few and small, so they are unrolled: the compiler can then fuse across them.
         for place in range(logits.shape[1]):
             state, query = apply(state, previous, read[:, place], method=_query)
             of_place = _scores(base[:, place], query, keys if ids is None else keys[:, place])
@@ -104,8 +104,9 @@ def walk(
 
 
 def walk_bytes(config: DFlashConfig, transition: Params) -> int:
-    """Bytes of its transition that a drafter reads to walk over a block of one request: of the
-    codebook of preceding tokens a row per place, of the other the candidates' rows per place."""
+    """Bytes of its transition that a drafter reads to walk over a block of one request: per place
+    one row of the codebook of preceding tokens and the candidates' rows of the other codebook, and
+    once all other parameters."""
     assert config.transition is not None, "only a drafter with a transition walks"
     before, after = num_bytes(transition["preceding"]), num_bytes(transition["following"])
     tokens = config.draft_vocab_size or config.vocab_size
@@ -147,7 +148,7 @@ def _own_keys(
 def _among(
     logits: Float[Array, "batch drafts outputs"], candidates: int | None, shards: Shards
 ) -> tuple[Float[Array, "batch drafts candidates"], Int[Array, "batch drafts candidates"] | None]:
-    """The logits among which each place chooses, and of which tokens; None if of all."""
+    """The logits that each place chooses from, and their tokens; None for the tokens if all."""
     if candidates is None:
         return logits, None
     return likeliest_of_all(logits, candidates, shards)
@@ -158,7 +159,7 @@ def _scores(
     query: Float[Array, "batch rank"],
     keys: Float[Array, "batch candidates rank"] | Float[Array, "candidates rank"],
 ) -> Float[Array, "batch candidates"]:
-    """Logits of one place, corrected; in float32 or better."""
+    """Scores of one place: its logits plus <query, key>, in float32 or wider."""
     exact = jnp.promote_types(logits.dtype, jnp.float32)
     of_keys = "cr" if keys.ndim == 2 else "bcr"
     products = jnp.einsum(f"br,{of_keys}->bc", query, keys, preferred_element_type=exact)
@@ -168,7 +169,7 @@ def _scores(
 def _choose(
     scores: Float[Array, "batch candidates"], place: int, drawing: Drawing | None, shards: Shards
 ) -> Int[Array, " batch"]:
-    """The place of the chosen token among the candidates."""
+    """The index of the chosen token among the candidates."""
     if drawing is None:
         return shards.likeliest(scores[:, None])[0][:, 0]
     positions = drawing.positions[:, place : place + 1]
@@ -181,8 +182,8 @@ def _everywhere(
     size: int,
     shards: Shards,
 ) -> Float[Array, "batch drafts outputs"]:
-    """The scores over the whole vocabulary, or this device's part of it, which has this size: minus
-    infinity for tokens that are no candidates."""
+    """The scores over the whole vocabulary, or this device's part of it, which has `size` tokens:
+    minus infinity for tokens that are not candidates."""
     if ids is None:
         return scores
     nowhere, own = (

@@ -1,11 +1,11 @@
-"""The filters of a request: top_k, top_p and min_p drop what is less likely than some token.
+"""The filters of a request: top_k, top_p and min_p drop all tokens whose logits are below a limit.
 
-So a row of logits needs one number, the least logit that is kept. Without top_k and top_p the
-largest logit tells it. Else the largest 64 and the sum of the exponentials of all tell it, wherever
-the least one that is kept is among the 64. If it is not in some row, as in a flat distribution
-with top_p, the vocabulary is sorted, which takes longer than all else that a step does with its
-logits. Devices that have a part of the vocabulary each exchange what they find, and search instead
-of sorting (`jaxspec.sampling.search`).
+So a row of logits needs one number, the least logit that is kept. Without top_k and top_p it
+follows from the largest logit. Otherwise it follows from the 64 largest logits and the sum of the
+exponentials of all, if the least logit that is kept is among the 64. If in some row it is not, as
+in a flat distribution with top_p, the vocabulary is sorted, which takes longer than everything else
+that a step does with its logits. If several devices have a part of the vocabulary each, they
+exchange what they find, and search instead of sorting (`jaxspec.sampling.search`).
 """
 
 import jax
@@ -18,14 +18,14 @@ from jaxspec.sampling.parameters import SlotSampling
 from jaxspec.sampling.search import searched_least
 
 CANDIDATES = 64
-"""Largest logits of each row that are looked at before the vocabulary is sorted."""
+"""How many of the largest logits of each row are looked at before the vocabulary is sorted."""
 
 
 def filtered(
     logits: Float[Array, "batch width vocab"], sampling: SlotSampling, shards: Shards = WHOLE
 ) -> Float[Array, "batch width vocab"]:
     """Logits divided by the temperature, with minus infinity for tokens that the filters drop. The
-    parameters have the axes of the tokens, or axes of size one in their place."""
+    parameters have the axes of the tokens, or axes of size one instead."""
     scaled = logits.astype(jnp.float32) / jnp.maximum(sampling.temperature, 1e-6)[..., None]
     filtering = lambda: _least_of_all(scaled, sampling, shards)
     if shards.count > 1:  # exchanges are cheaper than a branch that all devices wait in
@@ -39,7 +39,7 @@ def filtered(
 def _least_if_free(
     largest: Float[Array, "batch width"], sampling: SlotSampling
 ) -> Float[Array, "batch width"]:
-    """That of rows without top_k and top_p. It need not be the logit of a token."""
+    """The least logit that rows without top_k and top_p keep. It need not be that of a token."""
     return largest + jnp.log(sampling.min_p)
 
 
@@ -77,8 +77,8 @@ def _is_free(sampling: SlotSampling, vocab_size: int) -> Bool[Array, "*slots"]:
 def _sorted_least(
     scaled: Float[Array, "batch width vocab"], sampling: SlotSampling, shards: Shards
 ) -> Float[Array, "batch width"]:
-    """The least logit that one device keeps. A search would be a loop, and XLA takes no loops into
-    the graph that a GPU runs a step as."""
+    """The least logit that is kept, by sorting, on a single device. A search would be a loop, and
+    XLA does not put loops into the CUDA graph of a step."""
     assert shards.count == 1
     ordered = jnp.sort(scaled, axis=-1, descending=True)
     return _least(ordered, _weights(ordered, sampling).sum(axis=-1), sampling)
@@ -87,7 +87,7 @@ def _sorted_least(
 def _weights(
     ordered: Float[Array, "*tokens top"], sampling: SlotSampling
 ) -> Float[Array, "*tokens top"]:
-    """What top_k leaves of the largest logits, as shares of the likeliest token."""
+    """Exponentials of the largest logits relative to the likeliest token's; 0 if top_k drops it."""
     weights = jnp.exp(ordered - ordered[..., :1])
     return jnp.where(_within_top_k(ordered, sampling), weights, 0.0)
 
@@ -104,12 +104,12 @@ def _least(
     total: Float[Array, "*tokens"],
     sampling: SlotSampling,
 ) -> Float[Array, "*tokens"]:
-    """The least of the largest logits that is kept. `total` is the sum of the weights of all that
-    top_k leaves."""
+    """The least of these largest logits that is kept. `total` is the sum of the weights of all
+    tokens that top_k leaves."""
     mass, top_p = _weights(ordered, sampling) / total[..., None], sampling.top_p[..., None]
     # A token is kept if the mass before it is below top_p, so the token that crosses top_p is kept.
-    # The first is kept although 32-bit floats flush a tiny top_p to zero, and a top_p of one keeps
-    # all although their sum may be rounded up to one before the last token.
+    # The first token is kept even if a tiny top_p is flushed to zero. A top_p of one keeps all
+    # tokens, even if rounding makes their sum one before the last token.
     exempt = (jnp.arange(ordered.shape[-1]) == 0) | (top_p >= 1)
     kept = (jnp.cumsum(mass, axis=-1) - mass < top_p) | exempt
     kept &= _within_top_k(ordered, sampling)

@@ -18,8 +18,9 @@ groups."""
 def likeliest_of_all(
     logits: Float[Array, "batch width vocab"], count: int, shards: Shards
 ) -> tuple[Float[Array, "batch width top"], Int[Array, "batch width top"]]:
-    """The `count` largest logits of the vocabulary of which every device has a part, in falling
-    order, and their tokens; fewer if there are fewer. Of equal ones the lower token comes first."""
+    """The `count` largest logits of the vocabulary, of which every device has a part, in falling
+    order, and their tokens. A small vocabulary gives fewer. Of equal logits, the one of the token
+    with the lower id comes first."""
     size = logits.shape[-1]
     values, tokens = likeliest(logits, min(count, size))
     if shards.count == 1:
@@ -34,10 +35,10 @@ def likeliest_of_all(
 def masses(
     logits: Float[Array, "batch width vocab"], shards: Shards
 ) -> tuple[Float[Array, "batch width"], Float[Array, "batch width"]]:
-    """The largest logit of the vocabulary of which every device has a part, and the sum of the
-    exponentials of all, divided by that of the largest."""
+    """The largest logit of the vocabulary, of which every device has a part, and the sum of all
+    exponentials divided by the exponential of the largest logit."""
     largest = logits.max(axis=-1)
-    # A part may be minus infinity everywhere, of which nothing can be subtracted.
+    # A part may be minus infinity everywhere; subtracting minus infinity would give NaN.
     subtracted = jnp.where(largest == -jnp.inf, 0.0, largest)
     mass = jnp.exp(logits - subtracted[..., None]).sum(axis=-1)
     if shards.count == 1:
@@ -52,7 +53,7 @@ def masses(
 def likeliest(
     values: Float[Array, "batch width vocab"], count: int
 ) -> tuple[Float[Array, "batch width top"], Int[Array, "batch width top"]]:
-    """The same as `jax.lax.top_k`, which sorts the whole vocabulary, by two small searches: the
+    """The same as `jax.lax.top_k`, which sorts the whole vocabulary, but by two small searches: the
     `count` largest values are in the `count` groups with the largest maxima. Equal values keep
     their order."""
     padding = -values.shape[-1] % GROUP

@@ -11,7 +11,7 @@ from jaxspec.layers.shards import WHOLE, Shards
 from jaxspec.sampling.likeliest import likeliest_of_all, masses
 
 PIECE = 64
-"""Most tokens whose logits exist at the same time when those of many tokens are needed."""
+"""The most tokens whose logits are in memory at once when the logits of many tokens are needed."""
 
 
 @jax.tree_util.register_dataclass
@@ -49,8 +49,8 @@ def top_logprobs_in_pieces(
     count: int,
     shards: Shards = WHOLE,
 ) -> TopLogprobs:
-    """The same from hidden states, with the head applied to a few tokens at a time: the logits of
-    all tokens of a long prompt would need gigabytes."""
+    """The same from hidden states, with the head applied to a few tokens at a time, because the
+    logits of all tokens of a long prompt would need gigabytes."""
     tokens = chosen.size
     piece = min(tokens, PIECE)
     padding = -tokens % piece

@@ -27,5 +27,5 @@ class SlotSampling:
 
     @property
     def of_rows(self) -> "SlotSampling":
-        """Those of a batch, with an axis for the tokens of each request."""
+        """The parameters of a batch, with an axis for the tokens of each request."""
         return jax.tree.map(lambda entries: entries[:, None], self)

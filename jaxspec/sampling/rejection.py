@@ -22,7 +22,7 @@ from jaxspec.sampling.parameters import SlotSampling
 from jaxspec.sampling.tokens import INDEPENDENT, drawn, key_at
 
 DRAFT, KEEP, OTHER = 1, 2, 3
-"""Purposes of the two draws at the same position, each of which has its own key."""
+"""Purposes of the draws at the same position, each of which has its own key."""
 
 
 def draw_drafts(
@@ -47,9 +47,9 @@ def rejection_sample(
     likeliest: Int[Array, "batch width"],
     shards: Shards = WHOLE,
 ) -> Int[Array, "batch width"]:
-    """The target's token at each of `positions`, for drafts drawn from `draft_logits`; that of
-    requests without a temperature is the `likeliest`. Each of several devices has the same part of
-    both vocabularies, and all make the same choices."""
+    """The target's token at each of `positions`, for drafts drawn from `draft_logits`; for requests
+    without a temperature it is the `likeliest`. Each of several devices has the same part of the
+    vocabulary in both arrays of logits, and all make the same choices."""
     hot, count, width = sampling.temperature[:, None] > 0, drafts.shape[1], positions.shape[1]
 
     def draw() -> Int[Array, "batch width"]:
@@ -75,8 +75,8 @@ def _keep_or_redraw(
     positions: Int[Array, "batch drafts"],
     shards: Shards,
 ) -> tuple[Int[Array, "batch drafts"], Bool[Array, "batch drafts"]]:
-    """The tokens, and whether the draft's distribution is one: if the drafter's logits are not
-    finite, its draft is no draw, and the token is drawn independently of it."""
+    """The tokens, and whether each draft was drawn from a valid distribution. It was not if the
+    drafter's logits are not finite; the caller then draws the token independently of the draft."""
     p, q = _softmax(logits, shards), _softmax(draft_logits, shards)
     of_p, of_q = shards.at(p, drafts), shards.at(q, drafts)
     kept = _uniform(sampling, positions) * of_q < of_p

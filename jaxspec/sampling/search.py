@@ -1,9 +1,9 @@
-"""The least logit that filters keep, by a search over all numbers of 32 bits.
+"""The least logit that filters keep, by a binary search over all 32-bit numbers.
 
-Each device counts, or adds up, what is above a number in its part of the vocabulary, and the
-devices add up what they found. The search halves the numbers that are left, so it takes 32 such
-sums for top_k and 32 for top_p, of one number per row each. It finds what sorting the vocabulary
-would find.
+Each device counts the logits above a number in its part of the vocabulary, or adds up their
+weights, and the devices sum what they found. Each such sum halves the range that is left, so the
+search takes 32 sums for top_k and 32 for top_p, of one number per row each. It finds what sorting
+the vocabulary would find.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,8 @@ def searched_least(
 def _first_number(
     keeps: Callable[[Numbers], Bool[Array, "batch width"]], largest: Float[Array, "batch width"]
 ) -> Numbers:
-    """The least number that is kept, if all larger ones are. The largest of a row always is."""
+    """The least number that `keeps` keeps, if it keeps all larger ones. The largest of a row is
+    always kept."""
     always = _as_numbers(largest)
 
     def halved(step: jax.Array, below: Numbers) -> Numbers:

@@ -26,8 +26,8 @@ def sample(
     likeliest: Int[Array, "batch width"],
     shards: Shards = WHOLE,
 ) -> Int[Array, "batch width"]:
-    """The token at each of `positions`, drawn for requests with a temperature; `likeliest` is that
-    of the others. If no request has a temperature, the same program neither sorts nor draws."""
+    """The token at each of `positions`: drawn for requests with a temperature, `likeliest` for the
+    others. If no request has a temperature, the same program neither sorts nor draws."""
     hot = sampling.temperature[:, None] > 0
 
     def draw() -> Int[Array, "batch width"]:
@@ -44,8 +44,8 @@ def drawn(
     purpose: int,
     shards: Shards = WHOLE,
 ) -> Int[Array, "batch width"]:
-    """A draw from the softmax of the logits at each position: the largest one after each token got
-    noise of its own, which depends on the key and on the token and not on who has the token."""
+    """A draw from the softmax of the logits at each position: the largest logit after noise was
+    added. A token's noise depends on the key and the token, not on which device has the token."""
     tokens = shards.first(logits.shape[-1]) + jnp.arange(logits.shape[-1])
 
     def noise(seed: UInt32[Array, ""], position: Int[Array, ""]) -> Float[Array, " vocab"]:
@@ -56,7 +56,7 @@ def drawn(
 
 
 def gumbel_of(key: Key[Array, ""], tokens: Int[Array, " vocab"]) -> Float[Array, " vocab"]:
-    """What `jax.random.gumbel` says of these tokens for a whole vocabulary, without the rest."""
+    """The part for these tokens of what `jax.random.gumbel` gives for the whole vocabulary."""
     one, other = jax.random.key_data(key)
     counts = tokens.astype(jnp.uint32)
     high = counts >> 31  # of 64 bits; zeros, because no token has so large an id

@@ -1,1 +1,1 @@
-"""Trains drafters, and small targets, with the modules and parameter trees that also decode."""
+"""Trains drafters and small targets, with the same modules and parameter trees as decoding."""

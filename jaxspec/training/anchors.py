@@ -8,7 +8,7 @@ from jaxtyping import Array, Int, Key
 def draw_anchors(
     key: Key[Array, ""], first: Int[Array, " batch"], length: int, width: int, blocks: int
 ) -> Int[Array, "batch {blocks}"]:
-    """Different positions of each sequence, at or after `first`, whose whole block fits inside.
+    """Different positions in each sequence, at or after `first`, whose whole blocks fit into it.
 
     A sequence with fewer such positions than `blocks` repeats some.
     """

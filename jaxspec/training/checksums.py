@@ -1,4 +1,4 @@
-"""Checksums of a folder's files, kept in a file beside them, by which later damage is noticed."""
+"""Checksums of a folder's files, kept in a file beside them, so that later damage is noticed."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ def save_checksums(folder: Path) -> None:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """The name of a file that is not what it was, or None if none is known to be.
+    """The name of a file that has changed since its checksum was saved; None if none is known to.
 
     A folder that was made without checksums, or whose process was killed before it wrote them, is
     not known to be damaged.

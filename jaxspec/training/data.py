@@ -86,7 +86,7 @@ def sequences_of_documents(
 def check_ids(ids: Sequence[int] | Int[np.ndarray, "..."], num_ids: int, where: str) -> None:
     """Raises a LoadError if a token has no row in the target's embedding.
 
-    jax would read a row of numbers that are not finite for it, or the last row.
+    For such a token, jax would read the last row, or numbers that are not finite.
     """
     ids = np.asarray(ids)
     outside = ids[(ids < 0) | (ids >= num_ids)]

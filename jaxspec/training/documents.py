@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxspec.errors import LoadError
 
 PIECE = 1 << 20
-"""Bytes that are read at once. A large file that is no text is recognized by its first piece."""
+"""Bytes that are read at once. If a large file is not text, its first piece shows that."""
 
 
 class Document(NamedTuple):
@@ -19,8 +19,8 @@ class Document(NamedTuple):
     path: Path
     text: str
     named: bool
-    """Whether the user named this very file. If it cannot be used, that is an error; a file that
-    was only found in a folder is left out."""
+    """Whether the user named this file itself. If it cannot be used, that is an error; a file that
+    was only found in a folder is left out instead."""
 
 
 class LeftOut(NamedTuple):
@@ -45,7 +45,7 @@ def text_files(paths: Iterable[Path], pattern: str = "*") -> list[Path]:
 
 
 def check_paths(paths: Iterable[Path]) -> None:
-    """Refuses paths that lead nowhere."""
+    """Refuses paths that do not exist."""
     for path in paths:
         if not path.exists():
             raise LoadError(f"no file or folder {path}; expected text to train on")
@@ -104,7 +104,7 @@ def text_of_file(path: Path) -> str:
 
 
 def summary(left_out: list[LeftOut]) -> str:
-    """How many files are left out for each reason, each time with the first of them."""
+    """For each reason, how many files are left out, and the first of them."""
     first = {one.reason: one.path for one in reversed(left_out)}
     counts = Counter(one.reason for one in left_out)
     return ", ".join(f"{counts[reason]} {reason} ({first[reason]})" for reason in counts)

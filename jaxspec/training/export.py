@@ -1,4 +1,4 @@
-"""Writes a model as a folder in a published layout; here that of Hugging Face for targets."""
+"""Writes a model as a folder in a published layout; in this file, targets in Hugging Face's."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 def export_target(
     folder: Path, config: TargetConfig, params: Params, dtype: DTypeLike = jnp.bfloat16
 ) -> None:
-    """A Qwen3ForCausalLM or Qwen3_5ForCausalLM folder; the caller adds the tokenizer."""
+    """Writes a Qwen3ForCausalLM or Qwen3_5ForCausalLM folder; the caller adds the tokenizer."""
     hybrid = isinstance(config, Qwen35Config)
     sources = qwen35_sources(config) if hybrid else target_sources(config)
     tensors = tensors_to_store(sources, params, dtype)

@@ -37,7 +37,7 @@ def export_drafter(
     target_path: str,
 ) -> Path:
     """Writes a drafter in every layout that its kind is published in. Returns one of the folders,
-    in which other readers find all that was trained."""
+    from which other programs can read everything that was trained."""
     export_speculators(out / "speculators", config, params, target, target_params, target_path)
     if isinstance(config, DFlashConfig) and config.kind in ("dflash", "dflash2"):
         export_zlab(out / "zlab", config, params)
@@ -57,8 +57,8 @@ def export_deepspec(
     target_params: Params,
     dtype: DTypeLike = jnp.bfloat16,
 ) -> None:
-    """A DSpark or EAGLE-3 drafter in DeepSpec's layout, which has the whole vocabulary, the
-    target's embedding and its head."""
+    """Writes a DSpark or EAGLE-3 drafter in DeepSpec's layout, which has the whole vocabulary, and
+    copies of the target's embedding and head."""
     shared = {
         "architectures": [NAMES[config.kind]],
         **decoder_entries(config.decoder, dtype),
@@ -86,8 +86,8 @@ def export_deepspec(
 def export_zlab(
     folder: Path, config: DFlashConfig, params: Params, dtype: DTypeLike = jnp.bfloat16
 ) -> None:
-    """A DFlash or DFlash2 drafter in z-lab's layout. It has no embedding and no head, which are the
-    target's, and thus no reduced vocabulary."""
+    """Writes a DFlash or DFlash2 drafter in z-lab's layout. It has no embedding and no head, for
+    which the target's are used, and thus no reduced vocabulary."""
     tensors = tensors_to_store(drafter_sources(config), params, dtype)
     own = {"embed_tokens.weight", "lm_head.weight", "d2t"}
     write_folder(
@@ -119,7 +119,7 @@ def export_speculators(
     target_path: str,
     dtype: DTypeLike = jnp.bfloat16,
 ) -> None:
-    """A drafter folder in speculators' layout. It includes the target's embedding, and the target's
+    """Writes a drafter in speculators' layout. It includes the target's embedding, and the target's
     head for the tokens that can be drafted."""
     tensors = with_targets(config, params, target, target_params, dtype)
     decoder = decoder_entries(config.decoder, dtype)
@@ -145,7 +145,7 @@ def with_targets(
     target_params: Params,
     dtype: DTypeLike,
 ) -> Tensors:
-    """All tensors of a drafter, and the target's embedding and head among them."""
+    """All tensors of a drafter, including copies of the target's embedding and head."""
     tensors = tensors_to_store(sources_of(config), params, dtype)
     tensors["embed_tokens.weight"] = jnp.asarray(target_params["embedding"]["embedding"], dtype)
     if config.draft_vocab_size is None:
@@ -155,7 +155,7 @@ def with_targets(
 
 
 def block_entries(config: DFlashConfig, decoder: dict[str, Any]) -> dict[str, Any]:
-    """What speculators' config says of a drafter that fills a block of masks."""
+    """The entries of speculators' config for a drafter that fills a block of masks."""
     return {
         "block_size": config.rows,
         "mask_token_id": config.mask_token_id,
@@ -171,7 +171,7 @@ def block_entries(config: DFlashConfig, decoder: dict[str, Any]) -> dict[str, An
 
 
 def eagle3_entries(config: Eagle3Config, decoder: dict[str, Any]) -> dict[str, Any]:
-    """The same of an EAGLE-3 drafter."""
+    """The entries of speculators' config for an EAGLE-3 drafter."""
     return {
         "eagle_aux_hidden_state_layer_ids": [id + 1 for id in config.target_layer_ids],
         "target_hidden_size": config.target_hidden_size,
@@ -185,7 +185,7 @@ def eagle3_entries(config: Eagle3Config, decoder: dict[str, Any]) -> dict[str, A
 
 
 def head_entries(config: DFlashConfig) -> dict[str, Any]:
-    """What a config says of the heads of DSpark and DFlash2, by the same keys in all layouts."""
+    """The entries for the heads of DSpark and DFlash2, whose keys are the same in all layouts."""
     head, sizes = config.transition, config.convolutions
     entries: dict[str, Any] = {}
     if isinstance(head, MarkovHead):
@@ -224,8 +224,8 @@ def vocabulary_tensors(target_ids: np.ndarray, vocab_size: int) -> dict[str, np.
 
 
 def mask_entries(masks: tuple[BlockMask, ...]) -> dict[str, Any]:
-    """The entries for the layer types. Readers of this layout take sliding layers to be causal, and
-    full ones not to be."""
+    """The entries for the layer types. Programs that read this layout assume that sliding layers
+    are causal, and that full layers are not."""
     windows = {mask.window for mask in masks} - {None}
     assert all(mask.causal == (mask.window is not None) for mask in masks) and len(windows) < 2
     kinds = ["full_attention" if mask.window is None else "sliding_attention" for mask in masks]

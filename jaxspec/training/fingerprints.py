@@ -1,6 +1,6 @@
 """Hashes of what a run learns from, so that a resumed run notices if any of it has changed.
 
-They are of contents alone: moving or copying the files changes nothing.
+They depend only on contents: moving or copying the files does not change them.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import numpy as np
 from jaxspec.text.tokenizer import Tokenizer
 
 WHOLE = 16 << 20
-"""Files up to this many bytes are hashed whole; of larger ones, samples of as many bytes are."""
+"""Files up to this many bytes are hashed whole; of larger files, this many bytes in samples."""
 SAMPLES = 256
 
 
@@ -23,13 +23,13 @@ def hash_of_text(texts: Iterable[str]) -> str:
 
 
 def hash_of_tokenizer(tokenizer: Tokenizer) -> str:
-    """Covers everything that turns text into ids, and the ids of the special tokens."""
+    """A hash of everything that turns text into ids, and of the ids of the special tokens."""
     special = json.dumps(dict(tokenizer.special_tokens), sort_keys=True)
     return _hash_of([tokenizer.backend.to_str().encode(), special.encode()])
 
 
 def hash_of_weights(folder: Path) -> str:
-    """Covers the config, and sizes and samples of the weights, of a folder in either layout.
+    """A hash of the config and of sizes and samples of the weights, for a folder in either layout.
 
     Reading a large model whole would take minutes. Training changes nearly every number of a
     checkpoint, and its header holds every shape, so samples tell two models apart.

@@ -34,8 +34,9 @@ def with_kept_features(
     folder: Path,
     made_of: str = "",
 ) -> Sequences:
-    """The sequences with features and labels from `folder`. They are computed first if they are
-    missing, damaged, or of other sequences. `made_of` is a hash of the rest that decides them."""
+    """The sequences with features and labels from `folder`. These are computed first if they are
+    missing, damaged, or of other sequences. `made_of` is a hash of everything else that they
+    depend on."""
     if objective.needs_distributions:
         learning = "DSpark" if objective.recipe.labels != "distill" else "distillation"
         raise UsageError(
@@ -109,7 +110,8 @@ def features_shape(objective: DrafterObjective, count: int, length: int) -> tupl
 
 
 def stored_bits(objective: DrafterObjective) -> np.dtype:
-    """numpy's format does not know bfloat16: the bits are stored as integers of the same size."""
+    """Integers of the same size, in which the bits are stored, because numpy's format does not know
+    bfloat16."""
     return np.dtype(f"uint{8 * jnp.dtype(objective.compute).itemsize}")
 
 

@@ -13,7 +13,7 @@ from jaxspec.training.whole_files import written_whole
 
 
 class Unusable(Exception):
-    """A kept file cannot be used. The message completes a sentence that begins with the file."""
+    """A kept file cannot be used. The message continues a sentence that begins with its path."""
 
 
 def kept_sequences(

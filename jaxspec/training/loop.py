@@ -1,4 +1,4 @@
-"""The training loop: feeds the steps, logs their metrics and keeps their states."""
+"""The training loop: runs the steps, logs their metrics and saves their states."""
 
 import contextlib
 from collections.abc import Iterator
@@ -39,8 +39,8 @@ def train(
 ) -> Params:
     """Trains to the end, from the newest good state in `folder` if there is one.
 
-    Ctrl-C and SIGTERM end the run after the current step and keep that step's state. A run that is
-    limited by time keeps no states. A loss or a gradient that is not finite ends the run.
+    Ctrl-C and SIGTERM end the run after the current step and save its state. A run that is limited
+    by time saves no states. A loss or a gradient that is not finite ends the run.
     """
     check_batch_divides(options)
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def run_steps(
 
 
 def run_summary(params: Params, sequences: Sequences, options: Optimization, start: int) -> str:
-    """A description of the run that begins, in one line for the terminal."""
+    """A one-line description of the run for the terminal, when it begins."""
     millions = sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
     count, length = sequences.tokens.shape
     duration = f"{options.seconds:g} s" if options.seconds is not None else f"{options.steps} steps"

@@ -11,7 +11,7 @@ from jaxspec.training.recipe import Optimization
 
 
 def optimizer_of(options: Optimization) -> optax.GradientTransformation:
-    """The optimizer without the learning rate, by which the training step scales its updates."""
+    """The optimizer with a learning rate of 1; the training step scales its updates."""
     methods = {"adamw": optax.adamw, "muon": muon}
     direction = methods[options.method](
         1.0,

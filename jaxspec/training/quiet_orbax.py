@@ -9,8 +9,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """Orbax logs three tracebacks for a full disk before it raises. Its threads then report to an
-    event loop that it has closed, which Python prints as an exception without an owner."""
+    """Silences what Orbax prints besides raising: for a full disk it logs three tracebacks, and its
+    threads then report to an event loop that is closed, which Python prints as well."""
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     complain = sys.unraisablehook

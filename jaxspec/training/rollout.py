@@ -1,7 +1,7 @@
-"""On-policy data: the target continues the beginnings of sequences of text, greedily or drawing.
+"""On-policy data: the target continues the beginnings of texts, greedily or by sampling.
 
 A drafter has to guess what the target generates after text that the target generated itself. Text
-by other authors soon leaves that path.
+by other authors soon differs from what the target would have generated.
 """
 
 import math
@@ -26,7 +26,7 @@ PAGE_SIZE = 16
 
 
 class Drawing(NamedTuple):
-    """How many of the sequences are drawn and not continued greedily."""
+    """How many of the sequences are sampled instead of continued greedily, and how."""
 
     share: float = 0.0
     temperature: float = 1.0
@@ -54,7 +54,7 @@ def continue_sequences(
 
 
 def beginnings(text: Sequences, shortest: int, longest: int, seed: int) -> Sequences:
-    """The same text, of which `shortest` to `longest` tokens are to be kept."""
+    """The same text, marked to keep the first `shortest` to `longest` tokens of each sequence."""
     count = len(text.tokens)
     first = np.random.default_rng([seed, count]).integers(shortest, longest + 1, count)
     return Sequences(text.tokens, first.astype(np.int32))
@@ -70,7 +70,7 @@ def continue_from(
     seconds: float = math.inf,
     drawing: Drawing = GREEDY,
 ) -> Sequences:
-    """Replaces what follows the first tokens of every sequence, which are at least `shortest`."""
+    """Replaces the tokens of every sequence from `text.first` on, which is at least `shortest`."""
     check_ids(text.tokens, target.config.vocab_size, "the text to continue")
     end = time.monotonic() + seconds
     count = len(text.tokens)
@@ -107,8 +107,8 @@ def continue_batch(
     temperatures: Float[Array, " batch"] | None,
     key: Key[Array, ""],
 ) -> Int[Array, "batch length"]:
-    """Replaces every token from position `first` on, which is at least `shortest`, with the
-    likeliest one where there is no temperature or it is 0.
+    """Replaces every token from position `first` on, which is at least `shortest`. Sequences with
+    a temperature above 0 are sampled, the others get the likeliest tokens.
 
     The sequences are continued in two halves, so that the first does not attend to the pages that
     only the second fills.
@@ -161,7 +161,8 @@ def chosen_token(
     logits: Float[Array, "batch vocab"],
     position: Int[Array, ""],
 ) -> Int[Array, " batch"]:
-    """The likeliest token with this temperature's share of Gumbel noise, which is a draw at it."""
+    """The likeliest token after Gumbel noise times the temperature was added to the logits, which
+    is a draw at that temperature."""
     if temperatures is None:
         return jnp.argmax(logits, axis=-1)
     noise = jax.random.gumbel(jax.random.fold_in(key, position), logits.shape)

@@ -12,7 +12,7 @@ from jaxspec.training.whole_files import write_text_whole
 RESUMABLE = ("states/*[0-9]", "on_policy.npz", "features/labels.npz")
 """Patterns of the files that a resumed run continues from."""
 PLACES = ("data", "target")
-"""Entries that say where the inputs were. They may move: the hashes of their contents decide."""
+"""Entries that say where the inputs were. Inputs may move: only their hashes are compared."""
 CONTENTS = {
     "data_sha256": "the text to train on",
     "tokenizer_sha256": "the tokenizer of the target",
@@ -64,5 +64,5 @@ def _difference(name: str, old: Any, new: Any) -> str:
 
 
 def hash_of_config(config: dict[str, Any]) -> str:
-    """A hash that is the same for two configs exactly if `differences` finds none."""
+    """A hash that is the same for two configs if and only if `differences` finds none."""
     return hash_of_json({name: value for name, value in config.items() if name not in PLACES})

@@ -146,7 +146,7 @@ class Snapshots:
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raises an OSError unless the disk has room. Asking first is cheaper than failing halfway."""
+    """Raises an OSError unless the disk has room, because that is cheaper than failing halfway."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(f"{needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 def stop_requested() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set, which have no other effect inside the `with` block.
 
-    A training step takes its state donated: ending inside a step would leave no state to keep.
+    A training step's state is donated to it, so ending inside a step would leave no state to save.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -35,7 +35,7 @@ class TrainState:
 
 @runtime_checkable
 class Step(Protocol):
-    """A compiled training step. It takes the state donated."""
+    """A compiled training step. The state is donated to it."""
 
     def __call__(
         self,
@@ -44,7 +44,7 @@ class Step(Protocol):
         batch: Batch,
         progress: ArrayLike | None = None,
     ) -> tuple[TrainState, Metrics]:
-        """`progress` is the share of the run that is done; None takes the share of its steps."""
+        """`progress` is the share of the run that is done; None means the share of its steps."""
         ...
 
 

@@ -16,7 +16,7 @@ from jaxspec.training.whole_files import write_text_whole, written_whole
 
 Metrics = Mapping[str, SupportsFloat]
 MOST_UNREAD = 1000
-"""Steps whose metrics may stay on the device until they are read."""
+"""The most steps whose metrics may stay on the device before they are read."""
 
 
 class TrainingLog:
@@ -68,7 +68,8 @@ class TrainingLog:
             self.check()
 
     def check(self) -> None:
-        """Reads the steps since the last time; the LoadError names the first that is not finite."""
+        """Reads the metrics of the steps since the last call. Raises a LoadError that names the
+        first step with a metric that is not finite."""
         read = jax.device_get([metrics for _, metrics in self._unread])
         for (step, _), metrics in zip(self._unread, read):
             self._newest = step, {name: float(value) for name, value in metrics.items()}
@@ -103,9 +104,9 @@ class TrainingLog:
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a log.jsonl, and how many others are damaged.
+    """The good lines of a log.jsonl, and the number of damaged ones.
 
-    A last line without an end is what a kill leaves; it is neither.
+    A last line without a line end is left by a killed run, and counts as neither.
     """
     if not path.exists():
         return [], 0
@@ -125,7 +126,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 def plot_log(folder: Path) -> None:
-    """Draws log.jsonl as training.png, or says in one line how that can be had."""
+    """Draws log.jsonl as training.png, or says in one line what has to be installed for that."""
     path = folder / "training.png"
     try:
         from matplotlib.figure import Figure

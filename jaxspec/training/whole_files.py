@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yields the path of a temporary file beside `path`, which takes its place at the end.
+    """Yields the path of a temporary file beside `path`, which replaces `path` at the end.
 
     If the process is killed or the disk is full, the older file at `path` stays as it was.
     """

@@ -19,7 +19,10 @@ def add_norm(
     rounding: Rounding | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"] | RoundedRows]:
-    """Returns `x` plus the sum of `addend`'s parts, and the root mean square norm of that total.
+    """Returns the sum of `x` and all parts of `addend`, and the RMS norm of that sum:
+
+        total = x + sum of the parts
+        norm  = total / sqrt(mean(total ** 2) + eps) * scale           for each token
 
     The parts are those of a matrix product that was split over its inputs (`split_product`), in
     float32; a product that was not split is one part. Their sum is computed in float32 and rounded

@@ -1,4 +1,8 @@
-"""The bodies of the kernels: one row, everything in registers."""
+"""The kernel bodies of `add_norm`: one thread block, which is one warpgroup, per row (token).
+
+The row of `x`, its addend and the norm's scale are each read once, with coalesced loads, and stay
+in registers. Only the sum of squares, and a scale of the whole row, are reductions over all warps.
+"""
 
 from typing import Any
 
@@ -13,9 +17,9 @@ from pallas_kernels.jax_internals import plgpu, store
 from pallas_kernels.tiles import load, strided
 
 NUMBERS_OF_LANE = 4
-"""Numbers of a piece that a lane rounds: a warp has a piece."""
+"""Numbers that a lane rounds: each warp rounds one piece of BLOCK numbers."""
 PIECES_AT_ONCE = 4
-"""Pieces that the four warps round at a time."""
+"""Pieces that are rounded at a time, one by each of the four warps."""
 AT_ONCE = PIECES_AT_ONCE * BLOCK
 PIECES = plgpu.Layout.TILED(
     plgpu.Tiling(((PIECES_AT_ONCE, BLOCK), (NUMBERS_OF_LANE,))),
@@ -41,9 +45,11 @@ def one_row_in_8_bits(
     scales,
     **scratch,
 ) -> None:
-    """The norm is the same as without rounding, bit by bit. If its pieces have scales, it goes
-    through shared memory: the sum needs it in the order of memory, and spreads no piece over just
-    one warp. `numbers` is then [tokens, pieces, BLOCK]."""
+    """Rounds the norm, which has the same bits as without rounding, to 8 bits.
+
+    If each piece has a scale, the norm changes its layout by way of shared memory: it was computed
+    in the layout of coalesced loads, in which a warp need not have exactly one piece. `numbers` is
+    then [tokens, pieces, BLOCK]."""
     row = lax.axis_index("row")
     normed = norm_of_sum(eps, x, addend, scale, total)
     if rounding == "rows":

@@ -43,7 +43,7 @@ def added_and_normed(
     rounding: Rounding | None,
     interpret: plgpu.InterpretGPUParams | None,
 ) -> tuple[Array, ...]:
-    """The sum and its norm; if that is rounded, also the scales."""
+    """The total and its norm; if the norm is rounded, also its scales."""
     hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
     flat = jax.ShapeDtypeStruct((rows, hidden), x.dtype)
     body, normed, scratch = one_row, (flat,), {}

@@ -45,14 +45,14 @@ def dense_chain(
         total = total + (silu(gate) * up) @ down
         next_qkv = next_norm(total) @ qkv              None if `qkv` is None
 
-    All matrices are [inputs, outputs] in the dtype of the rows, or all are `Fp8Matrix`, [outputs,
-    inputs] in 8 bits, with which `@` stands for `fp8_product`. The scales of both norms may be in
-    float32 beside rows of 16 bits.
+    Either all matrices are [inputs, outputs] in the dtype of the rows, or all are `Fp8Matrix`,
+    [outputs, inputs] in 8 bits, and `@` stands for `fp8_product`. The scales of both norms may be
+    in float32 if the rows have 16 bits.
 
-    Returns `total`, `next_qkv` and the `arrivals` for the next call of the program. Passing the
-    `arrivals` of the previous call keeps the two calls from running at the same time; without them
-    only other data dependencies do. A `Chain` passes them along and pads batches to a size that
-    the kernel takes.
+    Returns `total`, `next_qkv` and the `arrivals` for the next call of the program. Pass them on,
+    because two calls must not run at the same time (`Arrivals`); without them, only other data
+    dependencies keep calls apart. A `Chain` passes them on, and pads batches to a size that the
+    kernel takes.
     """
     arrivals = first_arrivals() if arrivals is None else arrivals
     arrays = (attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals)
@@ -62,8 +62,8 @@ def dense_chain(
 def chain_choice(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> Choice:
     """Which implementation runs calls of this shape on the default device.
 
-    "mosaic" raises if the kernel cannot run the calls, unless the only reason is that they have
-    more tokens than the kernel is made for: then single products are the faster way.
+    "mosaic" raises if the kernel cannot run the calls, except for calls with more tokens than the
+    kernel is made for: they run on "xla", because single products are then faster.
     """
     reason = refusal(shape, dtype, implementation)
     if reason is None:

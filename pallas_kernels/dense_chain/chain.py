@@ -1,4 +1,4 @@
-"""`dense_chain` for a stack of layers: passes state from call to call and pads the batch."""
+"""`dense_chain` for a stack of layers: passes `arrivals` from call to call and pads the batch."""
 
 import dataclasses
 import math

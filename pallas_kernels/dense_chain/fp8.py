@@ -1,9 +1,10 @@
-"""The chain with matrices in 8 bits, which are widened in registers.
+"""The chain with matrices in 8 bits, whose weights are widened to 16 bits in registers.
 
-So that no weight is widened twice, the two warpgroups do not share chunks and split the rows, as
-with 16 bits. Each multiplies chunks of its own with all rows: of gate and up its own columns, of
-the other products every second block of inputs. There they swap sums afterwards, so that each has
-those of its own rows.
+With weights in 16 bits the two multiplying warpgroups use the same weights, each for its own rows.
+Here that would widen every weight twice. Instead, each warpgroup multiplies weights of its own with
+all rows: for gate and up its own columns, as with 16 bits; for the other products every second
+block of inputs. There each has only a part of every sum, so afterwards they swap parts through
+shared memory, and each gets the whole sums of its own rows.
 """
 
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class Fp8Chain(Chain):
         columns = self.shares.columns(p)
 
         def scale_of(step):
-            """Asked for a step before it is used, so that no product waits for it."""
+            """The scale of a step, loaded a step early so that no product waits for it."""
             last = lax.max(self.shares.steps[p] - 1, 0)
             block = lax.div(self.shares.inputs(p) + lax.min(step, last) * DEPTH, BLOCK)
             return self.scale_of(p, columns, block + self.warpgroup)
@@ -103,7 +104,7 @@ class Fp8Chain(Chain):
         return times_outputs(sums.multiples, scales)
 
     def of_own_rows(self, totals):
-        """Both warpgroups' sums of the rows that this one finishes."""
+        """The sums over both warpgroups, of the rows that this one finishes."""
         size, tokens = self.plan.groups_each * GROUP, self.plan.shape.tokens
         halves = totals[:, :size], totals[:, tokens - size :]
         is_first, other = lax.broadcast(self.warpgroup == 0, halves[0].shape), 1 - self.warpgroup

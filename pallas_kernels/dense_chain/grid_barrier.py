@@ -20,7 +20,7 @@ def arrive(counters, barrier: int) -> None:
 
 
 def wait(counters, barrier: int, calls, arrivals: int) -> None:
-    """Waits until the counter reaches `arrivals` for each of `calls`, which include this one."""
+    """Waits until the counter reaches `arrivals` times the number of calls, including this one."""
 
     @inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))
     def wait_for_all(_, counters, calls) -> None:

@@ -38,7 +38,7 @@ def run(plan: Plan, kind: "type[Chain]", names: tuple[str, ...], *refs, **scratc
 
 
 class Chain:
-    """The products of one multiplying warpgroup, in order."""
+    """The work of one warpgroup: it multiplies, loads weights or loads rows."""
 
     def __init__(self, plan: Plan, refs, scratch):
         self.plan, self.refs, self.scratch = plan, refs, scratch
@@ -73,7 +73,7 @@ class Chain:
                 grid_barrier.arrive(self.refs["counters"], p)
 
     def wait_for_product_before(self, p: int) -> None:
-        """Waits until all thread blocks have finished the product that product p reads."""
+        """Waits until all thread blocks have finished the product whose result product p reads."""
         if 0 < p <= BARRIERS and not self.plan.one_product:
             arrivals = self.plan.blocks * CONSUMERS
             grid_barrier.wait(self.refs["counters"], p - 1, self.refs["calls"], arrivals)

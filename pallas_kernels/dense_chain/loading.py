@@ -1,7 +1,7 @@
 """The two warpgroups that load, one for weights and one for rows.
 
-Each prefetches as far ahead as its pipeline has stages. Weights do not wait for the product before;
-rows wait until all thread blocks have written them.
+Each prefetches as far ahead as its pipeline has stages. Weights never wait for an earlier product.
+Rows that an earlier product computes wait until all thread blocks have written them.
 """
 
 from functools import partial
@@ -26,12 +26,12 @@ from pallas_kernels.jax_internals import pl, plgpu
 MATRICES = ("out", "gate_up", "down", "qkv", "qkv")
 ROWS = ("attended", "attention_scaled", "gated", "scaled", "scaled")
 SCALES = "_scales"
-"""What the names of scales end with, after the name of their matrix."""
+"""The scales of a matrix have its name with this suffix."""
 GATE_UP = 1
 WEIGHT_STEPS_OF_GATE_UP = CHUNKS
-"""Steps of weights for each step of rows in the product with gate and up. One of these stages of
-weights has both matrices and both warpgroups' columns, and so only UNIT inputs; in 8 bits it has
-one matrix and BLOCK inputs."""
+"""Steps of weights for each step of rows in the product with gate and up. There a stage of weights
+has the columns of both warpgroups in both matrices, and therefore only UNIT inputs; in 8 bits it
+has those of one matrix and BLOCK inputs."""
 
 
 class Shares:

@@ -1,4 +1,18 @@
-"""`dense_chain` on Mosaic GPU, for Hopper."""
+"""`dense_chain` on Mosaic GPU, for Hopper: four products and what is between them in one kernel.
+
+With few tokens a product takes as long as reading its weights, and between kernels the memory would
+be idle. So one thread block stays on each of 132 multiprocessors from the first product to the last
+and goes on loading weights, also those of the next product, while it waits for the others:
+
+    weights    out ####### gate, up ################################ down ############ qkv #######
+    rows                  ^ wait                                     ^ wait           ^ wait
+                          for all blocks                             for all          for all
+
+Each thread block takes tiles of 64 columns (`plan.py`). Two of its four warpgroups multiply
+(`kernel.py`, `fp8.py`) and do the epilogues (`rows.py`), one loads weights and one loads rows
+(`loading.py`). The two thread blocks of a cluster share the tiles of out and down: each multiplies
+half of the inputs.
+"""
 
 import dataclasses
 import functools

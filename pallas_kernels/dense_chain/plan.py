@@ -1,7 +1,6 @@
 """How the products of a chain are split over the thread blocks, and the memory they need.
 
-Rows are tokens. Both operands of the products reach shared memory through a pipeline of stages: one
-pipeline for weights, one for rows.
+Rows are tokens. Weights and rows reach shared memory through a pipeline of stages each.
 """
 
 import dataclasses
@@ -27,7 +26,8 @@ DEPTH = CHUNKS * UNIT
 CONSUMERS = 2
 """Warpgroups that multiply. They split gate and up by columns, and the other products by rows."""
 PAIR = 2
-"""Thread blocks of a cluster, which may share a tile: each multiplies half of its inputs."""
+"""Thread blocks of a cluster. They share the tiles of out and down: each multiplies half of the
+inputs."""
 GROUP = 8
 """Rows in a group. A tile is split over warpgroups and thread blocks in whole groups."""
 PAIRS = 66
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def launches(self) -> range:
-        """The products that begin with a kernel of their own in the interpreter."""
+        """The products for which the interpreter launches a kernel of its own."""
         return range(4 if self.shape.qkv else 3)
 
     @property
@@ -177,7 +177,7 @@ class Plan:
         return mailbox_for(self.shape.tokens)
 
     def swap(self) -> dict[str, Any]:
-        """What the two warpgroups of a thread block send each other: sums of the other's rows."""
+        """Where the two multiplying warpgroups put sums of each other's rows."""
         return {
             "swapped": swizzled((CONSUMERS, self.groups_each * GROUP, UNIT), jnp.float32),
             "swapped_ready": plgpu.Barrier(num_arrivals=1, num_barriers=CONSUMERS),
@@ -269,7 +269,7 @@ SMALL_BYTES = 2 * 1024
 
 
 IN_FLIGHT_BYTES = 64 * 1024
-"""Weights that are requested and have not arrived yet."""
+"""Bytes of weights that are requested and have not arrived yet."""
 
 
 def choose_sizes(shape: ChainShape) -> Sizes:

@@ -1,4 +1,4 @@
-"""What is done with the rows (tokens) between two products: sums, residual, norm."""
+"""The epilogues: what is done with the rows (tokens) between two products: sums, residual, norm."""
 
 import dataclasses
 from functools import partial
@@ -46,7 +46,8 @@ class Rows:
         return pl.ds((self.first + i) * GROUP, GROUP)
 
     def stores(self, i: int):
-        """Whether this warpgroup stores its i-th group: only the first stores a repeated one."""
+        """Whether this warpgroup stores its i-th group. Of a group that both multiply, only the
+        first one stores the result."""
         return (self.warpgroup == 0) | (i >= self.plan.repeated_groups)
 
     def finisher(self, i: int):
@@ -132,7 +133,7 @@ class Rows:
         store(squares.at[self.shares.pair, rows], (wide * wide).sum(axis=1))
 
     def write_qkv(self, p: int, acc) -> None:
-        """The second tile finds the inverse where it was for the first."""
+        """Writes a tile of the next qkv. For a second tile the inverse is known already."""
         inverse = self.inverse if p == NEXT_QKV else self.known_inverse
         normed = times_rows(acc, inverse(self.own)).astype(self.plan.dtype)
         self.store_groups(self.refs["next_qkv"], pl.ds(self.shares.columns(p), UNIT), normed)

@@ -45,14 +45,15 @@ class Arrivals(NamedTuple):
     """How often thread blocks have arrived at each barrier, in all calls so far.
 
     Each call takes the value that the previous call returned, for up to 16 million calls. So no
-    counter has to be reset between calls, which would take another kernel. It also keeps two calls
-    from running at the same time: each would wait for multiprocessors that the other one holds.
+    counter has to be reset between calls, which would take another kernel. This dependency also
+    keeps two calls from running at the same time, in which case each would wait forever for
+    multiprocessors that the other one holds.
     """
 
     counters: Int[Array, " barriers"]
     """Arrivals at each barrier."""
     calls: ArrayLike
-    """Number of these calls."""
+    """Number of calls so far."""
 
 
 def first_arrivals() -> Arrivals:

@@ -7,7 +7,7 @@
 No GPU has run the kernel yet. `implementation="auto"` means the reference in XLA.
 """
 
-from pallas_kernels.exchange.api import exchange_norm
+from pallas_kernels.exchange.api import exchange_choice, exchange_norm
 from pallas_kernels.exchange.inboxes import (
     PATIENCE_S,
     Inboxes,
@@ -22,6 +22,7 @@ __all__ = [
     "PATIENCE_S",
     "Inboxes",
     "Memory",
+    "exchange_choice",
     "exchange_norm",
     "inboxes_of",
     "late_device",

@@ -29,11 +29,11 @@ def fp8_product(
 
     With `quantise_inputs` each row of `x` is rounded to e4m3 too, with a scale for every piece of
     it: t = max(largest magnitude, 1e-10) / 448 for pieces of 128, or
-    t = max(largest magnitude / 448, 1 / (448 * 512)) for whole rows. Rows that the op before has
-    rounded so are `RoundedRows`.
+    t = max(largest magnitude / 448, 1 / (448 * 512)) for whole rows. `RoundedRows` are rows that
+    the op before has already rounded in this way.
 
-    The kernels are for inputs in bfloat16. XLA reads the matrix as it is too, but writes the
-    products of all pieces.
+    The kernels are for inputs in bfloat16. XLA reads the matrix in 8 bits as well, but writes the
+    products of all pieces to memory before it adds them up.
     """
     parts = fp8_product_in_parts(
         x, weight, scales, quantise_inputs=quantise_inputs, implementation=implementation
@@ -49,10 +49,11 @@ def fp8_product_in_parts(
     quantise_inputs: bool = False,
     implementation: Implementation = "auto",
 ) -> Float[Array, "parts *tokens outputs"]:
-    """The same product as float32 parts whose sum it is, or as one part in the dtype of `x`.
+    """The product of `fp8_product` as float32 parts that are still to be added up, or as one part
+    in the dtype of `x`.
 
-    The kernel leaves parts to the op that reads them if it is faster when more thread blocks read
-    the matrix, each for a part of the inputs.
+    The kernel splits the inputs into parts if it is faster with more thread blocks. The op that
+    reads the parts adds them up, which saves a kernel.
     """
     options = {"quantise_inputs": quantise_inputs}
     return FP8_PRODUCT(implementation, x, weight, scales, **options)

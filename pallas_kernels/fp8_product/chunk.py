@@ -1,8 +1,8 @@
 """The product of one chunk of 8-bit weights with rows (tokens) in shared memory.
 
-A chunk is UNIT outputs times BLOCK inputs, [outputs, inputs] as the matrix is stored, so one scale
-of a block belongs to all of it. The weights are the left side of the matrix instruction: they are
-widened in registers, exactly, and the sums are [outputs, rows].
+A chunk is UNIT outputs times BLOCK inputs, [outputs, inputs] as the matrix is stored, and lies in
+one block, so that a block's scale belongs to all of it. The weights are the left side of the matrix
+instruction: they are widened in registers, exactly, and the sums are [outputs, rows].
 """
 
 import functools
@@ -18,15 +18,15 @@ from pallas_kernels.tiles import Turn, load, times_each
 
 PER_OUTPUT = ACC.reduce(1)
 SMALLEST_SCALE = 2.0**-80
-"""What a scale's magnitude counts as at least, because sums are divided by it. Next to other blocks
-such numbers are nothing."""
+"""Scales of a smaller magnitude count as this one, because sums are divided by scales. Numbers that
+small vanish next to those of other blocks."""
 
 
 class Sums(NamedTuple):
-    """The sums of scaled products so far, as multiples of the last scale.
+    """The sums of scaled products so far, as multiples of the last chunk's scale.
 
-    The matrix instruction adds to them, so no second array has the products of the last chunk
-    alone. The next chunk's scale becomes the next unit.
+    Before each chunk they become multiples of its scale. So the matrix instruction can add the
+    chunk's unscaled products to them, and no registers are needed for products of a chunk alone.
     """
 
     multiples: Any
@@ -53,7 +53,7 @@ def add_product(
     """The sums plus the scaled product of a chunk with rows [rows, inputs].
 
     Without a scale the chunk's products are added as they are. The chunk is multiplied in two
-    pieces, of which one is in registers at a time, or both if warpgroups take turns.
+    pieces, so that only one is in registers at a time (both, if warpgroups take turns).
     """
     multiples, unit = sums
     if scale is not None:

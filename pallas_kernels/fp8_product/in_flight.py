@@ -1,7 +1,7 @@
-"""Products of e4m3 by e4m3 that a warpgroup begins, and waits for when it adds them up.
+"""Asynchronous products of e4m3 by e4m3: a warpgroup begins them and waits before it adds them up.
 
-`plgpu.wgmma` would wait at once, and adds to sums that have to be set to zero before. Here the
-first instruction writes its products instead, and what does not need them runs meanwhile.
+In between it does work that does not need them. `plgpu.wgmma` would wait at once, and it adds to
+sums, which would have to be set to zero first. Here the first instruction overwrites the sums.
 """
 
 import functools
@@ -19,20 +19,20 @@ IN_FLIGHT = plgpu.Layout.TILED(
     lane_dims=(-4, -3),
     vector_dim=-1,
 )
-"""ACC with each number in a register of its own. Pairs would have to be made from registers that
-the tensor core has not written yet, and the compiler would wait for it."""
+"""ACC with each number in a register of its own. If numbers were in pairs, the compiler would wait
+for the tensor core to write the registers that the pairs are made from."""
 CHUNK = plgpu.RefType((tiling((8, BLOCK)), swizzle(BLOCK)))
 """Rows of BLOCK numbers of 8 bits in shared memory."""
 
 BYTES_OF_INSTRUCTION = 32
 """Inputs that one matrix instruction multiplies."""
 WITH_128_BYTES_PER_ROW = 0x40000040
-"""The upper half of the description of a matrix in shared memory whose rows of 128 bytes lie below
-each other, swizzled: eight rows have 1024 bytes."""
+"""The upper half of the descriptor of a matrix in shared memory with rows of 128 bytes, swizzled:
+eight rows take 1024 bytes."""
 
 
 def begin_product(weights, rows, interpreted: bool):
-    """Begins UNIT outputs' weights @ rows, both with BLOCK inputs."""
+    """Begins `weights @ rows.T`, for weights [UNIT, BLOCK] and rows [rows, BLOCK]."""
     if interpreted:
         left, right = (ref[...].astype(jnp.float32) for ref in (weights, rows))
         plgpu.commit_smem()
@@ -52,7 +52,8 @@ def begin_product(weights, rows, interpreted: bool):
 
 
 def wait_and_add(sums, products, scales, interpreted: bool):
-    """`sums + products * scales`, rounded once, or their sum if there are no scales."""
+    """Waits for the products. Returns `sums + products * scales`, rounded once, or
+    `sums + products` if there are no scales."""
     if interpreted:
         plgpu.commit_smem()  # the scales have been read
         return sums + (products if scales is None else products * scales)
@@ -75,7 +76,7 @@ def wait_and_add(sums, products, scales, interpreted: bool):
 
 def products_in_flight(rows: int, left, right, inputs: int) -> list:
     """Begins the product of 64 outputs at the address `left` with a matrix of rows at the address
-    `right`, both e4m3; returns the floats of this thread, which are there after
+    `right`, both e4m3. Returns the floats of this thread, which are valid only after
     `wgmma.wait_group`."""
     count = rows // 2
     floats = ", ".join(f"${i}" for i in range(count))
@@ -96,7 +97,7 @@ def products_in_flight(rows: int, left, right, inputs: int) -> list:
 
 
 def described(name: str, address: str) -> list[str]:
-    """What makes the description of a matrix from its address."""
+    """Instructions that make the descriptor of a matrix from its address."""
     return [
         f"bfe.u32 low, {address}, 4, 14;",
         f"mov.b64 {name}, {{low, {WITH_128_BYTES_PER_ROW}}};",

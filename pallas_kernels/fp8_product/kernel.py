@@ -1,4 +1,9 @@
-"""The body of the kernel. All warpgroups multiply; the first also asks for weights and rows."""
+"""The body of the kernel that widens 8-bit weights to 16 bits and multiplies them with 16-bit rows.
+
+A thread block goes through its part of the inputs in steps of 128, the width of a scale's block.
+The weights and rows of a step come by bulk copies into a pipeline stage, several steps ahead. Each
+warpgroup multiplies 64 of the tile's outputs with all rows; the first one also starts the copies.
+"""
 
 import dataclasses
 from typing import Any
@@ -42,7 +47,7 @@ class ThreadBlock:
         return lax.axis_index("part") * self.plan.steps + step
 
     def operands(self, step) -> dict[str, Any]:
-        """What a step multiplies, by the shared memory into which it is copied."""
+        """The operands of a step, by the name of the shared memory into which they are copied."""
         inputs = pl.ds(self.block(step) * BLOCK, BLOCK)
         return {
             "weights": self.weight.at[pl.ds(self.first_output, self.plan.tile), inputs],
@@ -50,23 +55,24 @@ class ThreadBlock:
         }
 
     def request(self, step) -> None:
-        """Asks for the operands of a step."""
+        """Starts the copies of a step's operands."""
         stage = lax.rem(step, self.plan.stages)
         loaded = self.scratch["loaded"].at[stage]
         for name, source in self.operands(step).items():
             plgpu.copy_gmem_to_smem(source, self.scratch[name].at[stage], loaded)
 
     def request_after(self, step) -> None:
-        """Asks for the next step of a stage, once all warpgroups have finished this step."""
+        """Waits until all warpgroups have finished a step, and starts the copies of the step that
+        uses its stage next."""
         plgpu.barrier_wait(self.scratch["used"].at[lax.rem(step, self.plan.stages)])
         self.request(step + self.plan.stages)
 
     def request_first(self) -> None:
-        """Asks for a step of every stage."""
+        """Fills the pipeline: starts the copies of one step per stage."""
         pl.loop(0, min(self.plan.steps, self.plan.stages))(lambda step: self.request(step))
 
     def tell_used(self, step) -> None:
-        """Tells that this warpgroup has finished a step."""
+        """Signals that this warpgroup has finished a step."""
         plgpu.barrier_arrive(self.scratch["used"].at[lax.rem(step, self.plan.stages)])
 
     def is_followed(self, step):
@@ -129,7 +135,7 @@ class ThreadBlock:
         self.write_unit(self.first_output + self.first_of(warpgroup), sums.totals)
 
     def write_unit(self, first_column, totals) -> None:
-        """Writes sums [UNIT, rows] of the outputs from a column on."""
+        """Writes the sums [UNIT, rows] of the outputs from `first_column` on."""
         columns = pl.ds(first_column, UNIT)
         if not self.plan.blocks:
             totals = times_outputs(totals, self.scales.at[columns])

@@ -1,14 +1,14 @@
-"""The body of the kernel for inputs in 8 bits.
+"""The body of the kernel for inputs in 8 bits. Steps and pipeline are those of `kernel.py`.
 
 The matrix instruction multiplies e4m3 by e4m3 from shared memory and keeps only about 14 bits of
-its sums, so it adds up no more than the products of one step. Those are then scaled, by the row's
-piece and the weights' block, and added to sums in float32. While the products run, the first
-warpgroup asks for a later step, and all load their scales.
+its sums, so it adds up only the products of one step. These are then multiplied by the scales of
+the row's piece and of the weights' block, and added to sums in float32. While the products run, the
+first warpgroup starts the copies of a later step, and all warpgroups load their scales.
 
-As with inputs in 16 bits the weights are the left side, so few rows cost no more arithmetic than
-they are, and any multiple of eight is a tile. Many rows could be the left side too, which would
-need two scales per thread instead of one for every fourth row. But a wide tile uses these for two
-products, and its registers hold the sums either way.
+As with inputs in 16 bits, the weights are the left side of the instruction, whose right side may
+have any multiple of eight rows, so few rows need little arithmetic. If many rows were the left
+side, a thread would need two scales of rows instead of those of every fourth row. But a wide tile
+uses these for two products, and its registers hold the sums either way.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class ThreadBlockOf8By8(ThreadBlock):
         return tuple(added)
 
     def begin(self, stage, output, turn):
-        """Begins the products of a unit of outputs, from an output of the tile on."""
+        """Begins the products of the unit that starts at this output of the tile."""
         if turn is not None:
             turn.take()
         weights = self.scratch["weights"].at[stage, pl.ds(output, UNIT)]
@@ -72,8 +72,8 @@ class ThreadBlockOf8By8(ThreadBlock):
         return products
 
     def scales_of_rows(self, stage, scale, shape):
-        """The scales of a block's products, loaded while the first of them run; None if they belong
-        to whole rows."""
+        """The scales of a step's products, loaded while the first of these run; None if scales
+        belong to whole rows."""
         if scale is None:
             return None
         scales = self.scratch["row_scales"].at[stage, pl.ds(0, self.plan.rows)]

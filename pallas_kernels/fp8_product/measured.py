@@ -46,4 +46,4 @@ MEASURED: dict[Shape, tuple[int, int]] = {
     (512, 4096, 12288, "bfloat16"): (256, 2),
     (512, 6144, 4096, "bfloat16"): (192, 1),
 }
-"""Outputs of a thread block, and parts of the inputs."""
+"""For each shape, the outputs of a thread block and the parts of the inputs."""

@@ -1,4 +1,9 @@
-"""`fp8_product` on Mosaic GPU, for Hopper: weights in 8 bits, inputs in 16 or rounded to 8."""
+"""`fp8_product` on Mosaic GPU, for Hopper: weights in 8 bits, inputs in 16 or rounded to 8.
+
+One thread block takes a tile of 128, 192 or 256 outputs, a tile of up to 128 rows and one part of
+the inputs; `plan.py` says how these are chosen. Its two to four warpgroups share the outputs of the
+tile. `kernel.py` widens the weights, and `kernel_8_by_8.py` multiplies 8 bits by 8 bits.
+"""
 
 import functools
 
@@ -83,7 +88,8 @@ def multiplied(
     scales: Float[Array, "scaled_outputs pieces"],
     interpret: plgpu.InterpretGPUParams | None,
 ) -> Float[Array, "parts tokens outputs"]:
-    """The product of rows with padding, and of their scales if they are in 8 bits."""
+    """The product, without padding; `operands` are the padded rows, and their scales if they are in
+    8 bits."""
     body = kernel_8_by_8.run if isinstance(plan, PlanOf8By8) else kernel.run
     rows, *row_scales = operands
     product = plgpu.kernel(
@@ -92,7 +98,7 @@ def multiplied(
             (plan.parts, plan.padded, plan.outputs),
             plan.dtype if plan.parts == 1 else jnp.float32,
         ),
-        # The last runs first: it shares weights.
+        # The last axis varies fastest, so that row tiles which share weights run together.
         grid=(plan.parts, plan.tiles, plan.row_tiles),
         grid_names=("part", "tile", "row_tile"),
         num_threads=plan.warpgroups,

@@ -13,18 +13,19 @@ from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.tiles import SHARED_BYTES, swizzled
 
 TILE = 2 * UNIT
-"""Outputs of a thread block: those of a scale's block."""
+"""Outputs of a thread block: as many as a scale's block has."""
 TILES_OF_MANY_ROWS = TILE, 3 * UNIT, 4 * UNIT
-"""Outputs of a thread block with many rows: those of two, three or four warpgroups. More of them
-leave the tensor core idle less often, and some matrices fill the GPU with only one of these."""
+"""Outputs of a thread block with many rows: those of two, three or four warpgroups. With more
+warpgroups the tensor core is idle less often, but some matrices fill the GPU with only one of these
+tiles."""
 FEW_ROWS = 64
-"""Up to so many rows there is room for two thread blocks on a multiprocessor."""
+"""Up to this many rows there is room for two thread blocks on a multiprocessor."""
 MULTIPROCESSORS = 132
 """Of an H100."""
 PARTS = (1, 2, 4)
 WORTH_PARTS = 0.9
-"""More parts are taken if they need less than this share of the time, because they are written in
-float32 and read again."""
+"""A later one of `Plan.splits` is chosen only if it takes less than this share of the time, because
+parts are written in float32 and read again."""
 SMALL_BYTES = 2 * 1024
 """Shared memory for barriers and alignment of a second thread block."""
 MOST_STAGES = 8
@@ -50,10 +51,10 @@ class Plan:
     blocks: bool
     """Whether scales belong to blocks of the matrix; if not, to its outputs."""
     dtype: Any
-    """Of the rows."""
+    """Dtype of the rows."""
     interpreted: bool
     given: Split | None = None
-    """Instead of the split that the plan would choose."""
+    """A split to use instead of the one that the plan would choose."""
 
     @property
     def tiles_of_rows(self) -> RowTiles:
@@ -91,8 +92,8 @@ class Plan:
 
     @property
     def warpgroups(self) -> int:
-        """Of a thread block; each multiplies its share of the tile's outputs with all of its
-        rows."""
+        """Warpgroups of a thread block. Each multiplies its share of the tile's outputs with all
+        rows of the tile."""
         return self.tile // UNIT
 
     @property
@@ -112,8 +113,8 @@ class Plan:
 
     @property
     def split(self) -> Split:
-        """The one that was measured to be the fastest, or else the one with which the thread blocks
-        fill the GPU best."""
+        """The given split, or else the one that was measured to be the fastest, or else the one
+        with the shortest estimated time."""
         if known := self.given or self.measured:
             return known
         first, *others = self.splits
@@ -125,7 +126,7 @@ class Plan:
 
     @property
     def splits(self) -> list[Split]:
-        """Those that are tried, of which later ones have to be worth it."""
+        """The splits to choose from. A later one must be clearly faster (`WORTH_PARTS`)."""
         tiles = TILES_OF_MANY_ROWS if self.rows > FEW_ROWS else (TILE,)
         by_tile = [self.splits_of_tile(tile) for tile in tiles if self.outputs % tile == 0]
         return [split for of_parts in zip(*by_tile) for split in of_parts]
@@ -134,9 +135,9 @@ class Plan:
         return [Split(tile, parts) for parts in PARTS if self.inputs % (parts * BLOCK) == 0]
 
     def time(self, split: Split) -> float:
-        """The time of a product, in arbitrary units. Few rows take as long as the weights are read,
-        by as many multiprocessors as there are thread blocks; more rows take a round of arithmetic
-        for all thread blocks that run at once."""
+        """The estimated time of a product, in arbitrary units. With few rows it is the time for
+        reading the weights, which the multiprocessors that have a thread block share. With more
+        rows it is the arithmetic of one thread block, times the rounds of thread blocks."""
         if self.rows <= FEW_ROWS:
             return 1 / min(self.blocks_of(split), MULTIPROCESSORS)
         return self.rounds_of(split) * split.tile / split.parts
@@ -155,7 +156,7 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """As many as fit into the shared memory of this thread block."""
+        """Pipeline stages: as many as fit into the shared memory of a thread block."""
         per_block = SHARED_BYTES
         if self.rows <= FEW_ROWS:
             per_block = SHARED_BYTES // 2 - SMALL_BYTES
@@ -163,8 +164,8 @@ class Plan:
 
     @property
     def lag(self) -> int:
-        """After so many steps a stage is filled again. The warpgroup that asks for it then need not
-        wait for the others."""
+        """How many steps after its use a stage is filled again. By then the other warpgroups have
+        usually finished with it, so the one that fills it need not wait for them."""
         return min(2, self.stages - 1)
 
     @property
@@ -173,7 +174,7 @@ class Plan:
 
     @property
     def dtype_of_rows(self) -> Any:
-        """As they are multiplied."""
+        """The dtype in which rows are multiplied."""
         return self.dtype
 
     def loaded(self) -> dict[str, Any]:

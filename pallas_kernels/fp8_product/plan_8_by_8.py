@@ -1,4 +1,4 @@
-"""The same for inputs in 8 bits, which are read and multiplied twice as fast."""
+"""The plan of a product with inputs in 8 bits, which are read and multiplied twice as fast."""
 
 import dataclasses
 from typing import Any
@@ -30,9 +30,10 @@ class PlanOf8By8(Plan):
         return [split for tile in whole for split in self.splits_of_tile(tile)]
 
     def time(self, split: Split) -> float:
-        """For many rows in bytes that the L2 cache delivers to a multiprocessor, which take longer
-        than the arithmetic with all tiles that there are: weights and rows of all steps, or the
-        whole matrix from memory, and the result, of which parts are written and read in float32."""
+        """With many rows, the bytes that the L2 cache delivers to a multiprocessor, because with
+        tiles of any size here they take longer than the arithmetic. They are the weights and rows
+        of all steps, or the matrix from memory if that takes longer, and the result, whose parts
+        are written and read in float32."""
         rows = self.rows
         if rows <= FEW_ROWS:
             return super().time(split)
@@ -62,18 +63,18 @@ class PlanOf8By8(Plan):
 
     @property
     def rounding(self) -> Rounding:
-        """What of the rows has a scale of its own."""
+        """Whether each piece of a row has a scale, or each row."""
         return "pieces" if self.blocks else "rows"
 
     @property
     def shape_of_scales(self) -> tuple[int, int, int]:
-        """Of all rows' scales, tile by tile."""
+        """The shape of all rows' scales, tile by tile."""
         return self.row_tiles, pieces_of(self.inputs, self.rounding), self.scales_at_once
 
     @property
     def lag(self) -> int:
-        """With turns one step: the first warpgroup asks while its own products are behind those of
-        the others, which have finished the step before by then."""
+        """One step if warpgroups take turns: the first one fills a stage while its own products
+        wait behind those of the others, which by then have finished the step before."""
         return min(1 if self.takes_turns else 2, self.stages - 1)
 
     def loaded(self) -> dict[str, Any]:

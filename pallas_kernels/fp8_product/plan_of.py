@@ -1,4 +1,4 @@
-"""How a call runs, and what the kernels refuse."""
+"""Makes the plan of a call, and refuses calls that the kernels cannot do."""
 
 import math
 

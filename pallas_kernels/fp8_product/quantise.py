@@ -10,17 +10,18 @@ E4M3 = jnp.dtype(jnp.float8_e4m3fn)
 LARGEST = 448.0
 """The largest number of e4m3."""
 BLOCK = 128
-"""Outputs and inputs of a matrix that share a scale, and inputs of a row that do."""
+"""A block of a matrix that shares a scale has this many outputs and inputs, and a piece of a row
+this many inputs."""
 SMALLEST_MAGNITUDE = 1e-10
-"""What the largest number of a piece counts as at least, so that no scale is zero."""
+"""The largest magnitude of a piece counts as at least this, so that no scale is zero."""
 SMALLEST_ROW_SCALE = 1 / (LARGEST * 512)
-"""The same for whole rows, as a scale."""
+"""The smallest scale of a whole row, for the same reason."""
 
 Numbers = Float[np.ndarray | Array, "..."]
 
 
 def rounded(numbers: Numbers) -> Numbers:
-    """To the nearest e4m3, ties to even; what is beyond the largest becomes the largest."""
+    """Rounds to the nearest e4m3, ties to even. Larger numbers become the largest e4m3."""
     return numbers.clip(-LARGEST, LARGEST).astype(E4M3)
 
 
@@ -30,8 +31,8 @@ def quantised_blocks(
     Float[np.ndarray | Array, "outputs inputs"],
     Float[np.ndarray | Array, "scaled_outputs pieces"],
 ]:
-    """A matrix [outputs, inputs] in e4m3, and a float32 scale for each block of 128 x 128, with
-    which the block's largest number becomes the largest of e4m3."""
+    """A matrix [outputs, inputs] in e4m3, and a float32 scale for each block of 128 x 128, chosen
+    so that the block's largest number becomes the largest of e4m3."""
     outputs, inputs = matrix.shape
     blocks = matrix.reshape(outputs // BLOCK, BLOCK, inputs // BLOCK, BLOCK).astype(jnp.float32)
     largest = abs(blocks).max(axis=(1, 3), keepdims=True)
@@ -57,5 +58,5 @@ def scales_of_pieces(largest: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def scales_of_rows(largest: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The same of whole rows."""
+    """The scales of whole rows with these largest magnitudes."""
     return (largest / LARGEST).clip(SMALLEST_ROW_SCALE)

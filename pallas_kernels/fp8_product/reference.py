@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 from pallas_kernels.fp8_product.rounded import RoundedRows, rounded_rows, scales_by_row
 
 TOKENS_AT_ONCE = 128
-"""The products of all pieces are arrays of [pieces, tokens, outputs]; more tokens than these are
-computed one group after the other, so that they fit into memory."""
+"""Tokens that are computed at a time if rows have more than one piece, because the products of all
+pieces are an array [pieces, tokens, outputs], which must fit into memory."""
 
 
 def fp8_product(
@@ -36,7 +36,8 @@ def fp8_product(
 
 
 def bytes_of_products(tokens: int, outputs: int, pieces: int) -> int:
-    """What XLA writes in between, and once more while it changes the order of the axes."""
+    """Bytes of the products of all pieces, which XLA writes and then writes again in another order
+    of the axes."""
     at_once = tokens if pieces == 1 else min(tokens, TOKENS_AT_ONCE)
     return 2 * 4 * pieces * at_once * outputs
 

@@ -24,10 +24,10 @@ class RoundedRows:
     numbers: Float[Array, "*tokens inputs"]
     """In e4m3."""
     scales: Float[Array, "row_tiles pieces size"]
-    """In float32, as the product's thread blocks read them: those of each tile of rows
-    (`RowTiles`), piece by piece. What pads a tile means nothing."""
+    """In float32, in the order in which the product's thread blocks read them: by tile of rows
+    (`RowTiles`), and within a tile by piece. The padding of a tile means nothing."""
     dtype: Any = dataclasses.field(metadata={"static": True})
-    """Of the rows before they were rounded, and of products with them."""
+    """The dtype of the rows before they were rounded, and of products with them."""
 
 
 def pieces_of(inputs: int, rounding: Rounding) -> int:
@@ -36,7 +36,7 @@ def pieces_of(inputs: int, rounding: Rounding) -> int:
 
 
 def rounded_rows(x: Float[Array, "*tokens inputs"], rounding: Rounding) -> RoundedRows:
-    """Rows in e4m3, by XLA."""
+    """Rounds rows to e4m3 with XLA."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     tokens, inputs = rows.shape
     pieces = pieces_of(inputs, rounding)
@@ -46,7 +46,7 @@ def rounded_rows(x: Float[Array, "*tokens inputs"], rounding: Rounding) -> Round
 
 
 def in_tiles(scales: Float[Array, "tokens pieces"]) -> Float[Array, "row_tiles pieces size"]:
-    """The scales of all rows as thread blocks read them."""
+    """The scales of all rows in the order in which thread blocks read them."""
     tokens, pieces = scales.shape
     tiles = RowTiles(tokens)
     filled = jnp.pad(scales, ((0, tiles.padded - tokens), (0, 0)))

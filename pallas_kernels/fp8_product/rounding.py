@@ -1,4 +1,11 @@
-"""Rows in 8 bits by kernels: what rounds them, and a kernel of its own where XLA launches three."""
+"""Rounding rows to 8 bits in kernels: functions for the kernels of other ops, and one kernel that
+only rounds, for which XLA would launch three.
+
+    scale   = largest magnitude / 448, never 0        of each piece of 128 inputs, or of each row
+    numbers = row / scale, in e4m3
+
+A thread block (one warpgroup) rounds one piece of eight rows, or one row if it has one scale.
+"""
 
 import functools
 from typing import Any
@@ -53,7 +60,7 @@ def round_rows(
 
 
 def type_of_scales(tokens: int, inputs: int, rounding: Rounding) -> jax.ShapeDtypeStruct:
-    """Of the scales of all tiles."""
+    """Shape and dtype of the scales of all tiles."""
     tiles = RowTiles(tokens)
     shape = tiles.count, pieces_of(inputs, rounding), tiles.scales_at_once
     return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -71,13 +78,13 @@ def eight_rows():
 
 
 def piece_of_inputs(first: Any = 0):
-    """The piece of a thread block, from an input on."""
+    """The inputs of this thread block's piece; pieces are counted from the input `first` on."""
     return pl.ds(first + lax.axis_index("piece") * BLOCK, BLOCK)
 
 
 def write_eight(tiles: RowTiles, wide, numbers, scales) -> None:
-    """Writes one piece of eight rows in 8 bits. What pads the scales of a tile is not written, nor
-    read."""
+    """Writes one piece of eight rows in 8 bits. The padding of a tile's scales is neither written
+    nor read."""
     first = lax.axis_index("eight") * EIGHT
     of_rows = scales_of_pieces(abs(wide).max(axis=1))
     in_8_bits = rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0]))
@@ -94,7 +101,7 @@ def round_one(tiles: RowTiles, x, numbers, scales) -> None:
 
 
 def write_one(tiles: RowTiles, row, shares: list, numbers: list, scales) -> None:
-    """Writes a row in 8 bits, of which equal shares are in registers, each to its place."""
+    """Writes one row in 8 bits: its `shares`, which are in registers, to their places `numbers`."""
     magnitudes = [abs(share.astype(jnp.float32)) for share in shares]
     scale = scales_of_rows(functools.reduce(jnp.maximum, magnitudes).max())
     for share, place in zip(shares, numbers, strict=True):

@@ -5,16 +5,16 @@ import dataclasses
 EIGHT = 8
 """Rows of a tile are a multiple of this."""
 MOST_ROWS = 128
-"""Rows of a tile, whose sums take half of the registers that a thread may have."""
+"""The most rows of a tile. Their sums take half of the registers that a thread may have."""
 SHORTEST_COPY = 32
-"""Scales of rows are copied in multiples of these: what bulk copies write begins at multiples of
-128 bytes."""
+"""Scales of rows are copied in multiples of this many, because a bulk copy must write to an address
+that is a multiple of 128 bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowTiles:
-    """The tiles of a number of rows. They do not depend on the matrix, so rows are rounded, and
-    their scales written tile by tile, before it is known what they are multiplied by."""
+    """The tiles of a number of rows. They do not depend on the matrix, so rows can be rounded, and
+    their scales written tile by tile, before it is known which matrix they are multiplied by."""
 
     tokens: int
     """Rows of the call, without padding."""
@@ -25,7 +25,7 @@ class RowTiles:
 
     @property
     def rows(self) -> int:
-        """Rows of a tile, all tiles as even as eights can be."""
+        """Rows of each tile: the smallest multiple of eight with which all rows fit."""
         return -(-self.tokens // (self.count * EIGHT)) * EIGHT
 
     @property

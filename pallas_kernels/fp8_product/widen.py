@@ -18,11 +18,12 @@ PIECE = 16
 ROWS = 8
 """Rows (outputs) after which the swizzle repeats."""
 PLACES = ((32, 4, 2 * ROWS * BLOCK), (4, ROWS, BLOCK + PIECE), (1, 4, 2))
-"""Where a thread's first pair is: each warp has two times eight outputs, each four threads have one
-output, whose pieces are swizzled by its number, and each thread has two inputs of eight."""
+"""Where a thread's first pair is, as (divisor, size, stride) for `sum_over_thread`. Each warp has
+two times eight outputs. Four threads share an output, whose pieces are swizzled by its number, and
+each of them has two of eight inputs."""
 PAIRS_OF_PIECE = (0, ROWS * BLOCK, ROWS, ROWS * BLOCK + ROWS)
-"""Where a thread's pairs of a piece are, in the order of its registers: eight outputs further,
-eight inputs further, both."""
+"""Where a thread's pairs of a piece are, in the order of its registers: at its first place, eight
+outputs further, eight inputs further, and both."""
 
 # Hopper cannot convert e4m3 to bfloat16 directly. Nothing is rounded on the way.
 WIDEN = """{{

@@ -3,7 +3,7 @@
 Each value head has a matrix S, [key_dim, value_dim], which every token changes and then reads:
 
     S <- exp(log_decay) S           forget
-    d  = beta (value - S^T key)     what the state would answer wrongly for this key
+    d  = beta (value - S^T key)     the correction: beta times the error of the state for this key
     S <- S + key d^T                correct it
     output = S^T query
 
@@ -11,25 +11,25 @@ Keys and queries are normed to length 1 first, and queries scaled by key_dim ** 
 serves `value_heads / key_heads` neighbouring value heads. States are float32, and so is everything
 that is computed.
 
-A state cannot be rolled back, so reading a block leaves it unchanged, and what is kept of the block
-is folded into it afterwards:
+A state cannot be rolled back. So reading a block of tokens (rows) leaves the state unchanged, and
+the rows that are kept, always the first ones, are folded into the state afterwards:
 
     delta_read      outputs of a block, row by row; the states stay as they are
     delta_fold      runs the first rows of a block through the states
     delta_prefill   outputs of a long block, and the states after it
-    mixer_read      `delta_read` of rows that it makes of a layer's projection itself
+    mixer_read      `delta_read` of rows that the kernel computes from a layer's projection
     mixer_fold      `delta_fold` of the same rows
-    block_read      outputs of the same rows in matrix products, and what each row corrects
-    block_fold      folds in the first rows of what `block_read` has read
+    block_read      outputs of the same rows in matrix products, and each row's correction
+    block_fold      folds the first rows in, with the corrections that `block_read` computed
 
-`mixer_read` and `mixer_fold` take what `projection.py` describes: queries, keys and values that a
-convolution goes over, behind the inputs of the convolution that each slot keeps, and the decays and
-betas in the form in which a layer projects them.
+The last four take a layer's projection as it is (`projection.py`): queries, keys and values before
+their convolution, and decays and betas in the form in which they are projected. The convolution
+also needs the inputs just before the block, which each slot keeps in its tail.
 
 Reading and folding do the same arithmetic for every row, so the bits of an output do not depend on
 how its request was cut into blocks. In XLA `delta_prefill` works in matrix products and rounds
-differently; its kernel goes row by row, as the others do. `block_read` and `block_fold` are for
-short blocks whose bits may depend on the cut (`block_form.py`).
+differently; its kernel goes row by row, as the others do. With `block_read` and `block_fold`, which
+are for short blocks, the bits may depend on the cut (`block_form.py`).
 """
 
 import importlib
@@ -58,7 +58,7 @@ def delta_read(
     """The outputs of a block that follows each request's state, in the dtype of `value`.
 
     Request r has the state of `slots[r]`, or zeros if its `lengths[r]`, the number of tokens before
-    the block, is 0; what the slot then holds is not read. A row does not affect the rows before it,
+    the block, is 0; what the slot then holds is ignored. A row does not affect the rows before it,
     so rows that only pad a block may hold anything, NaN included.
     """
     return DELTA_READ(implementation, query, key, value, log_decay, beta, state, slots, lengths)
@@ -79,8 +79,8 @@ def delta_fold(
     """The states after the first `counts[r]` rows of each request's block. The other rows may hold
     anything, NaN included.
 
-    A slot may occur more than once if its counts are 0, which leave it as it is. The states of
-    other slots are kept; if the states are donated, they are written in place.
+    Several requests may name the same slot if their counts are 0, which leaves it as it is. The
+    states of other slots are kept. If the states are donated, they are written in place.
     """
     return DELTA_FOLD(implementation, key, value, log_decay, beta, state, slots, lengths, counts)
 
@@ -102,8 +102,8 @@ def delta_prefill(
     Float[Array, "batch value_heads key_dim value_dim"],
 ]:
     """The outputs of a long block, as `delta_read` gives them except for rounding, and the state of
-    each request after its first `counts[r]` rows. The other rows may hold anything, and nobody may
-    read what is returned for them."""
+    each request after its first `counts[r]` rows. The other rows may hold anything, and their
+    outputs are undefined."""
     return DELTA_PREFILL(
         implementation, query, key, value, log_decay, beta, state, slots, lengths, counts
     )
@@ -121,10 +121,10 @@ def mixer_read(
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "batch width value_heads value_dim"]:
-    """The outputs of `delta_read` for the rows that a block's projection is made into.
+    """The outputs of `delta_read` for the rows that are computed from a block's projection.
 
-    `tails[slots[r]]` are the channels of the `recent`, one less than there are taps, tokens before
-    the block of request r. At the start of a text zeros are read in their place.
+    `tails[slots[r]]` has the channels of the last tokens before the block of request r, one token
+    fewer than there are taps. At the start of a text it is ignored, and zeros take its place.
     """
     given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
     return MIXER_READ(implementation, *given)
@@ -160,7 +160,7 @@ def block_read(
     *,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
-    """The outputs of `mixer_read` except for rounding, and what the rows correct."""
+    """The outputs of `mixer_read` except for rounding, and what `block_fold` needs of the rows."""
     given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
     return BLOCK_READ(implementation, *given)
 
@@ -181,14 +181,15 @@ def block_fold(
     Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
 ]:
     """The states after the first `counts[r]` rows of each block that `block_read` read, as
-    `mixer_fold` gives them except for rounding, and the tails after these rows. Keys, corrections
-    and decays are what is `Corrected`. Both results are written in place if they are donated."""
+    `mixer_fold` gives them except for rounding, and the tails after these rows. `keys`,
+    `corrections` and `decayed` are the `Corrected` of `block_read`. States and tails are written in
+    place if they are donated."""
     given = inputs, keys, corrections, decayed, tails, state, slots, lengths, counts
     return BLOCK_FOLD(implementation, *given)
 
 
 def _later(module: str, function: str) -> Callable[..., Any]:
-    """A function of a module that is imported when it is called: importing Mosaic GPU takes a
+    """A function whose module is imported only when it is called: importing Mosaic GPU takes a
     second."""
 
     def call(*arguments: Any) -> Any:

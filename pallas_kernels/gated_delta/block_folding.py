@@ -1,7 +1,11 @@
-"""What the kernel does that folds in the first rows of a block: for each a product of its key with
-what it corrects, in float32. No row waits for another, so this takes as long as reading and writing
-the states. One thread block per request, value head and tile of columns, as in `rows.py`. The last
-inputs of the convolution are moved on beside that."""
+"""The kernel body of `block_fold`: folds the first n rows of a block into the states, in float32.
+
+    S <- exp(G[n]) S + sum over j <= n of exp(G[n] - G[j]) k[j] u[j]^T            (`block_form.py`)
+
+One thread block per request, value head and tile of columns, which stays in registers (`rows.py`).
+The corrections u are known, so no row needs sums from the row before it, and the kernel takes as
+long as reading and writing the states. It also moves the tails on, which saves a kernel per layer.
+"""
 
 from typing import Any
 
@@ -59,8 +63,9 @@ def fold_block(
 
 
 def move_tails(rows: Rows, inputs, tails, length, count, key_heads: int) -> None:
-    """Of each head the first tile keeps the last inputs of the convolution. The second one does so
-    for a key head, if the head is the first that it serves."""
+    """Shares out the tail's channels over the thread blocks. The first tile of each value head
+    moves the values. The second moves the queries and keys of a key head, if this is the first
+    value head that the key head serves."""
     shared = (tails.shape[1] // DIM - 2 * key_heads) // key_heads
     tile, key_head = lax.axis_index("tile"), lax.div(rows.head, shared)
 
@@ -75,11 +80,11 @@ def move_tails(rows: Rows, inputs, tails, length, count, key_heads: int) -> None
 
 
 def move_tail(inputs, tails, length, count, head) -> None:
-    """The last of the tail and the first `count` inputs. Everything is read before it is written,
-    and no other thread block has these channels."""
+    """Moves the tail of one head on: to the last rows of the old tail and the first `count` inputs.
+    All is read before any is written, and no other thread block has these channels."""
     columns, recent = columns_of(head), tails.shape[0]
     one = lambda ref, row: load(ref.at[pl.ds(row, 1), columns], ROW_LAYOUT)
-    # Conditions must have the shape of what is chosen, so they are on a row of zeros.
+    # A condition must have the shape of what it chooses, so each is made from a row of zeros.
     zero = plgpu.broadcasted_iota(jnp.int32, (1, DIM), 0, layout=ROW_LAYOUT)
     last = []
     for row in range(recent):
@@ -92,7 +97,8 @@ def move_tail(inputs, tails, length, count, head) -> None:
 
 
 def stage_kept(rows: Rows, keys, corrections, decayed, count) -> Any:
-    """Brings what is folded in, and how much is left of each row and, returned, of the state."""
+    """Copies the kept rows' keys, corrections and factors, exp(G[n] - G[j]), to shared memory.
+    Returns the factor of the state, exp(G[n])."""
     shared = corrections.shape[2] // keys.shape[2]
     sources = {
         "staged_keys": (keys, lax.div(rows.head, shared)),

@@ -1,4 +1,4 @@
-"""A short block in matrix products, in plain JAX: what the kernels of the block form compute.
+"""`block_read` and `block_fold` in plain JAX, the specification: a short block in matrix products.
 
 With S the state before the block, u the corrections, and G the sums of the log decays up to and
 including each row, the rows of a block of one head are
@@ -10,12 +10,12 @@ including each row, the rows of a block of one head are
     A[i, j]    = beta[i] exp(G[i] - G[j]) k[i] . k[j]
     B[i, j]    = exp(G[i] - G[j]) q[i] . k[j]
 
-All products with S and among keys and queries are independent of each other. Only the sums over
-corrections go row after row. A correction depends on no later row, so those of the rows that are
-kept are right, and folding them in needs no products with S.
+The products with S and those among keys and queries do not depend on each other. Only the sums over
+corrections go row after row. A correction depends on no later row, so it stays right whichever rows
+after it are dropped, and folding rows in needs no products with S.
 
-Keys that are kept are as the convolution leaves them, and their lengths are divided out of the
-corrections instead.
+`block_read` keeps the keys for `block_fold` as the convolution leaves them, not normed. The
+corrections are divided by the lengths of the keys instead.
 """
 
 import functools
@@ -132,7 +132,7 @@ def rows_are_finite(made: Recurrent) -> Bool[Array, "batch width"]:
 def in_rows(
     by_head: Float[Array, "batch value_heads width value_dim"], finite: Bool[Array, "batch width"]
 ) -> Float[Array, "batch width value_heads value_dim"]:
-    """Row by row, with NaN in the rows that were made zeros."""
+    """Row by row, with NaN in the rows that are not finite and were replaced by zeros."""
     return jnp.where(finite[..., None, None], jnp.moveaxis(by_head, 1, 2), jnp.nan)
 
 

@@ -1,14 +1,14 @@
-"""How a block is read in matrix products, by one thread block per request and head.
+"""The kernel body of `block_read`: one thread block (one warpgroup) per request and value head.
 
-A warpgroup has the 128 columns of a head's state. With X the block's keys and, below them, its
-queries, as the convolution leaves them:
+It computes the formulas of `block_form.py` for all 128 columns of the head's state. With X the
+block's keys and, below them, its queries, as the convolution leaves them:
 
     X [32, keys]   state [keys, columns]   ->  products [32, columns]      tensor core
     X              X^T                     ->  triangle [32, 32]           tensor core
 
-Numbers of the state are cut into three in bfloat16 whose sum they are, so that nothing is rounded
-before products are added up. Then a thread has a column, and goes through the rows of the triangle
-(`block_form.py`).
+Each number of the state is cut into three bfloat16 numbers whose sum it is, so that nothing is
+rounded before products are added up (`thirds.py`). Then each thread takes one column, and solves
+the triangle for corrections and outputs, row after row.
 """
 
 import dataclasses
@@ -61,15 +61,15 @@ mul.f32 $0, $1, t;
 }"""
 """x / (1 + 2 ** (x * -log2(e)))."""
 STACKED = 2 * BLOCK_ROWS
-"""Keys and, below them, queries."""
+"""Rows of keys and, below them, queries."""
 HALVES = (0, BLOCK_ROWS)
-"""Where keys and queries begin. Each has products of its own, because jax would share out the rows
-of both over warps, and each warp would have to cut half of the state into thirds."""
+"""Where keys and queries begin. They are multiplied separately: jax would share out the rows of
+both over the warps, and each warp would then have to cut half of the state into thirds."""
 
 
 def scratch_of_products() -> Any:
-    """Rows that are loaded one by one, so they must not be swizzled, as jax 0.12 would do. jax 0.11
-    cannot store them to tiles, and does not swizzle them."""
+    """Memory for rows that are loaded one by one, and so must not be swizzled. jax 0.12 would
+    swizzle it if no tiling were given. jax 0.11 does not, and cannot store to tiles."""
     shape = STACKED, DIM
     if internals.STORES_ANY_LAYOUT:
         return unswizzled(shape, jnp.float32, (1, DIM))
@@ -150,7 +150,7 @@ class BlockOfRows:
         return self.made.request, slice(None), columns_of(self.made.head)
 
     def fetch(self, states) -> None:
-        """Begins to bring the state. It is zeros at the start of a text."""
+        """Starts the copy of the state, or writes zeros if this is the start of a text."""
         target = self.scratch["staged_state"]
 
         @pl.when(self.length > 0)
@@ -165,8 +165,8 @@ class BlockOfRows:
                 internals.store(target.at[pl.ds(first, PIECE)], nothing)
 
     def stage(self, keys) -> None:
-        """Makes the rows in shared memory, keys and queries stacked, and writes the keys, once for
-        all value heads that they serve. All inputs are loaded before any is used."""
+        """Computes the rows into shared memory, keys and queries stacked, and writes the keys to
+        memory once for all value heads that share them. Loads all inputs before it uses any."""
         made, stacked = self.made, self.scratch["stacked"]
         shared = made.value_heads // made.key_heads
         key_head = lax.div(made.head, shared)
@@ -185,14 +185,14 @@ class BlockOfRows:
             internals.store(keys.at[made.request, :, columns_of(key_head)], key)
 
     def filled(self, rows) -> Any:
-        """With rows of zeros behind those of the block."""
+        """The rows, followed by rows of zeros up to `BLOCK_ROWS`."""
         if self.width == BLOCK_ROWS:
             return rows
         nothing = jnp.zeros((BLOCK_ROWS - self.width, DIM), rows.dtype)
         return jnp.concatenate([rows, plgpu.layout_cast(nothing, ROW_LAYOUT)], axis=0)
 
     def seen(self, columns) -> Any:
-        """What a convolution sees of some channels: the block behind the rows before it."""
+        """The inputs of the convolution for some channels: the tail and then the block."""
         block = load(self.made.inputs.at[self.made.request, :, columns], ROW_LAYOUT)
         return jnp.concatenate([self.made.tail(columns), block.astype(jnp.float32)], axis=0)
 
@@ -207,7 +207,7 @@ class BlockOfRows:
         return rounded_silu(total, self.interpreted).astype(self.made.inputs.dtype)
 
     def of_rows(self, section: int) -> Any:
-        """One of the projection's outputs for every row: thread t has that of row t modulo 16."""
+        """An output of the projection for every row: thread t has that of row t modulo 16."""
         inputs, thread = self.made.inputs, row_of_thread()
         place = inputs.shape[2] - 2 * self.made.value_heads + section + self.made.head
         numbers = jnp.zeros_like(thread, jnp.float32)
@@ -231,8 +231,8 @@ class BlockOfRows:
         internals.store(decayed.at[self.made.request, 0, columns_of(self.made.head)], total)
 
     def make_triangle(self) -> None:
-        """What a correction takes from each correction before it, and below that what an output
-        takes from the corrections up to its own; and the factors of products and values."""
+        """Writes the factors of earlier corrections in each correction (A in `block_form.py`) and,
+        below, of corrections in each output (B); and the factors of products and values."""
         self.store_squares()
         for half, products in zip(HALVES, self.products_of_rows()):
             shape = products.shape
@@ -253,7 +253,7 @@ class BlockOfRows:
         internals.store(self.scratch["squares"], (numbers * numbers).sum(axis=1))
 
     def products_of_rows(self) -> list:
-        """Of keys and of queries, with all of both."""
+        """The products of keys, and of queries, with all keys and queries."""
         sums = [zeros_of(STACKED) for _ in HALVES]
         for first in range(0, DIM, PIECE):
             some = pl.ds(first, PIECE)
@@ -262,7 +262,7 @@ class BlockOfRows:
         return sums
 
     def with_products(self, sums: list, some, rights: Iterable) -> list:
-        """The sums for keys and for queries, with products of some of their dimensions."""
+        """Adds the products over some dimensions to the sums for keys and for queries."""
         for i, half in enumerate(HALVES):
             left = load(self.scratch["stacked"].at[pl.ds(half, BLOCK_ROWS), some], LEFT)
             for right in rights:
@@ -270,7 +270,8 @@ class BlockOfRows:
         return sums
 
     def store_factors(self, half: int) -> tuple:
-        """Keys are divided by their lengths here: twice, because so are corrections."""
+        """Stores the factors of one half. They divide keys by their lengths twice, because
+        corrections are divided by them as well."""
         some, rows = pl.ds(half, BLOCK_ROWS), SUMS.reduce(1)
         inverse = lax.rsqrt(load(self.scratch["squares"].at[some], rows) + EPS)
         decayed = load(self.scratch["sums_of_decays"].at[some], rows)
@@ -296,7 +297,7 @@ class BlockOfRows:
             internals.store(self.scratch["products"].at[pl.ds(half, BLOCK_ROWS)], products)
 
     def solve(self) -> tuple:
-        """Corrections and outputs, row after row. A thread has a column."""
+        """Corrections and outputs, row after row. Each thread has one column."""
         triangle, of_products = self.scratch["triangle"], self.scratch["of_products"]
         one = lambda name, row: load(self.scratch[name].at[pl.ds(row, 1)], ROW_LAYOUT)
         products = lambda row: one("products", row) * of_products[row]
@@ -315,8 +316,8 @@ class BlockOfRows:
 
 
 def rounded_silu(x, interpreted: bool) -> Any:
-    """SiLU with a fifth of the instructions and an error in the last bits of float32, of which
-    nothing is left once it is rounded to 16 bits."""
+    """SiLU with a fifth of the instructions. Its error is in the last bits of float32 and vanishes
+    when the result is rounded to 16 bits."""
     return silu(x) if interpreted else each(instruction(SILU), ROW_LAYOUT, x)
 
 

@@ -12,13 +12,13 @@ from pallas_kernels.tiles import Shapes
 DIM = 128
 """The only key_dim and value_dim so far."""
 MOST_ROWS = 64
-"""Rows of a block that is in shared memory as a whole."""
+"""The most rows of a block that must be in shared memory as a whole."""
 BLOCK_ROWS = 16
-"""Rows of a block whose outputs are computed in matrix products."""
+"""The most rows of a block whose outputs are computed in matrix products."""
 
 
 def check_read(query: Shapes, *others: Any) -> None:
-    """Raises `NotForThisKernel` if the kernel cannot do this call, as all of these do."""
+    """Raises `NotForThisKernel`, as all checks here do, if the kernel cannot do this call."""
     check_fold(*others)
 
 

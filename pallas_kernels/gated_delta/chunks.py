@@ -1,4 +1,4 @@
-"""The gated delta rule over chunks of rows, in matrix products.
+"""The gated delta rule over chunks of rows, in matrix products: the reference of `delta_prefill`.
 
 Within a chunk, with G the sums of the log decays up to and including each row, S the state before
 the chunk, and D[i, j] = exp(G[i] - G[j]):
@@ -30,7 +30,7 @@ def in_chunks(
     Float[Array, "batch width value_heads value_dim"],
     Float[Array, "batch value_heads key_dim value_dim"],
 ]:
-    """Outputs and end states, for queries and keys that are normed. All are float32."""
+    """Outputs and end states. Queries and keys are normed already, and everything is float32."""
     width = value.shape[1]
     q, k, v, g, b = (cut(part) for part in (query, key, value, log_decay, beta))
     decayed = jnp.cumsum(g, axis=-1)
@@ -66,8 +66,8 @@ def solved(
     lower: Float[Array, "*chunks chunk_rows chunk_rows"],
     right: Float[Array, "*chunks chunk_rows outputs"],
 ) -> Float[Array, "*chunks chunk_rows outputs"]:
-    """X for (I + `lower`) X = `right`. By substitution, row after row: if keys repeat, the powers
-    of `lower` become so large that an inverse made of them has no right digit."""
+    """Solves (I + `lower`) X = `right` for X by substitution, row after row. An inverse made from
+    powers of `lower` would have no right digit if keys repeat, because the powers become large."""
     return jax.lax.linalg.triangular_solve(
         lower, right, left_side=True, lower=True, unit_diagonal=True
     )

@@ -1,8 +1,9 @@
 """The gated delta rule on Mosaic GPU, row after row, with the states in registers (`rows.py`).
 
-One thread block per request, value head and tile of columns; the columns of a state do not depend
-on each other. Only loads and stores of single threads are used, so the kernels run on every GPU
-since Ampere.
+One thread block (one warpgroup) per request, value head and tile of 64 columns, because the columns
+of a state do not depend on each other. First the block's rows are put into shared memory, then each
+is run through the tile. Only loads and stores of single threads are used, so the kernels run on
+every GPU since Ampere.
 """
 
 from typing import Any
@@ -150,8 +151,8 @@ KINDS = ("normed_keys", "values", "normed_queries")
 
 
 def scratch_of_projected(width: int, recent: int, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Shared memory for rows behind their inputs from before the block, and for two numbers of each
-    row."""
+    """Shared memory for rows of each kind, after the convolution's inputs from before the block,
+    and for each row's decay and beta."""
     rows = recent + in_groups(width)
     numbers = {kind: plgpu.SMEM((THREADS,), jnp.float32) for kind in ("decays", "betas")}
     return {kind: plgpu.SMEM((rows, DIM), jnp.float32) for kind in kinds} | numbers
@@ -170,7 +171,8 @@ def launch(name: str, body, value: Any, outputs: tuple, interpret) -> Any:
 
 
 def launch_over(name: str, body, values: tuple, outputs: tuple, scratch: dict, interpret) -> Any:
-    """The kernel over the tiles of values of this shape."""
+    """The kernel, with a grid of requests, value heads and tiles of columns for values of this
+    shape."""
     batch, _, value_heads, value_dim = values
     return plgpu.kernel(
         named(name, body),
@@ -244,8 +246,8 @@ def prefill(
     count = counts[rows.request]
 
     def some_rows(piece, before):
-        # If the last rows would reach beyond the width, they start earlier; rows that the ones
-        # before them have as well are not run twice.
+        # If the last piece would reach beyond the width, it starts earlier; rows that it shares
+        # with the piece before it are not run twice.
         start = piece * rows.staged
         first = jnp.minimum(start, rows.width - rows.staged)
         rows.stage(first)

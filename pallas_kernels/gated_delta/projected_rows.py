@@ -1,12 +1,12 @@
-"""Rows that a kernel makes itself of the projection of a block (`projection.py`).
+"""Rows that a kernel computes itself from a block's projection (`projection.py`).
 
-Each kind of row, keys for example, lies in shared memory behind the inputs of the convolution from
-before the block, and is convolved in place, some rows at a time:
+Each kind of row, for example the keys, lies in shared memory after the convolution's inputs from
+before the block, and is convolved in place, eight rows at a time:
 
     inputs         t t t a b c d e f ...        t: from before the block
     rows           A B C D E F ...              A of t t t a, B of t t a b
 
-Every kernel makes its rows in the same way, so they have the same bits in all of them.
+`mixer_read` and `mixer_fold` both compute their rows here, so the rows have the same bits in both.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ ONE_PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
 
 @dataclasses.dataclass(frozen=True)
 class ProjectedRows(Rows):
-    """Rows that are made of the projection."""
+    """Rows that are computed from the projection."""
 
     inputs: Any
-    """Batch, width, outputs."""
+    """[batch, width, outputs]"""
     tails: Any
-    """Slots, recent, channels."""
+    """[slots, recent, channels]"""
     taps: Any
     decay_bias: Any
     log_rate: Any
@@ -55,7 +55,7 @@ class ProjectedRows(Rows):
         return (self.taps.shape[1] // DIM - self.value_heads) // 2
 
     def stage(self, count) -> None:
-        """Makes the first `count` rows, and perhaps some more, in shared memory."""
+        """Computes the first `count` rows, and perhaps some more, into shared memory."""
         key_head = lax.div(self.head, self.value_heads // self.key_heads)
         if "normed_queries" in self.scratch:
             self.stage_heads("normed_queries", key_head, count, DIM**-0.5)
@@ -64,7 +64,7 @@ class ProjectedRows(Rows):
         self.stage_decays_and_betas()
 
     def stage_heads(self, name: str, head, count, length: float | None = None) -> None:
-        """One head's rows, at this length if one is given."""
+        """Computes one head's rows, normed to `length` if one is given."""
         columns, rows = pl.ds(head * DIM, DIM), self.scratch[name]
         internals.store(rows.at[pl.ds(0, self.recent)], self.tail(columns))
         block = self.inputs.at[self.request, :, columns]
@@ -96,7 +96,7 @@ class ProjectedRows(Rows):
         return jnp.where(row < length * self.recent, tail, jnp.zeros_like(tail))
 
     def stage_decays_and_betas(self) -> None:
-        """A thread has a row. Each alone would do this for all rows."""
+        """Each thread does this for one row. Otherwise every thread would do it for all rows."""
         heads = self.value_heads
         of_beta = self.inputs.shape[2] - 2 * heads + self.head
         bias, rate = self.decay_bias[self.head], jnp.exp(self.log_rate[self.head])
@@ -105,7 +105,7 @@ class ProjectedRows(Rows):
         internals.store(self.scratch["betas"], sigmoid(self.column(of_beta)))
 
     def column(self, place) -> Any:
-        """One of the projection's outputs for every row, each in a thread."""
+        """An output of the projection for every row: thread t has that of row t."""
         thread = plgpu.broadcasted_iota(jnp.int32, (THREADS,), 0, layout=ONE_PER_THREAD)
         numbers = jnp.zeros_like(thread, jnp.float32)
         for row in range(self.width):

@@ -1,10 +1,10 @@
-"""What a recurrent layer makes of the projection of its tokens, in plain JAX.
+"""Queries, keys, values, decays and betas from a recurrent layer's projection, in plain JAX.
 
     outputs of the projection     queries | keys | values | gates | betas | decays
                                   '------ channels ------'
 
-A convolution along the tokens goes over the channels, each by itself. Gates are for the outputs of
-the rule and not read here.
+A convolution along the tokens is applied to each channel by itself. The gates are applied to the
+outputs of the rule and are not read here.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ def recurrent_rows(
     key_dim: int,
     value_dim: int,
 ) -> Recurrent:
-    """The block behind the convolution; `before` are the channels just before the block."""
+    """The block after the convolution. `before` has the channels of the tokens just before it."""
     heads, channels = decay_bias.shape[0], taps.shape[1]
     values = heads * value_dim
     keys = (channels - values) // 2
@@ -57,7 +57,7 @@ def last_inputs(
     inputs: Float[Array, "batch width outputs"],
     counts: Int[Array, " batch"],
 ) -> Float[Array, "batch recent channels"]:
-    """The last inputs of the convolution once the first `counts` of a block are among them."""
+    """The last inputs of the convolution after the first `counts` tokens of a block."""
     seen = jnp.concatenate([before, inputs[..., : before.shape[2]]], axis=1)
     last = counts[:, None] + jnp.arange(before.shape[1], dtype=counts.dtype)
     return jnp.take_along_axis(seen, last[..., None], axis=1)
@@ -66,8 +66,8 @@ def last_inputs(
 def joined(
     before: Float[Array, "batch recent channels"], mixed: Float[Array, "batch width channels"]
 ) -> Float[Array, "batch positions channels"]:
-    """One behind the other, as a choice that becomes part of the kernel that reads it. A
-    concatenation would be a kernel of its own, which writes all of it."""
+    """`before`, then `mixed`. It is written as a `where`, because XLA fuses that with its reader; a
+    concatenation would be a kernel of its own that writes everything."""
     recent, width = before.shape[1], mixed.shape[1]
     is_before = jnp.arange(recent + width)[:, None] < recent
     padded = lambda x, first, last: jnp.pad(x, ((0, 0), (first, last), (0, 0)))
@@ -77,8 +77,8 @@ def joined(
 def convolve(
     inputs: Float[Array, "batch positions channels"], taps: Float[Array, "taps channels"]
 ) -> Float[Array, "batch width channels"]:
-    """SiLU of each token's sum over itself and the tokens before it, in float32. There are as many
-    outputs as inputs have as many before them."""
+    """SiLU of the weighted sum over each token and the tokens before it, in float32. The first
+    tokens, which do not have enough tokens before them, have no output."""
     count = taps.shape[0]
     width = inputs.shape[1] - count + 1
     wide = jnp.promote_types(inputs.dtype, jnp.float32)

@@ -1,13 +1,13 @@
-"""One row after the other, for a tile of columns of a state in registers.
+"""The gated delta rule (`api.py`), row after row, for a tile of columns of a state in registers.
 
-A warp has 16 columns, whole: four of them in each of four lanes, whose keys are shared out over
-eight lanes. So a sum over keys stays within the warp:
+Each warp has 16 whole columns. A lane has four columns, and eight lanes share the keys of the same
+columns, so a sum over keys stays within the warp:
 
     state [key_dim, 64]     columns   0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63
                             warp         0         1          2          3
 
-Every kernel runs the same `after_row`, so a state has the same bits whichever op computes it,
-however the rows were cut into blocks.
+All kernels that go row by row run the same `after_row`, so a state has the same bits whichever of
+them computes it and however the rows were cut into blocks.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ KEY_LAYOUT, COLUMN_LAYOUT = STATE_LAYOUT.reduce(1), STATE_LAYOUT.reduce(0)
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of a request's block, for one value head and a tile of its columns. Where they come
-    from is said by the classes below."""
+    """The rows of a request's block, for one value head and a tile of its columns. Subclasses bring
+    them to shared memory."""
 
     scratch: dict[str, Any]
 
@@ -49,7 +49,7 @@ class Rows:
         raise NotImplementedError
 
     def decay_and_beta(self, row) -> tuple:
-        """Two numbers of a row, or of the last one if there is no such row."""
+        """The decay and beta of a row, or of the last one if there is no such row."""
         raise NotImplementedError
 
     @property
@@ -65,8 +65,8 @@ class Rows:
         return pl.ds(lax.axis_index("tile") * COLUMNS, COLUMNS)
 
     def run(self, state, first, start, end, out=None) -> Any:
-        """The state after rows [start, end) of those that were staged from `first` on; writes the
-        outputs of each to `out`."""
+        """The state after rows [start, end) of those that are in shared memory, which has rows of
+        the block from `first` on. Writes each row's outputs to `out`, if it is given."""
 
         def one(row, carried):
             before, (decay, strength) = carried
@@ -111,7 +111,7 @@ class GivenRows(Rows):
     log_decay: Any
     beta: Any
     query: Any = None
-    """None if nothing is read."""
+    """None if no outputs are computed."""
 
     @property
     def width(self) -> int:
@@ -139,7 +139,7 @@ class GivenRows(Rows):
             internals.store(some, normed(load(some, rows_in_lanes(DIM)), length))
 
     def decay_and_beta(self, row) -> tuple:
-        """Two numbers of a row, or of the last one, read a row early to hide the wait."""
+        """As in `Rows`. `run` reads them a row early, to hide the wait."""
         place = self.request, jnp.minimum(row, self.width - 1), self.head
         return jnp.exp(self.log_decay[place]), self.beta[place]
 
@@ -150,7 +150,7 @@ def copy(source, target) -> None:
 
 
 def normed(rows, length: float) -> Any:
-    """Each row at this length."""
+    """Each row scaled to this length."""
     inverse = lax.rsqrt((rows * rows).sum(axis=1) + EPS) * length
     return rows * lax.broadcast_in_dim(inverse, rows.shape, [0])
 

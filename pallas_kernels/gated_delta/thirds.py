@@ -1,9 +1,9 @@
 """Products of rows in bfloat16 with a matrix in float32, on the tensor core.
 
-A number in float32 is the sum of three in bfloat16, of which each takes eight of its bits. Products
-of two numbers in bfloat16 are exact in float32, so nothing is rounded before they are added up.
-Matrix instructions take two neighbouring inputs of an output in one register. In shared memory the
-outputs are neighbours, so each thread loads its numbers one by one and pairs them.
+A float32 number is the sum of three bfloat16 numbers, each of which takes eight of its bits. A
+product of two bfloat16 numbers is exact in float32, so nothing is rounded before products are added
+up. Matrix instructions take two neighbouring inputs of an output in one register. In shared memory
+the outputs are neighbours, so each thread loads its numbers one by one and pairs them.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def add_product(sums, left, right, interpreted: bool) -> Any:
 
 
 def thirds_of(numbers, interpreted: bool) -> tuple:
-    """Three arrays in bfloat16 with this sum, the largest first."""
+    """Three bfloat16 arrays whose sum these numbers are, the largest first."""
     if interpreted:
         return tuple(part.astype(jnp.bfloat16) for part in rounded_thirds(numbers))
     shape = numbers.shape
@@ -75,7 +75,7 @@ def rounded_pair(first, second) -> Any:
 
 
 def less(number, widen: str, pair) -> Any:
-    """A number less the half of a pair that was rounded from it."""
+    """A number minus the bfloat16 that it was rounded to, the half of `pair` that `widen` takes."""
     declared = "{ .reg .b32 half; .reg .f32 wide;"
     text = f"{declared} {widen} mov.b32 wide, half; sub.rn.f32 $0, $1, wide; }}"
     return ptx(text, number, pair, result_types=float32_type())

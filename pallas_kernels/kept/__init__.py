@@ -1,8 +1,8 @@
-"""Lowered kernels, kept from one process to the next.
+"""A cache of lowered kernels that later processes read.
 
-Lowering a kernel is Python and takes seconds. A kernel changes less often than the models that call
-it, so it pays to keep it apart from the programs that it is part of; and those that are missing can
-be lowered by several processes at once.
+Lowering a kernel runs in Python and takes seconds. A kernel changes less often than the models that
+call it, so it is kept apart from the programs that it is part of. Kernels that are missing can be
+lowered by several processes at once.
 """
 
 from pallas_kernels.kept.call import keep_lowered_kernels, kept, lowered_by_workers

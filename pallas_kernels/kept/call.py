@@ -1,4 +1,4 @@
-"""`kept`, for functions that call a GPU kernel."""
+"""`kept`: a `jax.jit` for functions that call a GPU kernel, which keeps the lowered kernel."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ class _Keeping:
     files: Files | None = None
     workers: Workers | None = None
     users: int = 0
-    """How many threads are inside of `lowered_by_workers`."""
+    """How many threads are inside `lowered_by_workers`."""
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
@@ -36,15 +36,15 @@ _keeping = _Keeping()
 
 
 def keep_lowered_kernels(files: Files | None) -> None:
-    """From now on, keeps what this process lowers in these files, and reads it from there."""
+    """From now on, this process keeps lowered kernels in these files and reads them from there."""
     _keeping.files = files
 
 
 @contextmanager
 def lowered_by_workers() -> Iterator[None]:
-    """Kernels of programs that are traced inside this block are lowered in other processes, if
-    kernels are kept. A program that is lowered waits for its kernels. Meanwhile kernels are
-    compiled, in threads. Several threads share the processes, which end with the last of them."""
+    """If kernels are kept, other processes lower the kernels of programs that are traced inside
+    this block. Lowering a program waits for its kernels. Threads compile kernels that are lowered
+    already. Several threads may be inside; the processes end when the last one leaves."""
     with _keeping.lock:
         _keeping.users += 1
         _keeping.workers = _keeping.workers or Workers()

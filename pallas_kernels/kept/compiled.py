@@ -1,4 +1,4 @@
-"""Kernels that are compiled, or loaded, before the programs that call them.
+"""Compiles or loads kernels before the programs that call them.
 
 XLA compiles the Mosaic kernels of a program one after the other, half a second or more for each,
 but it keeps them for the whole process, by a hash of what they are lowered to. A kernel that was
@@ -32,7 +32,7 @@ def make_ready(name: str, exported: jax.export.Exported, files: Files) -> None:
 
 
 def _compiler() -> str:
-    """What compiles kernels, beside what their names stand for."""
+    """A hash of the compiler's version, which the names of kernels do not include."""
     return hashlib.sha256(jax.local_devices()[0].client.platform_version.encode()).hexdigest()[:16]
 
 
@@ -41,7 +41,7 @@ def _loads(content: bytes) -> bool:
     try:
         devices = jax.local_devices()[:1]
         serialize_executable.deserialize_and_load(*pickle.loads(content), execution_devices=devices)
-    except Exception as error:  # damaged, or of another compiler that says the same of itself
+    except Exception as error:  # damaged, or of another compiler with the same version text
         log.info("compiling a kernel again, since what was kept cannot be loaded: %s", error)
         return False
     return True

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Files(Protocol):
-    """Contents by name."""
+    """A store of bytes by name."""
 
     def read(self, name: str) -> bytes | None:
         """What was written under this name, or None."""

@@ -1,4 +1,4 @@
-"""One kernel for arguments of certain shapes, how it is lowered, and how that is written down."""
+"""One kernel for arguments of certain shapes: how it is named, lowered and serialized."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ import jax.export
 from pallas_kernels.kept.surroundings import surroundings
 
 JITTED = "__jitted__"
-"""The attribute of a kept function that has the function under `jax.jit`."""
+"""The attribute of a kept function that holds its `jax.jit`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Kernel:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def lower(self, jitted: Callable[..., Any] | None = None) -> bytes:
-        """The lowered kernel, written down. The function is imported if it is not given."""
+        """The lowered kernel, serialized. The function is imported if it is not given."""
         function = bound(jitted or self._imported(), self)
         return _written(_lowered(function, self.shapes))
 
@@ -62,8 +62,8 @@ def bound(jitted: Callable[..., Any], kernel: Kernel) -> Any:
 
 
 def _lowered(function: Callable[..., Any], shapes: tuple[Any, ...]) -> jax.export.Exported:
-    # The kernel's call is not among those that jax keeps stable. It need not be: the version of
-    # jax is part of the name.
+    # jax does not promise that later versions can run this custom call. They need not: the version
+    # of jax is part of the name.
     checks = [
         jax.export.DisabledSafetyCheck.custom_call(name) for name in ("mosaic_gpu_v2", "mosaic_gpu")
     ]
@@ -81,7 +81,7 @@ def _written(exported: jax.export.Exported) -> bytes:
 
 
 def read(content: bytes) -> jax.export.Exported | None:
-    """A lowered kernel that was written down; None if the content is something else."""
+    """The lowered kernel that was serialized; None if the content is something else."""
     try:
         fields: dict[str, Any] = pickle.loads(content) | {NOT_KEPT: None}
         return jax.export.Exported(**fields)

@@ -1,6 +1,6 @@
-"""A call of a kernel that need not be lowered when the call is traced, but when the program is.
+"""A call of a kernel that is lowered when the program is lowered, not when the call is traced.
 
-Meanwhile other processes can lower it.
+In between, other processes can lower the kernel.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 Lowered = Callable[[], jax.export.Exported]
-"""Waits for a lowered kernel."""
+"""Waits for a lowered kernel and returns it."""
 
 _call = Primitive("kernel_lowered_later")
 _call.multiple_results = True

@@ -1,4 +1,4 @@
-"""What decides how a kernel is lowered beside its call: our sources, jax and its settings."""
+"""What decides how a kernel is lowered besides its arguments: our sources, jax and its settings."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ OF_THE_PROCESS = ("platform", "cuda_visible_devices")
 
 
 def settings() -> dict[str, object]:
-    """Those settings of jax that may change a program."""
+    """The settings of jax that may change a program."""
     return {
         name: value
         for name, value in sorted(jax.config.values.items())
@@ -23,7 +23,7 @@ def settings() -> dict[str, object]:
 
 
 def shared_settings() -> dict[str, object]:
-    """Those of them that processes with other devices can share."""
+    """Those of `settings` that processes with other devices can share."""
     return {
         name: value
         for name, value in settings().items()
@@ -60,4 +60,4 @@ def sources() -> str:
     return hash_of_sources(package.parent, [package.name])
 
 
-sources()  # now, while they are imported: a source that is edited later is not what this runs
+sources()  # hashed at import, because a source that is edited later is not what this process runs

@@ -9,10 +9,10 @@ from pallas_kernels.kept.surroundings import adopt, surroundings
 
 
 def main() -> None:
-    """Answers until its standard input is closed. An empty answer says that it cannot lower this
-    kernel, or would not lower it as the process that asks."""
+    """Answers until standard input is closed. An empty answer says that this process cannot lower
+    the kernel, or would lower it in another way than the process that asks."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints does not print into the answers
+    os.dup2(2, 1)  # anything that is printed goes to stderr, not into the answers
     while (request := _read(sys.stdin.buffer)) is not None:
         answer = _answer(request)
         answers.write(len(answer).to_bytes(8) + answer)
@@ -29,5 +29,5 @@ def _answer(request: bytes) -> bytes:
         settings, expected_surroundings, kernel = pickle.loads(request)
         adopt(settings)
         return kernel.lower() if surroundings() == expected_surroundings else b""
-    except Exception:  # the process that asks will meet it too, and says what it was
+    except Exception:  # the process that asks lowers the kernel itself, and raises what is wrong
         return b""

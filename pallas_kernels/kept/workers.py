@@ -20,7 +20,7 @@ HOME = str(Path(__file__).resolve().parents[2])
 
 
 class Workers:
-    """Starts a process when there is a kernel and no idle process, up to a most.
+    """Starts a process when there is a kernel and no idle process, up to `most` processes.
 
     Whatever goes wrong with a process, its kernel is lowered by the caller instead. A process ends
     with this one, because its standard input is then closed.
@@ -36,8 +36,9 @@ class Workers:
     def lower(
         self, kernel: Kernel, then: Callable[[bytes], None] = lambda _: None
     ) -> Callable[[], bytes | None]:
-        """A function that waits for the lowered kernel; None means that the caller has to do it.
-        `then` is called with the lowered kernel in a thread, for which nobody waits but `close`.
+        """Returns a function that waits for the lowered kernel. It returns None if the caller has
+        to lower the kernel. `then` is called with the lowered kernel in a thread, for which only
+        `close` waits.
 
         The process takes over the settings of jax that the calling thread has now."""
         request = pickle.dumps((shared_settings(), surroundings(), kernel))
@@ -54,8 +55,8 @@ class Workers:
     def _begun[Result](
         self, function: Callable[..., Result], *arguments: Any
     ) -> "Future[Result] | None":
-        """A call in one of the threads. None if there are none, or if they are ended: by another
-        thread that closes this, or by the end of the interpreter."""
+        """Begins a call in one of the threads. None if there are no threads, or if they have ended
+        because another thread called `close` or the interpreter is ending."""
         with suppress(RuntimeError):
             return None if self._threads is None else self._threads.submit(function, *arguments)
         return None

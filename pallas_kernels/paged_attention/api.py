@@ -73,8 +73,8 @@ def filled_attention(
     filled_batch: int,
     implementation: Implementation = "auto",
 ) -> Float[Array, "filled width heads head_dim"]:
-    """`paged_attention` whose result has `filled_batch` requests, for a next kernel that takes
-    whole tiles. The values of the requests beyond the batch are undefined."""
+    """`paged_attention` with a result padded to `filled_batch` requests, because the next kernel
+    takes whole tiles. The values of the requests beyond the batch are undefined."""
     return PAGED_ATTENTION(
         implementation,
         query,

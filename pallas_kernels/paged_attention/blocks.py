@@ -74,23 +74,26 @@ def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
 
 
 MOST_IN_LARGE_CLUSTERS = 64
-"""Thread blocks on the GPU at most if clusters have more than two. The thread blocks of a cluster
-must be neighbours on the chip; with more of them the last clusters would wait for the first."""
+"""The most thread blocks of a call whose clusters have more than two. The thread blocks of a
+cluster must be neighbours on the chip; if a call had more of them, its last clusters would wait for
+the first to end."""
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200. `scripts/bench_kernels.py --sweep` prints the times behind `choose_sizes`."""
+"""Multiprocessors of an H100 or H200. `scripts/bench_kernels.py --sweep` prints the times behind
+`choose_sizes`."""
 
 
 WIDE_HEAD = 256
-"""A tile of 64 positions of heads this wide takes half of the registers, which the accumulator
-needs, and no mailbox fits beside two of them in shared memory."""
+"""Heads this wide have tiles of fewer positions: their accumulator takes half of a thread's
+registers, and two tiles of 64 positions leave no room for a mailbox in shared memory."""
 SHORT_TILES = {"kv_tile": 32, "stages": 3}
 FEWER_SHORT_TILES = {"kv_tile": 32, "stages": 2}
-"""For splits whose queries need shared memory twice (`Plan.staged`)."""
+"""For calls with splits, if their queries need shared memory twice (`Plan.staged`)."""
 
 
 def choose_sizes(shape: Shape) -> BlockSizes:
-    """As many splits as can run at the same time."""
+    """As many splits as can run at the same time; with more than one tile of rows, no splits but
+    two warpgroups."""
     tiles = SHORT_TILES if shape.head_dim >= WIDE_HEAD else {}
     if shape.width * shape.group > TILE_ROWS:
         return BlockSizes(**tiles, warpgroups=2)

@@ -1,4 +1,17 @@
-"""The body of the paged attention kernel: what one warpgroup of a thread block does."""
+"""The body of the paged attention kernel: what one warpgroup of a thread block does.
+
+It holds 64 rows of queries q in shared memory, and for each of them a maximum m, a sum of weights l
+and an accumulator acc in registers. For each tile of keys k and values v (online softmax):
+
+    s   = q k^T * scale, masked                       wgmma
+    m'  = max(m, row maximum of s)
+    p   = exp2(s - m')
+    l   = l * exp2(m - m') + row sum of p
+    acc = acc * exp2(m - m') + p v                    wgmma
+
+The first warpgroup also starts the bulk copies of later tiles (`loading.py`). In the epilogue the
+splits combine their results (`splits.py`), and each token's heads are written by a bulk copy.
+"""
 
 import dataclasses
 import functools
@@ -22,7 +35,7 @@ SHORT_TILE_LAYOUT = plgpu.Layout.WGMMA_TRANSPOSED
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a row block sees: positions in [start, end), and each of its rows those in
+    """The positions that are visible to a row block, [start, end), and to each of its rows,
     [first, last]. A bound that hides nothing is None."""
 
     first: Any
@@ -39,8 +52,8 @@ def attend(
     row_block, split = lax.axis_index("rows"), lax.axis_index("split")
     warpgroup = lax.axis_index("warpgroup")
     row_tile = row_block * plan.sizes.warpgroups + warpgroup
-    # If the last tile would reach beyond the width, it starts earlier; rows that the tile before it
-    # has as well are not stored twice.
+    # If the last tile would reach beyond the width, it starts earlier; rows that it shares with the
+    # tile before it are not stored twice.
     first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
 
     skipped = steps_before_window(plan, lengths, request, row_block, split)
@@ -98,14 +111,14 @@ def steps_of(plan: Plan, end, split):
 
 
 def first_token(plan: Plan, row_block):
-    """The first token of the block that a row block has queries of."""
+    """The first token of the block whose queries are in this row block."""
     rows = plan.sizes.warpgroups * plan.tiling.span
     return jnp.minimum(row_block * rows, plan.shape.width - plan.tiling.span)
 
 
 def steps_before_window(plan: Plan, lengths, request, row_block, split):
-    """How many of the split's first tiles no row of the row block sees; None without a window, so
-    that nothing has to wait for the length."""
+    """How many of the split's first tiles are hidden from all rows of the row block. None without
+    a window, so that no load has to wait for the length."""
     if plan.mask.window is None:
         return None
     start = plan.mask.first_seen(lengths[request], first_token(plan, row_block))
@@ -131,7 +144,8 @@ def load_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
 
 
 def first_visible(plan: Plan, length, first):
-    """The first position that each row sees, one for all rows if the window is the block's."""
+    """The first position that each row sees; one number if all rows see the same from there on, and
+    None without a window."""
     if plan.mask.window is None or plan.mask.window_of_block:
         return plan.mask.first_seen(length, first)
     return plan.mask.first_seen(length, first + token_of_row(plan))
@@ -154,7 +168,7 @@ def attend_tile(plan: Plan, loader: Loader, step, steps, sums, bounds: Bounds):
     m, l, acc = sums
     scratch, shared = loader.scratch, plan.sizes.warpgroups > 1
     # A single warpgroup refills a stage as soon as it has used it. Warpgroups that share the stages
-    # refill one a step later, so that they do not wait for the slowest of them at once.
+    # refill a stage one step later, so that they need not wait at once for the slowest of them.
     finished = step - 1 if shared else step
     pages = loader.pages(finished + plan.sizes.stages)
     if shared:
@@ -204,7 +218,7 @@ def visible(base, shape, bounds: Bounds):
 
 
 def by_row(bound, shape):
-    """A bound of each row, or one bound of all, for every score."""
+    """A bound that can be compared with scores of this shape, from one per row or one for all."""
     return lax.broadcast_in_dim(bound, shape, [0]) if bound.ndim else bound
 
 
@@ -219,13 +233,13 @@ def clear_unseen(plan: Plan, v_tile, base, bounds: Bounds, loader: Loader) -> No
     def _():
         @pl.when(loader.warpgroup == 0)
         def _():
-            # Rows of the layout are columns of a tile that is too short for it.
+            # The layout has 64 rows. A tile of fewer positions is loaded transposed instead.
             short = plan.sizes.kv_tile % TILE_ROWS != 0
             tile, layout = (v_tile.T, SHORT_TILE_LAYOUT) if short else (v_tile, TILE_LAYOUT)
             of_position = layout.reduce(0 if short else 1)
             v = plgpu.load(tile, layout=layout)
-            # Numbered along one axis: an iota of two axes counts on within a thread's pair, which
-            # in the transposed layout are two columns of one position.
+            # Numbered along one axis: a two-axis iota counts up within a thread's pair of numbers,
+            # but in the transposed layout both numbers of a pair belong to one position.
             position = base + plgpu.broadcasted_iota(
                 jnp.int32, (plan.sizes.kv_tile,), 0, layout=of_position
             )

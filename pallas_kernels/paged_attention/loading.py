@@ -12,8 +12,8 @@ from pallas_kernels.paged_attention.plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """Loads the tiles of one split. Step s uses its s-th tile that is not skipped,
-    which is in stage s % stages."""
+    """Loads the tiles of one split. Step s uses the s-th of the tiles that are not skipped, from
+    stage s % stages."""
 
     plan: Plan
     key_pages: Any
@@ -40,7 +40,8 @@ class Loader:
         return [self.base(step) + j * tiling.copy_rows for j in range(tiling.copies)]
 
     def pages(self, step) -> list:
-        """Page ids for `fetch`, read early to hide the wait. Beyond the table: its last entry."""
+        """Page ids for `fetch`, read early to hide the wait. Positions beyond the table get its
+        last entry."""
         shape = self.plan.shape
         entries = [
             jnp.minimum(lax.div(position, shape.page_size), shape.max_pages - 1)

@@ -51,7 +51,8 @@ class Plan:
 
     @property
     def value_bytes_per_row(self) -> int:
-        """A matrix instruction multiplies as many positions at once as numbers are swizzled."""
+        """The swizzle of the values, in bytes. `wgmma` takes as many positions at once as numbers
+        are swizzled together, so a tile of 32 positions needs a swizzle of 64 bytes."""
         return min(128, self.sizes.kv_tile * jnp.dtype(self.dtype).itemsize)
 
     @property
@@ -99,9 +100,9 @@ class Plan:
         return scratch
 
     def copied_by_token(self, shape: tuple[int, ...]) -> Any:
-        """Shared memory from which bulk copies take the rows of single tokens. For wide heads
-        newer compilers would search for a tiling for minutes; that of jax 0.11 does not, and cannot
-        use one that is given."""
+        """Shared memory from which bulk copies take the rows of single tokens. Wide heads get an
+        explicit tiling, because newer versions of jax would search for one for minutes. jax 0.11
+        does not search, and cannot use a given one."""
         if self.shape.head_dim < WIDE_HEAD or not STORES_ANY_LAYOUT:
             return plgpu.SMEM(shape, self.dtype)
         return unswizzled(shape, self.dtype, (math.gcd(self.shape.group, TILE_ROWS), shape[-1]))
@@ -133,7 +134,7 @@ def require_same_dtype(
 
 
 def require_tiles_fit(shape: Shape, dtype, kv_tile: int, head_dims=HEAD_DIMS) -> None:
-    """What both kernels need, with `kv_tile` positions per tile."""
+    """The requirements of both kernels, with `kv_tile` positions per tile."""
     require(
         shape.group <= TILE_ROWS,
         f"{shape.group} query heads per key-value head",

@@ -1,8 +1,10 @@
 """Paged attention on Mosaic GPU for every GPU since Ampere: mma.sync, no bulk copies.
 
-One thread block per request, key-value head and 64 rows. The keys and values of the next tile are
-prefetched into registers while the current tile is multiplied. The kernel compiles for sm_80, 89,
-90, 100 and 120. It has run only on an H100 and has not been timed, so "auto" does not take it.
+The online softmax is that of `kernel.py`. One thread block (one warpgroup) takes a request, a
+key-value head and 64 rows, and goes through the whole context without splits. The keys and values
+of the next tile are prefetched into registers while the current tile is multiplied. The kernel
+compiles for sm_80, 89, 90, 100 and 120. It has run only on an H100 and has not been timed, so
+"auto" does not take it.
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ from pallas_kernels.tiles import Shapes, load, named, rows_in_lanes
 KV_TILE = 32
 WARPS = 4
 HEAD_DIMS = (64, 128)
-"""Wider ones do not fit in the registers beside the next tile."""
+"""Wider heads do not fit in the registers beside the next tile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +197,7 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
     )
     sums = (filled(MASKED), filled(0.0), zeros(call, call.shape.head_dim))
     (_, l, acc), _ = lax.fori_loop(first_step, steps, attend_tile, (sums, fetch(first_step)))
-    # The total is about 1 or more for a row with visible positions; a row without any becomes 0.
+    # A row that sees any position has a total of about 1 or more; one that sees none becomes 0.
     attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
     o[...] = attended.astype(call.dtype)
     # The output is staged in shared memory, so that whole sectors are written.

@@ -1,4 +1,4 @@
-"""Which positions the tokens of a block see, as the kernels need it: from a first one on."""
+"""The mask of a call, and the first position that it leaves visible, which the kernels need."""
 
 import dataclasses
 from typing import Any
@@ -17,8 +17,8 @@ class Mask:
     window_of_block: bool = False
 
     def first_seen(self, length, token) -> Any:
-        """The first position that this token of a block at `length` sees; None if it is 0 in every
-        block. Earlier tokens see it too, or an earlier one."""
+        """The first position that this token of a block sees, with `length` positions before the
+        block; None without a window. It is never later for an earlier token."""
         if self.window is None:
             return None
         first = length if self.window_of_block else length + token + 1
@@ -26,7 +26,7 @@ class Mask:
 
 
 def require_seen_by_kernels(mask: Mask, width: int) -> None:
-    """In the kernels a window hides only what lies before a token, nothing behind it."""
+    """Refuses windows that hide positions after a token: the kernels hide only those before it."""
     behind = not (mask.causal or mask.window_of_block or mask.window is None)
     require(
         not behind or (mask.window or 0) >= width,

@@ -135,6 +135,6 @@ def add(sums):
 
 
 def divide(out, total):
-    """`out / total`. The total is about 1 or more for a row with visible positions; a row without
-    any becomes 0."""
+    """`out / total`. A row that sees any position has a total of about 1 or more; one that sees
+    none becomes 0."""
     return out / lax.broadcast_in_dim(jnp.maximum(total, 1e-20), out.shape, [0])

@@ -30,11 +30,11 @@ def qkv_write(
     A token's fused qkv has the query heads first, then the key heads, then the value heads. Without
     query heads (group 0, `query_norm` None) only keys and values are written.
 
-    `qkv` has one or more parts, whose sum is rounded to the dtype of the pages: float32 parts of a
-    matrix product that was split over its inputs (`split_product`), or one whole product. It may
-    have more requests than `cells`, as padding for the previous kernel; these are ignored. `cos`
-    and `sin` are float32, for the rotate-half convention. Norms and rotation are float32;
-    the norms' scales may be float32 or have the dtype of the pages.
+    `qkv` is either the float32 parts of a matrix product that was split over its inputs
+    (`split_product`), or a whole product as one part. The sum of the parts is rounded to the dtype
+    of the pages. `qkv` may have more requests than `cells`, because the previous kernel may need
+    padding; these are ignored. `cos` and `sin` are float32, for the rotate-half convention. Norms
+    and rotation are float32; the norms' scales may be float32 or have the dtype of the pages.
 
     `cells[r, i]` is the cell for token i of request r: `page * page_size + offset`. Tokens that
     must not be kept go to page 0, the trash page, where several tokens may share a cell.

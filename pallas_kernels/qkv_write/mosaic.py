@@ -3,8 +3,9 @@
     fused qkv    | query heads ...... | key heads | value heads |      head_dim numbers each
     tiles        |  8  |  8  |  8  |  8  |     8     |     8     |
 
-A tile may hold query, key and value heads. They are normed and rotated in registers. Then each run
-of heads that are neighbours in the output as well is written by one bulk copy.
+A tile may hold query, key and value heads. The parts of the product are added up, and the heads are
+normed and rotated in registers. Heads that are also neighbours in their output, the packed queries
+or a page, form a run, which is written from shared memory by one bulk copy.
 """
 
 import dataclasses
@@ -175,8 +176,8 @@ def write_tile(
 ) -> None:
     request, token = lax.axis_index("request"), lax.axis_index("token")
     start = lax.axis_index("tile") * HEADS_PER_TILE
-    # If the last tile would reach beyond the heads, it starts earlier; heads that the tile before
-    # it has as well are not written twice.
+    # If the last tile would reach beyond the heads, it starts earlier; heads that it shares with
+    # the tile before it are not written twice.
     base = jnp.minimum(start, heads.all - HEADS_PER_TILE)
     tile = (request, token, pl.ds(base, HEADS_PER_TILE))
     product = add_parts([qkv.at[(part, *tile)] for part in range(qkv.shape[0])], heads, done.dtype)

@@ -1,4 +1,4 @@
-"""The gate of an MLP, rounded to 8 bits for the product after it."""
+"""The gated activation of an MLP, rounded to 8 bits for the product that follows."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ def silu_gate(
     rounding: Rounding,
     implementation: Implementation = "auto",
 ) -> RoundedRows:
-    """`silu(gate) * up`, where `gate` and `up` are beside each other, rounded to 8 bits.
+    """`silu(gate) * up`, rounded to 8 bits; each token's `gate_up` has gate first, then up.
 
-    `gate_up` is a product as `fp8_product_in_parts` leaves it: parts in float32 whose sum it is, or
-    one part in `dtype`. The sum is rounded to `dtype`, as the product in one part would be, and so
-    is the result before it is rounded to 8 bits, as `fp8_product` would round it.
+    `gate_up` is what `fp8_product_in_parts` returns: float32 parts that are still to be added up,
+    or one part in `dtype`. Their sum is rounded to `dtype`, as an unsplit product would be. The
+    result is rounded to `dtype` too, and then to 8 bits, as `fp8_product` would round it.
     """
     return SILU_GATE(implementation, gate_up, dtype=dtype, rounding=rounding)
 

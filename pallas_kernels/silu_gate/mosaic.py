@@ -1,4 +1,8 @@
-"""`silu_gate` on Mosaic GPU. A thread block rounds one piece of eight rows, or one row."""
+"""`silu_gate` on Mosaic GPU: adds the parts, computes silu(gate) * up, rounds to 8 bits.
+
+All numbers that share a scale are in the same thread block (one warpgroup): it takes a piece of
+eight rows if each piece of a row has a scale, or else one whole row.
+"""
 
 import functools
 import math
@@ -28,7 +32,7 @@ from pallas_kernels.tiles import THREADS, Shapes, load, named, strided
 
 ACTIVATIONS = jnp.dtype(jnp.bfloat16)
 NUMBERS_OF_THREAD = 16
-"""Of a row, that a thread makes at a time."""
+"""Numbers of a row that a thread computes at a time."""
 
 
 def silu_gate(
@@ -93,8 +97,8 @@ def eight(tiles: RowTiles, gate_up, numbers, scales) -> None:
 
 
 def one_row(tiles: RowTiles, gate_up, numbers, scales) -> None:
-    """Rounds one row, of which all is kept in registers, in 16 bits. Only a share of it is in 32
-    bits at a time."""
+    """Rounds one row. All of it stays in registers, in 16 bits, until its largest magnitude is
+    known; it is computed in shares, because in 32 bits it would need too many registers."""
     row, inner = lax.axis_index("row"), numbers.shape[1]
     size = share_of_row(inner)
     layout, made, places = strided(size, ACTIVATIONS), [], []
@@ -106,13 +110,14 @@ def one_row(tiles: RowTiles, gate_up, numbers, scales) -> None:
 
 
 def share_of_row(inner: int) -> int:
-    """The largest equal share of a row of which a thread has no more than `NUMBERS_OF_THREAD`."""
+    """The size of the largest equal shares of a row of which a thread has at most
+    `NUMBERS_OF_THREAD`."""
     most, shares = THREADS * NUMBERS_OF_THREAD, range(1, inner // THREADS + 1)
     return next(inner // n for n in shares if inner % (n * THREADS) == 0 and inner // n <= most)
 
 
 def total(gate_up, place: tuple, layout) -> Any:
-    """The sum of all parts there, rounded as the product in one part would be."""
+    """The sum of all parts at this place, rounded as an unsplit product would be."""
     parts = [load(gate_up.at[part, *place], layout) for part in range(gate_up.shape[0])]
     wide = [part.astype(jnp.float32) for part in parts]
     return sum(wide[1:], wide[0]).astype(ACTIVATIONS).astype(jnp.float32)

@@ -125,19 +125,22 @@ def test_a_program_fits(shapes, left, budget, must, others_first):
 
 
 @settings(deadline=None)
-@given(SOME_SHAPES, LENGTHS, st.integers(1, 5000))
+@given(SOME_SHAPES, LENGTHS, st.integers(1, 5000), st.sampled_from([0, 16, 64, 4096]))
 def test_every_prompt_is_read_and_who_came_first_waits_for_two_budgets_at_most(
-    shapes, left, budget
+    shapes, left, budget, saves_every
 ):
     rest, waited = list(left), 0
+    halts = [(count - 1) // saves_every * saves_every if saves_every else 0 for count in left]
     most = 2 * max(budget, *(batch * width for batch, width in shapes.prefill_shapes))
-    for chunk in chunks_of(shapes, left, budget):
+    for chunk in chunks_of(shapes, left, budget, saves_every):
         first = next(row for row, count in enumerate(rest) if count)
         waited = 0 if first in chunk.rows else waited + chunk.tokens
         assert waited <= most
         assert all(rest[row] for row in chunk.rows)
         for row in chunk.rows:
-            rest[row] -= min(chunk.width, rest[row])
+            read = left[row] - rest[row]
+            until_halt = halts[row] - read if read < halts[row] else rest[row]
+            rest[row] -= min(chunk.width, until_halt)
     assert not any(rest)
 
 

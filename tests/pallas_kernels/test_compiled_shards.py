@@ -22,6 +22,7 @@ from jaxspec.engine.step.state import empty_state
 from jaxspec.engine.step.steps import decode_step
 from jaxspec.layers.kernels import SHARDED
 from jaxspec.layers.shards import AXIS, Shards
+from jaxspec.layers.sums import PSUM_ASKED_FOR
 from jaxspec.models import sharding
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import random_params
@@ -184,18 +185,26 @@ def test_a_step_that_samples_gathers_few_numbers_of_each_token(mesh):
     assert 100 * most_gathered(text) < rows * config.vocab_size * 4, "not the logits"
 
 
-@needs_compiler
-def test_a_step_of_a_hybrid_over_two_gpus(mesh):
+def hybrid_of_four_layers():
     config = qwen35("qwen3.5-4b")
     decoder = dataclasses.replace(config.decoder, num_layers=4)
-    config = dataclasses.replace(config, decoder=decoder, layer_kinds=config.layer_kinds[:4])
+    return dataclasses.replace(config, decoder=decoder, layer_kinds=config.layer_kinds[:4])
+
+
+@needs_compiler
+@pytest.mark.parametrize("exchange", ["psum", "mosaic"])
+def test_a_step_of_a_hybrid_over_two_gpus(mesh, exchange):
+    config, shards = hybrid_of_four_layers(), Shards(DEVICES, exchange=exchange)
     draft = drafter_of(config, (0, 1))
-    text, models = compiled_step(Qwen35(config, (0, 1), jnp.bfloat16), draft, mesh)
+    text, models = compiled_step(Qwen35(config, (0, 1), jnp.bfloat16), draft, mesh, shards=shards)
     attending, recurrent = 1 + DRAFTER_LAYERS, 3
-    assert kernels_in(text) == 2 * attending + DRAFTER_LAYERS + 2 * recurrent, (
-        "queries, attention, and context; reading a block, and folding in what is kept of it"
+    sums = 2 * (attending + recurrent)
+    in_kernels = sums if exchange == "mosaic" else 0
+    assert kernels_in(text) == 2 * attending + DRAFTER_LAYERS + 2 * recurrent + in_kernels, (
+        "queries, attention, and context; reading a block, and folding in what is kept of it; sums"
     )
-    assert sums_in(text) == 2 * (attending + recurrent) + 2, "two per layer, one per embedding"
+    assert sums_in(text) == sums - in_kernels + 2, "two per layer, one per embedding"
     said = said_of(models.target, draft.block_size)
     kernels = ("paged_attention", "mixer_read", "mixer_fold", "delta_prefill")
     assert {said[op] for op in kernels} == {"mosaic"} and said["dense_chain"] == SHARDED
+    assert said["exchange_norm"] == ("mosaic" if exchange == "mosaic" else PSUM_ASKED_FOR)

@@ -1,4 +1,4 @@
-"""The host's copy of what the device knows of each request's drafts when it shares out tokens."""
+"""The host's copy of the outcomes by which the device shares out tokens among the requests."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,13 +12,13 @@ Counts = tuple[Float[np.ndarray, " drafts"], Float[np.ndarray, " drafts"]]
 
 
 class RequestOutcomes:
-    """Tried and kept drafts of every request, by their place in the block."""
+    """How many drafts of every request were tried and kept, by their place in the block."""
 
     def __init__(self, num_drafts: int):
         self.num_drafts = num_drafts
         self._counts: dict[int, Counts] = {}
         self._unread: dict[int, tuple[int, int]] = {}
-        """The last outcome of each request that is not in its counts yet: all of a step are added
+        """Last outcomes of requests that are not in their counts yet. All those of a step are added
         at once, which is cheaper."""
 
     def commit(self, request: int, num_drafts: int, accepted: int) -> None:
@@ -31,7 +31,7 @@ class RequestOutcomes:
         self._unread.pop(request, None)
 
     def survival(self, requests: Sequence[int]) -> Float[np.ndarray, "batch drafts"]:
-        """The chance of every draft of these requests that it and all before it are accepted."""
+        """For every draft of these requests, the chance that it and all before it are accepted."""
         self._read(list(self._unread))
         if not requests:
             return np.zeros((0, self.num_drafts))

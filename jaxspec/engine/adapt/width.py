@@ -47,8 +47,8 @@ def choose_width(
 ) -> int:
     """The width with most tokens per second, or the current one if that is hardly slower.
 
-    With the chances of the drafts of every speculating request, a step of some width shares out
-    its tokens among the requests.
+    With `survival`, the chances of the drafts of every speculating request, the tokens of a step
+    are shared out among the requests.
     """
 
     def tokens(width: int) -> float:
@@ -74,9 +74,9 @@ class AdaptiveWidth:
         self.costs = costs
         self.widths = sorted({width for _, width in costs})
         self.of_requests = RequestOutcomes(self.widths[-1] - 1) if shares_tokens else None
-        """What is known of each request, if a step shares out its tokens among them."""
+        """Outcomes of each request's drafts; None unless a step shares out its tokens."""
         self.long_run_rates = initial_rates(self.widths[-1] - 1)
-        """Rates over all requests together; places that are not being verified have estimates."""
+        """Rates over all requests together. Those of places that are not verified are estimates."""
         self.outcomes: dict[int, deque[tuple[int, Outcome]]] = {}
         """The most recent outcomes of each speculating request, each with the step number at which
         its result was read."""
@@ -107,7 +107,7 @@ class AdaptiveWidth:
         speculating = [request for request in requests if request in self.outcomes]
         rates = self._update_rates(speculating)
         others = len(requests) - len(speculating)
-        if batch != self.batch:  # the requests have changed and perhaps the text: try drafts soon
+        if batch != self.batch:  # other requests, so perhaps another kind of text: try drafts soon
             self.batch = batch
             self.steps_without_drafts = self._pause()
         survival = None

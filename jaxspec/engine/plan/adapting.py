@@ -1,4 +1,4 @@
-"""Whether the width of a step is chosen, of which widths, and for which batch sizes."""
+"""Whether the width of each step is chosen, from which widths, and for which batch sizes."""
 
 import dataclasses
 
@@ -29,9 +29,9 @@ def with_adaptive_widths(plan: Plan, models: Models, options: EngineOptions) -> 
 
 
 def _first_that_pays(plan: Plan, models: Models, options: EngineOptions) -> int | None:
-    """The smallest batch size for which widths are chosen if nobody has said whether; None if for
-    none. The sizes decide, and no time that was measured: a step of few tokens takes as long as
-    reading the weights does, so verifying fewer saves little (docs/notes/verify-budget.md)."""
+    """The smallest batch size for which widths are chosen if the option is None; None if there is
+    no such size. It follows from sizes and not from measured times: a step of few tokens takes as
+    long as reading the weights, so verifying fewer saves little (docs/notes/verify-budget.md)."""
     decided = options.width is not None or plan.exact or METHODS[plan.method].host is not None
     waits = plan.driver == "lockstep" or jax.default_backend() != "gpu"
     if decided or waits or not _takes_packed(models):

@@ -1,4 +1,4 @@
-"""Whether decode steps read prompts beside the requests that decode."""
+"""Whether decode steps also read chunks of prompts."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""Proposals that end where the drafter's confidence head says so."""
+"""What the option `confidence_threshold` does to the models."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ from jaxspec.proposers.drafters import with_threshold
 
 
 def with_confidence_threshold(models: Models, threshold: float) -> Models:
-    """The models, with a drafter that ends its proposals below this confidence; refused if it has
-    no confidence head."""
+    """The models, with a drafter that ends its proposals at the first draft below this confidence.
+    Raises a UsageError if it has no confidence head."""
     if threshold == 0:
         return models
     drafter, *others = models.proposers

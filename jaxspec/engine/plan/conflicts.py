@@ -1,4 +1,4 @@
-"""Options that cannot be combined: an engine refuses them, and docs/limits.md lists them."""
+"""Options that cannot be combined. An engine refuses them, and docs/limits.md lists them."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,14 +1,18 @@
-"""Which kernels an engine's models run on: the option, what follows from it, and its refusals."""
+"""Which kernels the models of an engine run on, by the options `kernels` and `exchange`, and what
+these refuse."""
 
 import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.engine.plan.options import Kernels
+import jax
+
+from jaxspec.engine.plan.options import EngineOptions, Kernels
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.layers.sums import PSUM_ASKED_FOR, TOO_MANY_FOR_INBOXES
 from jaxspec.models.kernels import (
     KernelUse,
     RunsOnKernels,
@@ -23,11 +27,17 @@ from pallas_kernels.dispatch import XLA_ASKED_FOR, refusal_of_device
 log = logging.getLogger("jaxspec")
 
 
-def refuse_device(kernels: Kernels) -> None:
+def refuse_device(options: EngineOptions) -> None:
     """Refuses "mosaic" on a device without these kernels, before any weights are read."""
     # "auto" has the stricter rule: a machine without a GPU can compile for one, but not run.
-    if kernels == "mosaic" and (reason := refusal_of_device("auto")):
-        raise UsageError(f"kernels is 'mosaic', but {reason}, or kernels 'auto' or 'xla'")
+    for option, others in (("kernels", "'auto' or 'xla'"), ("exchange", "'psum' or 'xla'")):
+        if getattr(options, option) == "mosaic" and (reason := refusal_of_device("auto")):
+            raise UsageError(f"{option} is 'mosaic', but {reason}, or {option} {others}")
+    if options.exchange != "psum" and jax.process_count() > 1:
+        raise UsageError(
+            f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
+            "expected psum, or one process"
+        )
 
 
 def with_kernels(models: Models, kernels: Kernels) -> Models:
@@ -76,21 +86,25 @@ def _sizes(plan: Plan) -> Iterator[StepSize]:
     yield from (StepSize(*shape) for shape in plan.shapes.prefill_shapes)
 
 
-def refuse_what_kernels_cannot(models: Models, plan: Plan, kernels: Kernels) -> None:
+def refuse_what_kernels_cannot(models: Models, plan: Plan, options: EngineOptions) -> None:
     """With "mosaic", refuses models and sizes that the kernels cannot run."""
-    if kernels != "mosaic":
-        return
-    refuse_device(kernels)
+    refuse_device(options)
+    if options.exchange == "mosaic" and models.shards.count > 1:
+        without_others = with_kernels(models, "xla")  # of which none then refuses anything
+        _refuse(without_others, plan, "exchange", "exchange 'psum' would leave it to XLA")
+    if options.kernels == "mosaic":
+        _refuse(models, plan, "kernels", "kernels 'auto' would run it on XLA")
+
+
+def _refuse(models: Models, plan: Plan, option: str, advice: str) -> None:
     try:
         kernel_uses(models, plan)
     except NotForThisKernel as refusal:
-        raise UsageError(
-            f"kernels is 'mosaic', but {refusal}; kernels 'auto' would run it on XLA"
-        ) from refusal
+        raise UsageError(f"{option} is 'mosaic', but {refusal}; {advice}") from refusal
 
 
 def log_kernels(uses: tuple[KernelUse, ...]) -> None:
-    """One line per engine, a warning if a GPU runs an op without its kernel although one was
+    """Logs one line per engine, as a warning if a GPU runs an op without a kernel although one was
     wanted."""
     log.log(logging.WARNING if lost_kernels(uses) else logging.INFO, "%s", kernels_line(uses))
 
@@ -98,4 +112,5 @@ def log_kernels(uses: tuple[KernelUse, ...]) -> None:
 def lost_kernels(uses: tuple[KernelUse, ...]) -> bool:
     if dispatch.default_device().platform != "gpu":
         return False
-    return any(use.reason not in (None, XLA_ASKED_FOR, MORE_TOKENS) for use in uses)
+    as_wanted = (None, XLA_ASKED_FOR, MORE_TOKENS, PSUM_ASKED_FOR, TOO_MANY_FOR_INBOXES)
+    return any(use.reason not in as_wanted for use in uses)

@@ -1,12 +1,12 @@
-"""Which method an engine uses. Does not import jax: commands ask before it is imported."""
+"""Which method an engine uses. Does not import jax, because commands choose before importing it."""
 
 from jaxspec.errors import UsageError, closest, shown
 from jaxspec.proposers.methods import DRAFTERS, METHODS
 
 
 def choose_method(method: str, has_drafter: bool, kind: str | None = None) -> str:
-    """A name of `METHODS`; a method that cannot run is refused. `kind` is the drafter's, of
-    `DRAFTERS`; None if it is not known, or not one of them."""
+    """The name in `METHODS` of the method to use; one that cannot run is refused. `kind` is that of
+    the drafter, a name in `DRAFTERS`, or None if it is unknown or not one of them."""
     if method == "auto":
         return (kind or DRAFTERS[0]) if has_drafter else "none"
     if method not in METHODS:

@@ -40,86 +40,89 @@ class EngineOptions(SpeculationOptions):
     """Options that are fixed when an engine is made."""
 
     method: str = "auto"
-    """How drafts are made: dflash, dflash2, dspark or eagle3 (by a drafter model of that kind),
-    ngram (by prompt lookup), one of the first with +ngram, none (plain decoding), or auto: the kind
-    of the drafter if there is one, otherwise none."""
+    """How drafts are made. dflash, dflash2, dspark, eagle3: by a drafter model of that kind; the
+    same followed by +ngram: by the drafter and by prompt lookup; ngram: by prompt lookup alone;
+    none: plain decoding without drafts; auto: the drafter's kind, or none without a drafter."""
     max_batch: int = 8
-    """Requests that run at once."""
+    """Most requests that run at once; the others wait."""
     max_model_len: int = 4096
-    """Most tokens of a prompt and its output together; less if a model was made for less."""
+    """Most tokens of a prompt and its output together. If a model was made for fewer, its own limit
+    holds."""
     page_size: int = 64
     """Positions per page of the caches."""
     num_pages: int | None = None
-    """Pages of the caches; by default as many as fit into `memory_fraction`, but no more than can
-    be used."""
+    """Pages of the caches. By default as many as fit into `memory_fraction`, but no more than
+    `max_batch` requests can use."""
     memory_fraction: float = 0.9
     """Share of the device memory available to JAX that weights, programs and caches may take."""
     exact: bool = False
-    """Run every phase through one program of one shape, so that the bits of a request depend
-    neither on the method nor on the requests beside it."""
+    """Run every phase through one program of one shape, so that the bits of a request's results
+    depend neither on the method nor on the other requests of its batch."""
     width: int | None = None
-    """Tokens per request in a step that verifies a drafter's drafts: the newest token and the first
-    drafts after it; by default the drafter's whole block."""
+    """Tokens per request in a step that verifies drafts of a drafter: the newest token and the
+    first drafts after it. By default the drafter's whole block."""
     adaptive: bool | None = None
     """Choose in every step how many of the drafter's drafts to verify, and of which requests, from
-    recent acceptance and from step times that are measured first. Has no effect without a drafter.
-    By default on a GPU only, for steps that would else verify more than 256 tokens."""
+    recent acceptance and from step times that are measured when the engine is made. Has no effect
+    without a drafter. By default only on a GPU, for steps that would otherwise verify more than 256
+    tokens."""
     seed: int = 0
-    """Seed of the engine, from which sampled requests without a seed of their own derive one."""
+    """Sampled requests without a seed of their own get one that is derived from this one."""
     prefill_chunk: int = 512
-    """Most prompt tokens of a request that one program reads."""
+    """Most tokens of one prompt that a single program reads."""
     prefill_budget: int = 2048
-    """Most prompt tokens that are read between two decode steps, padding among them. Fewer make the
-    gaps between tokens shorter, more read prompts faster. At least one program is run."""
+    """Most prompt tokens, including padding, that are read between two decode steps. A smaller
+    number shortens the gaps between tokens, a larger one reads prompts faster. At least one program
+    reads, even if it is larger than this."""
     prefill_beside_decoding: int = 128
-    """Prompt tokens that a decode step reads besides, while only short prompts wait to be read, so
-    that gaps between tokens are hardly longer while prompts arrive; 0 to read prompts only between
+    """Prompt tokens that a decode step also reads while only short prompts wait to be read, so that
+    arriving prompts hardly lengthen the gaps between tokens. With 0, prompts are read only between
     decode steps."""
     batch_sizes: tuple[int, ...] | None = None
     """Batch sizes that decode steps are compiled for, in increasing order and ending with
-    `max_batch`; by default powers of two, and beyond 256 tokens in a step sizes halfway between
-    them."""
+    `max_batch`. By default powers of two and, from 256 tokens in a step on, also the sizes halfway
+    between them."""
     prefill_shapes: tuple[tuple[int, int], ...] | None = None
     """Sizes (batch, tokens per prompt) that prefill steps are compiled for, in increasing order of
-    tokens; five sizes by default."""
+    tokens. By default at most five sizes."""
     prefix_caching: bool = True
-    """Share what was read between prompts that begin alike."""
+    """Reuse what was computed for the common beginning of prompts instead of reading it again."""
     num_snapshots: int | None = None
     """For targets with recurrent layers: how many of their states are saved for prompts that begin
-    alike; by default four for each request of `max_batch`, or on a GPU as many as fit into an
-    eighth of the memory for caches, if that is less. With 0 there is no prefix cache."""
+    alike. By default four for each request of `max_batch`, but on a GPU no more than fit into an
+    eighth of the memory for caches. With 0 such a target has no prefix cache."""
     driver: Driver = "auto"
-    """lockstep: read the result of each step before the next is launched; overlapped: launch the
-    next step first; auto: overlapped on an accelerator, lockstep on a CPU."""
+    """lockstep: read the result of each step before launching the next; overlapped: launch the next
+    step before reading it; auto: overlapped on an accelerator, lockstep on a CPU."""
     cache_dir: str | Literal[False] | None = None
-    """Folder in which compiled programs are kept for the next process; by default that of the
-    environment variable JAXSPEC_CACHE_DIR, or else jaxspec in the user's cache; False to keep
-    none."""
+    """Folder in which compiled programs are kept for the next process. By default the one that the
+    environment variable JAXSPEC_CACHE_DIR names, or else `jaxspec` in the user's cache folder.
+    False keeps none."""
     compile_ahead: bool | None = None
-    """While requests run, make the programs that others may need, in a thread of its own; by
-    default on an accelerator only, because on a CPU steps need its cores."""
+    """While requests run, compile in a thread the programs that later requests may need. By default
+    only on an accelerator, because on a CPU the steps need the cores."""
     kernels: Kernels = "auto"
-    """mosaic: run every op on its kernel for Hopper GPUs, and refuse an engine for which that is
-    not possible; xla: use no kernels; auto: use each kernel that can run, and XLA elsewhere."""
+    """mosaic: run every op on its kernel for Hopper GPUs, and raise an error if one of them cannot
+    run; xla: use no kernels; auto: use each kernel that can run, and XLA for the other ops."""
     fp8_activations: bool = False
-    """Round what FP8 weights are multiplied by to 8 bits too: for weights in blocks every 128
-    inputs of a token with a scale of their own, else every token. By default only weights are in 8
-    bits."""
+    """Also round the activations that FP8 weights are multiplied by to 8 bits. Each token gets one
+    scale or, if the weights have a scale per block, one for every 128 of its inputs. By default
+    only the weights are in 8 bits."""
     tensor_parallel_size: int = 1
-    """Number of GPUs of this machine over which every layer is spread, the first ones that JAX
-    sees. It must divide the numbers of heads."""
+    """Number of GPUs of this machine over which every layer is spread: the first that JAX sees. It
+    must divide the numbers of heads and key-value heads, the MLP's size and the vocabulary."""
     exchange: Exchange = "psum"
-    """What adds up the products of layers over several GPUs. psum: XLA's sum; mosaic: a kernel of
-    our own in which GPUs write into each other's memory, which no GPU has run yet; xla: the
-    reference of that kernel."""
+    """What sums the products of layers over several GPUs. psum: XLA; mosaic: for steps of at most
+    512 tokens a kernel in which GPUs write into each other's memory (no GPU has run it yet), and
+    raise an error if it cannot run a model's layers; xla: the reference of that kernel."""
     step_timeout: float | None = None
     """Seconds after which a step counts as stuck, because a device or another process does not
-    answer: then all requests end with an error, and the engine cannot be used any more. By default
-    a step may take any time. Programs that are compiled first do not count."""
+    answer. All requests then end with an error, and the engine cannot be used any more. Time for
+    compiling does not count. By default a step may take any time."""
     synthetic_acceptance: Acceptance | None = None
-    """For benchmarks: draw how many drafts are accepted, from a mean acceptance length or from
-    the share of steps that accept each position, instead of comparing drafts. The text is then not
-    the target's."""
+    """For benchmarks: draw at random how many drafts are accepted instead of comparing them with
+    the target's tokens. Given as a mean acceptance length, or as the share of steps that accept
+    each position. The text is then not the target's."""
 
     def __repr__(self) -> str:
         return repr_of_changes(self)

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from jaxspec.engine.step.io import Drafting
 
 WEIGHTS = 256
-"""A program takes at least as long as the arithmetic of about so many tokens, because it reads the
-weights: a GPU computes some 250 operations in the time in which it reads a byte."""
+"""A program takes at least as long as the arithmetic of about this many tokens, because it reads
+the weights: a GPU computes some 250 operations in the time in which it reads a byte."""
 NOT_DECODING = 2
-"""Slots beside those that decode, in a step that also reads a prompt: the prompt's, and one that is
-free."""
+"""Slots that do not decode in a step that also reads a prompt: the prompt's own, and a free one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """Every size that a step is compiled for. True lengths are not sizes but data."""
+    """Every size that a step is compiled for. The true lengths are inputs of its programs."""
 
     batch_sizes: tuple[int, ...]
     """Batch sizes of decode steps, in increasing order."""
@@ -64,11 +63,11 @@ class DecodePrograms:
     """Whether drafting, verification and acceptance run as separate programs."""
     accepts_on_host: bool
     beside: int = 0
-    """Tokens of a prompt that the target reads beside the requests, in whole rows; 0 for none."""
+    """Prompt tokens that the target also reads in the step, in whole rows; 0 for none."""
 
     @property
     def takes_host_drafts(self) -> bool:
-        """Whether separate programs take drafts of the host, which may be empty ones."""
+        """Whether separate programs get drafts from the host, which may be empty."""
         return self.apart and (self.host_drafts or self.drafting is None)
 
 
@@ -100,10 +99,10 @@ class Plan:
     """Widths that an adaptive engine chooses from, in increasing order; empty if it does not adapt.
     """
     adapts_from: int = 1
-    """The smallest batch size for which it chooses; smaller steps have the widest."""
+    """The smallest batch size for which it chooses; smaller batches always get the full width."""
     shares_tokens: bool = False
-    """Whether a step of one of these widths gives each request that many tokens only on average,
-    and more of them to requests whose drafts are likelier accepted."""
+    """Whether a step of a chosen width gives each request that many tokens only on average, and
+    more of them to requests whose drafts are more likely accepted."""
     proposer: int | None = None
     """Index in `Models.proposers` of the proposer that drafts; None if the device does not draft.
     """
@@ -114,30 +113,29 @@ class Plan:
     host_drafts: bool = False
     """Whether drafts come from the host."""
     reads_before_decoding: bool = False
-    """Whether the host has to read every result before it launches the next decode step: if it
-    drafts, or accepts."""
+    """Whether the host has to read every result before it launches the next decode step, because
+    it drafts or accepts."""
 
     prefill_budget: int = 2048
-    """Most prompt tokens that are read between two decode steps, padding among them."""
+    """Most prompt tokens, including padding, that are read between two decode steps."""
     beside: int = 0
-    """Tokens of a prompt that a decode step may read beside the requests; 0 if prompts are only
-    read between decode steps."""
+    """Prompt tokens that a decode step may also read; 0 if prompts are only read between decode
+    steps."""
     prefix_caching: bool = False
     """Whether requests whose texts begin alike share pages."""
     saves_every: int = 0
-    """States of layers that keep one per request are saved at multiples of so many tokens; 0 if
-    none are saved."""
+    """States of recurrent layers are saved at multiples of so many tokens; 0 if none are saved."""
     num_snapshots: int = 0
     """How many saved states there is room for."""
     recalls: bool = False
-    """Whether a proposer has to be shown the tokens of shared pages when a request begins behind
-    them."""
+    """Whether a proposer must be given the tokens of shared pages when a request begins after
+    these."""
     looks_ahead: int = 0
-    """How many tokens after a page what a proposer keeps in it depends on."""
+    """Number of tokens after a page on which the proposers' entries in it depend."""
 
     @property
     def first_snapshot(self) -> int:
-        """The row of the first saved state, behind the slots and the padding slot."""
+        """The row of the first saved state, after those of the slots and of the padding slot."""
         return self.num_slots + 1
 
     @property
@@ -147,7 +145,7 @@ class Plan:
 
     @property
     def recalled_positions(self) -> int | None:
-        """Room for the tokens that a slot begins with, if a proposer is shown them."""
+        """Room for the cached tokens that a request begins with; None if no proposer needs them."""
         return self.positions if self.recalls else None
 
     @property
@@ -156,12 +154,12 @@ class Plan:
         return self.max_model_len + self.block_size
 
     def widths_of(self, batch: int) -> tuple[int, ...]:
-        """The widths that are chosen from for steps of this batch size; empty if none is."""
+        """The widths to choose from for steps of this batch size; empty if there is no choice."""
         return self.widths if batch >= self.adapts_from else ()
 
     def positions_of(self, length_limit: int) -> int:
-        """Positions that a request can write until it has `length_limit` committed tokens: a block
-        may begin at its end."""
+        """Positions that a request can write until it has `length_limit` committed tokens,
+        including a last block that begins there."""
         return length_limit + self.block_size
 
     def decode_programs(
@@ -186,8 +184,8 @@ class Plan:
 
     @property
     def mixed_sizes(self) -> tuple[int, ...]:
-        """Batch sizes of steps that also read a prompt: its slot and a free one are not in the
-        batch."""
+        """Batch sizes of steps that also read a prompt. The prompt's slot and a free one are never
+        in their batch."""
         if not self.beside:
             return ()
         sizes, most = self.shapes.batch_sizes, self.num_slots - NOT_DECODING
@@ -196,13 +194,14 @@ class Plan:
 
     def mixed_programs(self, batch: int, draws: bool) -> DecodePrograms:
         """The program of a step that also reads `beside` tokens of a prompt. There is one for each
-        batch size: the device drafts in it if it ever does."""
+        batch size, and it drafts if the device drafts at all."""
         assert self.beside, "no step reads prompts beside the requests"
         programs = self.decode_programs(batch, self.width, host_drafts=False, draws=draws)
         return dataclasses.replace(programs, beside=self.beside)
 
     def _shared_tokens(self, batch: int, width: int) -> int | None:
-        """Tokens of a step that shares them out, in eights, which the kernels take."""
+        """Tokens of a step that shares them out among its requests, rounded up to a multiple of 8
+        for the kernels; None if each request has `width` of its own."""
         if not self.shares_tokens or batch == 1 or width == self.width:
             return None
         in_eights = -(-batch * width // 8) * 8
@@ -227,9 +226,9 @@ class Plan:
 
 
 def shapes_for(max_batch: int, prefill_chunk: int, exact: bool, width: int = 1) -> Shapes:
-    """Batch sizes are powers of two up to `max_batch`, and sizes halfway between two of them where
-    a step of `width` tokens per request takes longer the more requests it has. With `exact` there
-    is one shape per phase."""
+    """Batch sizes are powers of two up to `max_batch`, and sizes halfway between two of them if a
+    step of `width` tokens per request is so large that each further request makes it take longer.
+    With `exact` there is one shape per phase."""
     if exact:
         return Shapes((max_batch,), ((1, prefill_chunk),))
     powers = [2**i for i in range((max_batch - 1).bit_length())]
@@ -238,6 +237,6 @@ def shapes_for(max_batch: int, prefill_chunk: int, exact: bool, width: int = 1) 
     batch = min(max_batch, 4)
     narrow = min(prefill_chunk, 64)
     prefill = {(1, narrow), (1, prefill_chunk), (batch, narrow), (batch, prefill_chunk)}
-    prefill.add((min(max_batch, 2), prefill_chunk))  # two narrow ones are as fast as four
+    prefill.add((min(max_batch, 2), prefill_chunk))  # two narrow ones take as long as four
     by_tokens = sorted(prefill, key=lambda shape: (shape[0] * shape[1], shape[1]))
     return Shapes(tuple(sizes), tuple(by_tokens))

@@ -1,4 +1,4 @@
-"""From models and options to a plan. Options that cannot work are refused here."""
+"""Makes a plan from models and options. Options that cannot work are refused here."""
 
 import dataclasses
 import functools
@@ -31,14 +31,13 @@ from jaxspec.proposers.device import DeviceProposer, DraftsAnyNumber
 from jaxspec.proposers.drafters import kind_of
 from jaxspec.proposers.lookup import lookup_of
 from jaxspec.proposers.methods import METHODS
-from pallas_kernels.dispatch import refusal_of_device
 
 WIDTH_WITHOUT_DRAFTER = 16
 
 
 def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
-    """The models with every proposer that the engine needs, and the plan. Only the number of pages
-    is left open, since it depends on how much memory is free."""
+    """The models with every proposer that the engine needs, and the plan. Only the numbers of pages
+    and of saved states are left open, since they depend on how much memory is free."""
     models = _with_num_drafts(with_kernels(models, options.kernels), options.num_drafts)
     if options.fp8_activations:
         models = with_fp8_activations(models)
@@ -46,29 +45,19 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         models = with_exact_target(models)
     plan = with_adaptive_widths(_plan(models, options), models, options)
     plan = with_prefill_beside(plan, models, options)
-    models = with_shards(models, _shards(options))
+    shards = Shards(options.tensor_parallel_size, options.exact, options.exchange)
+    models = with_shards(models, shards)
     if plan.drafter:
         models = with_confidence_threshold(models, options.confidence_threshold)
-    refuse_what_kernels_cannot(models, plan, options.kernels)
+    refuse_what_kernels_cannot(models, plan, options)
     proposers = (*models.proposers, *_added_proposers(plan, options))
     synthetic = options.synthetic_acceptance is not None
     models = _same_models(models.target, proposers, options.page_size, synthetic)
     return models, with_prefix_caching(plan, models, options)
 
 
-def _shards(options: EngineOptions) -> Shards:
-    if options.exchange != "psum" and jax.process_count() > 1:
-        raise UsageError(
-            f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
-            "expected psum, or one process"
-        )
-    if options.exchange == "mosaic" and (reason := refusal_of_device("auto")):
-        raise UsageError(f"exchange is 'mosaic', but {reason}")
-    return Shards(options.tensor_parallel_size, options.exact, options.exchange)
-
-
 def _with_num_drafts(models: Models, num_drafts: int | None) -> Models:
-    """The models, with so many drafts from proposers that can draft any number."""
+    """The models with `num_drafts` for the proposers that can make any number of drafts."""
     if num_drafts is None:
         return models
     proposers = tuple(
@@ -111,15 +100,15 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
 
 
 def _proposes_on_device(method: str, driver: str) -> bool:
-    """Whether the method's own device proposer proposes. With a host proposer beside it, that pays
-    only if the host does not have to wait for results."""
+    """Whether the method's own device proposer proposes. If the method also has a host proposer,
+    this pays only if the host does not have to wait for results."""
     uses = METHODS[method]
     return uses.device is not None and (driver == "overlapped" or uses.host is None)
 
 
 def _added_proposers(plan: Plan, options: EngineOptions) -> tuple[DeviceProposer, ...]:
-    """Device proposers without weights. With `exact` there always is one, so that every method
-    compiles the same programs."""
+    """The method's device proposers without weights. With `exact` there always is one, so that
+    every method compiles the same programs."""
     make = METHODS[plan.method].device
     if make is not None and _proposes_on_device(plan.method, plan.driver):
         return (make(options, plan.width - 1),)
@@ -130,7 +119,7 @@ def _added_proposers(plan: Plan, options: EngineOptions) -> tuple[DeviceProposer
 def _same_models(
     target: Target, proposers: tuple[DeviceProposer, ...], page_size: int, synthetic: bool
 ) -> Models:
-    """Replaces equal models by one object."""
+    """The models, as one object for all equal arguments."""
     return Models(target, proposers, page_size, synthetic)
 
 

@@ -1,4 +1,4 @@
-"""Models cut into shards for several devices; what cannot be cut is refused by name."""
+"""Splits models into shards for several devices, and refuses what cannot be split."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def with_shards(models: Models, shards: Shards) -> Models:
 
 
 def _refuse(models: Models, count: int) -> None:
-    """Refuses more devices than there are, and sizes that so many do not divide."""
+    """Refuses more devices than there are, and sizes that their number does not divide."""
     if count > (found := jax.device_count()):
         raise UsageError(
             f"{OPTION} is {count}, but jax sees {found} {_devices(found)}; expected at most {found}"
@@ -55,7 +55,7 @@ def _refuse(models: Models, count: int) -> None:
 
 
 def _refuse_parts_of_blocks(decoder: Decoder, count: int) -> None:
-    """Refuses a cut through blocks that share a scale."""
+    """Refuses shards whose borders lie inside blocks of weights that share a scale."""
     if decoder.fp8 is None or not decoder.fp8.blocks:
         return
     for name, size in block_sides(decoder).items():

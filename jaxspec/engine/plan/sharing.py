@@ -49,13 +49,13 @@ def without_room_for_states(plan: Plan) -> Plan:
 
 
 def _boundaries(plan: Plan) -> int:
-    """States are saved at ends of pages. With `exact`, only where every prompt's reading makes a
-    halt anyway: a state that was made of other pieces may have other bits."""
+    """States are saved at multiples of this: at ends of pages and, with `exact`, only at those that
+    are ends of chunks, because a state after chunks of other sizes may have other bits."""
     return math.lcm(plan.page_size, plan.shapes.widest_chunk) if plan.exact else plan.page_size
 
 
 def why_not(models: Models, cache: Cache) -> str | None:
-    """Why requests cannot begin behind pages that others have filled; None if they can. `cache` is
+    """Why requests cannot begin after pages that others have filled; None if they can. `cache` is
     the target's."""
     if models.synthetic:
         return "with synthetic_acceptance the tokens are not the target's"

@@ -1,4 +1,4 @@
-"""Sizes that no engine can have are refused, and options without effect are said in the log."""
+"""Refuses sizes that no engine can have, and logs options that have no effect."""
 
 import logging
 
@@ -26,7 +26,7 @@ SIZES = (
 )
 """Options that are sizes of arrays, or numbers of tokens."""
 LONGEST_BLOCK = 1024
-"""Far longer than any block that pays; a longer one must at least fit into the context."""
+"""A longer block must fit into the context. No block nearly as long as this pays."""
 
 
 def check_sizes(options: EngineOptions) -> None:
@@ -59,6 +59,7 @@ def say_what_is_ignored(options: EngineOptions, method: str) -> None:
             "there is no drafter whose width could be chosen",
         ),
         "confidence_threshold": (not uses.drafter, "there is no drafter"),
+        "exchange": (options.tensor_parallel_size == 1, "tensor_parallel_size is 1"),
         "width": (not (uses.drafter or options.exact), "there is no drafter"),
         "memory_fraction": (
             options.num_pages is not None or jax.default_backend() == "cpu",

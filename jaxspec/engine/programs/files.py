@@ -17,7 +17,7 @@ class KeptFiles:
     """Contents by name, one file each, shared by all processes.
 
     A file appears whole or not at all, so processes need no lock. A content is returned only if its
-    checksum is right. What cannot be written is not kept: a log line says so, and all else goes on.
+    checksum is right. If a file cannot be written, a log line says so and everything else goes on.
     """
 
     def __init__(self, folder: pathlib.Path, limit_bytes: int):
@@ -67,8 +67,8 @@ class KeptFiles:
 
 
 def open_files(folder: pathlib.Path, limit_bytes: int) -> KeptFiles | None:
-    """Files in this folder, which is made if it is missing. None, with a log line, if it cannot be
-    used: what is in it is run, so nobody else may be able to write to it."""
+    """The files in this folder, which is made if it is missing. Returns None, with a log line, if
+    it cannot be used. Its files are executed, so no other user may be able to write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if problem := _problem(folder):

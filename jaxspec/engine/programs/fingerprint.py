@@ -26,7 +26,7 @@ SOURCES = (
     "jaxspec/sampling",
     "pallas_kernels",
 )
-"""Folders, beside the package's own, whose code ends up in programs."""
+"""Folders whose code ends up in programs, relative to the folder that holds the package."""
 OURS = tuple({source.partition("/")[0] for source in SOURCES})
 VERSIONED = ("builtins", "flax", "jax", "jaxlib", "numpy")
 
@@ -67,7 +67,7 @@ def _classes(value: Any) -> Iterator[type]:
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether the sources of a class are hashed, or are those of a package whose version is."""
+    """Whether the source of a class is part of the hash, or the version of its package is."""
     return kind.__module__.partition(".")[0] in (*OURS, *VERSIONED)
 
 
@@ -82,7 +82,7 @@ def _sources() -> str:
     return hash_of_sources(root, SOURCES)
 
 
-_sources()  # now, while they are imported: a source that is edited later is not what this runs
+_sources()  # at import, because a source that is edited later is not what this process runs
 
 
 def _surroundings() -> str:

@@ -1,8 +1,8 @@
 """Whether a program may have come out of jax's own cache of compiled programs, which users can
 switch on.
 
-On a CPU a program that was read cannot be written again: it would fail when it runs. jax tells when
-it reads one, but later gives the same one for an equal program without a word.
+On a CPU a program that was read must not be written again, because the copy would fail when it
+runs. jax reports when it reads a program, but not when it later uses it for an equal one.
 """
 
 import threading
@@ -27,8 +27,8 @@ def found_by_jax() -> int:
 
 
 def any_may_be_read() -> bool:
-    """Whether any program of this process may be one that jax has read and that cannot be written:
-    on a CPU, if jax's cache is switched on."""
+    """Whether any program of this process may be one that jax has read and that must not be written
+    again: on a CPU, if jax's cache is switched on."""
     is_on = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
     return bool(is_on) and jax.default_backend() == "cpu"
 

@@ -1,7 +1,7 @@
-"""Whether this process runs our functions as their sources have them.
+"""Finds functions of ours that were replaced in this process.
 
 A notebook can replace a function of a layer. Its programs then do not belong to our sources, so
-they must neither be kept nor be replaced by kept ones.
+they must not be kept, and no kept program may be used in their place.
 """
 
 import pathlib
@@ -14,11 +14,11 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 OURS = tuple(f"{ROOT / package}/" for package in ("jaxspec", "pallas_kernels"))
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "beartype")
-"""Packages whose functions may stand in our modules: imported, or wrapped around our own."""
+"""Packages whose functions our modules may have, because they are imported or wrap our own."""
 INSTALLED = f"{sysconfig.get_path('purelib')}/"
 STANDARD = f"{sysconfig.get_path('stdlib')}/"
 CHECKED_CALLS = "<@beartype("
-"""How the file of a function begins that beartype has generated."""
+"""Beginning of the file name of a function that beartype has generated."""
 
 
 def replaced_function(folders: tuple[str, ...]) -> str | None:

@@ -21,8 +21,8 @@ log = logging.getLogger("jaxspec")
 
 PROGRAMS_LIMIT, KERNELS_LIMIT = 4 << 30, 1 << 28
 LAPACK = b"lapack"
-"""In the names of functions that a program calls. Finding them takes a sixth of a second, so it is
-done for no other program."""
+"""Part of the names of LAPACK's functions in a program that calls them. To find these takes a sixth
+of a second, so it is done only for such programs."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class ProgramStore:
         make: Callable[[], tuple[jax.stages.Compiled, Any]],
         num_devices: int = 1,
     ) -> jax.stages.Compiled:
-        """The program that was found, or else the one that `make` returns with the shapes of its
-        results, which is kept from then on."""
+        """The program that was found or, without one, the program that `make` returns with the
+        shapes of its results. This one is then kept."""
         if kept is not None and (loaded := self.load(fingerprint, kept, num_devices)) is not None:
             return loaded
         before = found_by_jax()
@@ -98,9 +98,9 @@ class ProgramStore:
 
 @functools.cache
 def find_lapack() -> None:
-    """Lets JAX find the functions of LAPACK, with which a CPU solves triangular systems. It does so
-    when it compiles a program that calls them; a loaded one would call what was never found, which
-    ends the process."""
+    """Lets JAX find the functions of LAPACK, with which a CPU solves triangular systems. JAX finds
+    them when it compiles a program that calls them, but not when it loads one. Without them, a
+    loaded program would end the process."""
     one = jnp.ones((1, 1))
     jax.block_until_ready(jax.lax.linalg.triangular_solve(one, one, left_side=True))
 
@@ -109,7 +109,7 @@ def open_store(chosen: CacheDir) -> ProgramStore | None:
     """The store in the user's cache folder. From then on, lowered kernels are kept there too."""
     folder = cache_folder(chosen)
     programs = kernels = None
-    if folder is not None and jax.process_count() == 1:  # else a program is not one process's
+    if folder is not None and jax.process_count() == 1:  # otherwise programs span the processes
         programs = open_files(folder / "programs", PROGRAMS_LIMIT)
         kernels = open_files(folder / "kernels", KERNELS_LIMIT)
     keep_lowered_kernels(kernels)

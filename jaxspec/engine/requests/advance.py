@@ -1,4 +1,4 @@
-"""Adding a step's tokens to a request, up to its budget, a stop id or a stop string."""
+"""Adds a step's tokens to a request, up to its budget, a stop id or a stop string."""
 
 import math
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def emit(
 
 
 def end(request: Request, reason: str, error: str | None = None) -> tuple[Request, Increment]:
-    """Ends a request for a reason that is not in its tokens: abort or error."""
+    """Ends a request for a reason other than its tokens: abort or error."""
     step = Gained(text=_held_text(request.stream, request.scan))
     history = request.history.with_step(step)
     after = request.changed(history=history, finish_reason=reason, error=error)
@@ -49,8 +49,8 @@ def end(request: Request, reason: str, error: str | None = None) -> tuple[Reques
 
 
 def _cut(request: Request, tokens: Sequence[int]) -> tuple[int, str | None]:
-    """How many of the tokens are added, and why no more are, unless a stop string ends them
-    earlier."""
+    """How many of the tokens are added, and why the request ends with them, or None if it does not.
+    Stop strings, which may end it earlier, are not looked for."""
     left = request.params.max_tokens - request.num_tokens
     for place, token in enumerate(tokens[: max(left, 1)]):
         if token == NOT_FINITE:
@@ -61,7 +61,7 @@ def _cut(request: Request, tokens: Sequence[int]) -> tuple[int, str | None]:
 
 
 def _tokens_until_stop(request: Request, tokens: Sequence[int], tokenizer: Tokenizer) -> int:
-    """The number of tokens up to the one that completes a stop string, which one of them does."""
+    """The number of tokens up to the one that completes a stop string. One of them must do so."""
     stream, scan = request.stream, request.scan
     for count, token in enumerate(tokens, 1):
         stream, piece = feed_tokens(stream, tokenizer, [token])
@@ -74,14 +74,14 @@ def _tokens_until_stop(request: Request, tokens: Sequence[int], tokenizer: Token
 
 
 def _held_text(stream: TextStream, scan: StopScan) -> str:
-    """The end of the text that was held back because it could have become a whole character or a
-    stop string."""
+    """The end of the text, which was held back because it could still have become a whole character
+    or a stop string."""
     scan, piece = feed_text(scan, finish_tokens(stream))
     return piece if scan.found is not None else piece + finish_text(scan)
 
 
 def _ended(request: Request, reason: str, step: Gained) -> Request:
-    """The request, ended by the last token of the step, or the text of it."""
+    """The request as ended by the step's last token or by its text."""
     if reason == "error":
         error = _not_finite(len(request.prompt) + request.num_tokens)
         return request.changed(finish_reason=reason, error=error)
@@ -97,7 +97,7 @@ def _increment(before: Request, step: Gained, after: Request) -> Increment:
 
 
 def _broken_score(request: Request) -> int | None:
-    """The first position of the prompt whose logits were not finite, when the prompt was read."""
+    """When the prompt was read: its first position whose logits were not finite, or None."""
     if request.num_tokens:
         return None
     own = [next(iter(token.values())) for token in request.scored]

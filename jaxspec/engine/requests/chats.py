@@ -33,7 +33,7 @@ class ChatOptions:
 
 
 def as_chats(messages: Messages | Iterable[Messages]) -> tuple[list[Messages], bool]:
-    """All chats, and whether a single one was given, which is a list of messages."""
+    """The chats as a list, and whether a single one was given, as a list of messages."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         raise UsageError(
             f"messages are of type {type(messages).__name__}; expected {FORM}, or a list of such "
@@ -69,7 +69,7 @@ def read_chat(
     vocab_size: int,
     options: ChatOptions,
 ) -> ReadPrompt:
-    """The chat as a prompt, or what is wrong with it."""
+    """The chat as a prompt, or with the reason why it is refused."""
     text = None
     try:
         _check_messages(messages)

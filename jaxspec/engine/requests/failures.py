@@ -11,16 +11,17 @@ Errors = Literal["raise", "return"]
 
 
 class RequestFailed(JaxspecError):
-    """Requests failed while they ran. It is raised when all the others have ended, too."""
+    """Some requests failed while they ran. Raised after all other requests have ended, too."""
 
     def __init__(self, message: str, outputs: Mapping[int, RequestOutput]):
         super().__init__(message)
         self.outputs = outputs
-        """Outputs by the index of the prompt: from `generate` and `chat` those of all prompts,
-        from a stream, whose events have the others, those of the prompts that failed."""
+        """Outputs by the index of the prompt. `generate` and `chat` give those of all prompts, a
+        stream only those that failed, because its events have delivered the others."""
 
     def __reduce__(self) -> tuple[type, tuple[str, Mapping[int, RequestOutput]]]:
-        """So that it can leave a process of a pool: exceptions are copied by their arguments."""
+        """Lets a process of a pool send the exception to another one: by default an exception is
+        made again from `args`, which lacks the outputs."""
         return type(self), (str(self), self.outputs)
 
 
@@ -30,8 +31,8 @@ def check_errors(errors: Errors) -> None:
 
 
 def raise_refusals(refusals: Sequence[str | None], of_list: bool = True) -> None:
-    """Raises a UsageError if some requests can never run. `of_list` is whether the caller gave a
-    list of prompts, and thus can leave some out."""
+    """Raises a UsageError if some requests can never run. `of_list` says whether the caller gave a
+    list of prompts, and so could leave some out."""
     refused = [index for index, reason in enumerate(refusals) if reason is not None]
     if not refused:
         return
@@ -45,7 +46,7 @@ def raise_refusals(refusals: Sequence[str | None], of_list: bool = True) -> None
 
 
 def failure_of(outputs: Mapping[int, RequestOutput], count: int) -> RequestFailed | None:
-    """The error of those outputs that have one, out of `count` prompts."""
+    """The exception for the outputs with an error, out of `count` prompts; None without any."""
     outputs = dict(sorted(outputs.items()))
     failed = {index: one for index, one in outputs.items() if one.error is not None}
     if not failed:

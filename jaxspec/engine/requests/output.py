@@ -26,14 +26,14 @@ class RequestOutput:
     """Per token, log probabilities by token id; None if the request did not ask for them."""
     stats: RequestStats
     prompt: str | None = None
-    """Text of the prompt as the model read it, which of a chat is the rendered template; None if
-    the prompt was given as token ids."""
+    """Text of the prompt as the model read it; of a chat, the rendered template. None if the prompt
+    was given as token ids."""
     prompt_logprobs: PromptLogprobs | None = None
     """Per token of the prompt, log probabilities by token id; the first entry is None. None if the
     request did not ask for them, or ended before its prompt was read."""
     stop_reason: str | int | None = None
-    """The stop string or the id in `stop_token_ids` that ended the request; None if something else
-    did, the model's own end token among them."""
+    """The stop string or the id in `stop_token_ids` that ended the request. None if it ended in
+    another way, for example with the model's own end token."""
 
     def __repr__(self) -> str:
         if self.error is not None:

@@ -19,8 +19,8 @@ class TextPrompt(TypedDict):
 
     prompt: str
     cache_salt: NotRequired[str]
-    """Only prompts with the same one share what was read, so that nobody can tell from the time of
-    an answer what others have asked."""
+    """Only prompts with the same salt share entries of the prefix cache. So nobody can tell from
+    the time of an answer what others have asked."""
 
 
 class TokensPrompt(TypedDict):
@@ -28,7 +28,7 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: Sequence[int]
     cache_salt: NotRequired[str]
-    """As for a text."""
+    """As in a `TextPrompt`."""
 
 
 Prompt = str | Sequence[int] | Int[np.ndarray | jax.Array, " tokens"] | TextPrompt | TokensPrompt
@@ -39,15 +39,15 @@ Unordered = set | frozenset
 
 @dataclasses.dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt as token ids, or why it is no valid prompt."""
+    """A prompt as token ids, or the reason why it is no valid prompt."""
 
     ids: tuple[int, ...]
     text: str | None = None
-    """The text that the ids are of, if the prompt was given as text or as a chat."""
+    """The prompt's text, if it was given as text or as a chat."""
     refusal: str | None = None
-    """Why it cannot be continued; there are no ids then."""
+    """Why the prompt cannot be continued, in which case it has no ids; None if it can."""
     cache_salt: str | None = None
-    """Only prompts with the same one share pages."""
+    """Only prompts with the same salt share pages."""
 
 
 def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> ReadPrompt:
@@ -65,8 +65,8 @@ def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) ->
 def token_ids(
     prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, add_special_tokens: bool = True
 ) -> tuple[int, ...]:
-    """A prompt as token ids; raises a UsageError if it is no valid prompt. A rendered chat has its
-    special tokens already, so none must be added to it."""
+    """A prompt as token ids. Raises a UsageError if it is no valid prompt. `add_special_tokens`
+    must be False for a rendered chat, which has its special tokens already."""
     plain = _from_mapping(prompt) if isinstance(prompt, Mapping) else prompt
     if isinstance(plain, str):
         if tokenizer is None:
@@ -91,8 +91,8 @@ def token_ids(
 
 
 def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-    """All prompts, and whether it is a single one: a text, a mapping, or a sequence of token
-    ids."""
+    """The prompts as a list, and whether a single one was given: a text, a mapping, or a sequence
+    of token ids."""
     plain = _from_array(prompts)
     one: list[Any] = [plain]
     if isinstance(plain, str | Mapping | Bytes):
@@ -133,7 +133,8 @@ def _check_salt(salt: Any) -> None:
 
 
 def _from_array(prompt: Any) -> Any:
-    """Converts an array, on a device or not, to a list, so that its elements are Python's."""
+    """Converts an array, also one on a device, to a list of Python's numbers. Returns everything
+    else as it is."""
     if not hasattr(prompt, "__array__"):
         return prompt
     try:

@@ -25,7 +25,7 @@ class Gained(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log probabilities per token; empty unless the request asks for them."""
     emitted: int = 0
-    """Tokens that the step emitted, those after the end of the request included."""
+    """Tokens that the step emitted, including those after the end of the request."""
     num_drafts: int = 0
     """Drafts that were verified. A step without drafts is plain decoding."""
     read_at: float | None = None
@@ -37,12 +37,12 @@ class History:
     """The steps of a request, oldest first. It never changes.
 
     A longer history shares its steps with the shorter one that it was made from, so that adding a
-    step copies nothing, however many there are. They are copied only if a step is added to a
-    history to which another was added before, as after a fault in the middle of a step.
+    step copies nothing, however many there are. The steps are copied only if a second step is added
+    to the same history, which happens after a fault in the middle of a step.
     """
 
     _shared: list[Gained] = dataclasses.field(default_factory=list)
-    """The steps of this history, and perhaps more, which belong to longer ones."""
+    """The steps of this history, and perhaps further ones that belong to longer histories."""
     _length: int = 0
 
     def with_step(self, step: Gained) -> "History":
@@ -61,7 +61,7 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request between submission and its last token. A step makes a new record of it."""
+    """A request from its submission to its last token. Each step makes a new record of it."""
 
     id: int
     prompt: tuple[int, ...]
@@ -76,60 +76,61 @@ class Request:
     """Holds back text that may be the beginning of a stop string."""
     submitted_at: float
     text_prompt: str | None = None
-    """The text of the prompt, if it was given as text."""
+    """The text of the prompt, if it was given as text or as a chat."""
     cache_salt: str | None = None
-    """Only requests with the same one share pages."""
+    """Only requests with the same salt share pages."""
     end_ids: frozenset[int] = frozenset()
     """Those of `stop_ids` that are the model's own."""
     draws: bool = False
     """Whether the request needs more than the likeliest token: it samples, or returns log
     probabilities."""
     passed_pages: int = 0
-    """Pages that were given to requests that came later, while there were too few for this one."""
+    """Number of pages that later requests were given while there were too few for this one."""
     slot: int | None = None
     """Slot of the request in the engine's state; None while it waits."""
     prefilled: int = 0
-    """Tokens of `context` for which prefill steps were launched."""
+    """Tokens of `context` that were found in the cache or are read by steps launched so far."""
     begins_at: int = 0
-    """Tokens of `context` that were in the cache, so that reading begins behind them."""
+    """Tokens of `context` that were found in the cache, so that reading begins after them."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were in the cache when the request was given its slot."""
+    """Tokens of the prompt that were found in the cache."""
     saves_at: tuple[int, ...] = ()
-    """Where reading `context` makes a halt, so that the states of these lengths can be saved."""
+    """Lengths of `context` at which a chunk must end, so that the state there can be saved."""
     resumed: int = 0
-    """Number of tokens that were emitted before the state was lost. Prefill reads them again after
-    the prompt, except the newest, which is in no cache between two steps."""
+    """Number of tokens that were emitted before the device's state was lost; 0 if it never was.
+    Prefill reads them again after the prompt, except the newest, which is in no cache yet."""
     history: History = dataclasses.field(default_factory=History)
-    """What its steps emitted."""
+    """What each of its steps added."""
     num_tokens: int = 0
     """Number of tokens emitted."""
     scored: tuple[TokenLogprobs, ...] = ()
-    """Log probabilities of the prompt's tokens from the second on, if the request asks for them, as
-    far as they were read."""
+    """Log probabilities of the prompt's tokens from the second on, as far as the prompt was read;
+    empty unless the request asks for them."""
     finish_reason: str | None = None
     """stop, length, abort or error; None while it runs."""
     stop_reason: str | int | None = None
-    """The stop string or the stop token id of its parameters that ended it; None if something else
-    did, the model's own end token among them."""
+    """The stop string or the stop token id of its parameters that ended it. None if it ended in
+    another way, for example with the model's own end token."""
     error: str | None = None
     """Why the request failed."""
     seated_at: float = 0.0
     """Time at which the request was given a slot."""
 
     def changed(self, **fields: Any) -> "Request":
-        """As `dataclasses.replace`, but without `__init__`, which would take most of a step."""
+        """Like `dataclasses.replace`, but without `__init__`, which would take most of the host's
+        time in a step."""
         other = object.__new__(Request)
         vars(other).update(vars(self), **fields)
         return other
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Tokens emitted. They are put together at every call."""
+        """The emitted tokens, put together anew at every call."""
         return tuple(token for step in self.history for token in step.token_ids)
 
     @property
     def text(self) -> str:
-        """Text emitted."""
+        """The emitted text."""
         return "".join(step.text for step in self.history)
 
     @property
@@ -144,7 +145,7 @@ class Request:
 
     @property
     def next_halt(self) -> int:
-        """Where the next chunk of `context` ends at the latest."""
+        """The length of `context` at which the next chunk ends at the latest."""
         return next((at for at in self.saves_at if at > self.prefilled), len(self.context))
 
     @property
@@ -154,21 +155,21 @@ class Request:
 
     @property
     def length_limit(self) -> int:
-        """Committed positions at which the last token of the budget has been emitted."""
+        """Number of committed positions once the last token of the budget has been emitted."""
         return len(self.prompt) + self.params.max_tokens - 1
 
     @property
     def committed(self) -> int:
-        """Positions whose keys and values are right, whatever steps are on their way: the newest
-        token is in no cache, and steps that were not read write behind it."""
+        """Number of positions whose keys and values are final. The newest token is not among them,
+        since it is in no cache yet, and steps whose results were not read write only after it."""
         if not (self.num_tokens and self.is_prefilled):
             return self.prefilled
         return len(self.prompt) + self.num_tokens - 1
 
     @property
     def reads_whole_prompt(self) -> bool:
-        """Whether every token of the prompt must go through the target, because its log probability
-        is wanted."""
+        """Whether the target must read every token of the prompt, because log probabilities of the
+        prompt are wanted."""
         return self.params.prompt_logprobs is not None
 
     @property
@@ -179,8 +180,8 @@ class Request:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """Log probabilities per token of the prompt, if the request asks for them and all were
-        read."""
+        """Log probabilities per token of the prompt; None until all were read, or if the request
+        does not ask for them."""
         whole = self.reads_whole_prompt and len(self.scored) == len(self.prompt) - 1
         return (None, *self.scored) if whole else None
 

@@ -27,7 +27,7 @@ class SamplingParams:
     top_k: int = 0
     """Sample only from this many most likely tokens; 0 keeps all."""
     min_p: float = 0.0
-    """Leave out tokens less likely than this share of the most likely one; 0 keeps all."""
+    """Sample only from tokens at least this share as likely as the most likely one; 0 keeps all."""
     seed: int | None = None
     """Makes a sampled request reproducible; by default one is derived from the engine's seed."""
     stop: str | tuple[str, ...] | list[str] = ()
@@ -37,9 +37,10 @@ class SamplingParams:
     ignore_eos: bool = False
     """Continue after the model's end-of-text tokens."""
     logprobs: int | None = None
-    """Return every token's own log probability, and those of this many most likely tokens."""
+    """Return the log probability of every emitted token, and those of this many most likely tokens
+    in its place. With 0 only the token's own; None returns none."""
     prompt_logprobs: int | None = None
-    """Return the same for every token of the prompt but the first, before which there is none."""
+    """Return the same for every token of the prompt except the first, which has none before it."""
     speculate: bool = True
     """Whether drafts may be made for this request. Its tokens are drawn from the same distribution
     either way."""
@@ -64,11 +65,12 @@ class SamplingParams:
 
     @property
     def draws(self) -> bool:
-        """Whether more than the most likely token is needed."""
+        """Whether the request samples or returns log probabilities."""
         return self.temperature > 0 or self.logprobs is not None
 
     def _check_types(self) -> None:
-        """Refuses wrong types here: they would fail only in a step, with other requests in it."""
+        """Refuses wrong types here, because otherwise they would fail in a step that also has other
+        requests in it."""
         self._expect(Integral, "an integer", ["max_tokens", "top_k"])
         self._expect(Integral | None, "an integer or None", ["seed", "logprobs", "prompt_logprobs"])
         self._expect(Real, "a number", ["temperature", "top_p", "min_p"])

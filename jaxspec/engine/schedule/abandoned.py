@@ -1,4 +1,4 @@
-"""Requests that nobody waits for any more, noted at any line by any thread."""
+"""Requests that nobody waits for any more. Any thread can add some at any time."""
 
 import weakref
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Owned(weakref.ref[object]):
-    """A weak reference to what owns some requests."""
+    """A weak reference to the owner of some requests."""
 
     ids: Sequence[int] = ()
 
@@ -14,9 +14,9 @@ class Owned(weakref.ref[object]):
 class Abandoned:
     """The requests that are to be dropped.
 
-    Python can collect an object in the middle of any function, so what happens then must change
-    nothing that the function works on: it only adds to a queue. The callback of the reference is a
-    method of the queue itself, because a function of ours could be interrupted by a signal.
+    Python can collect an object in the middle of any function, and the callback that then runs must
+    change nothing that this function works on. So it only adds to a queue. The callback is a method
+    of the queue itself, because a function of ours could be interrupted by a signal.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Chooses which waiting request is given a slot: a pure choice.
+"""Chooses which waiting request gets a slot, by a pure function.
 
-Requests come in their order. One that finds too few pages may be passed by later ones for which
-there are enough, until these have been given as many pages as it needs itself. Then all wait for
-it, so that it starves at no load.
+Requests are taken in order of arrival. If there are too few pages for one of them, later requests
+that need fewer may pass it, until they have been given as many pages as it needs itself. Then all
+wait for it, so that it never starves.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ from jaxspec.engine.schedule.pages import can_admit
 from jaxspec.engine.schedule.record import Ledger
 
 LOOKED_AT = 16
-"""How many waiting requests are looked at, so that a step of a long queue is not slow."""
+"""How many waiting requests are looked at, so that a long queue does not make steps slow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seat:
-    """A place for a waiting request."""
+    """A slot for a waiting request, and what is known of the pages that it gets."""
 
     request: Request
     slot: int
     positions: int
-    """Positions that it can write."""
+    """Number of positions that the request can write."""
     found: tuple[Entry, ...]
-    """The pages with the beginning of its text."""
+    """Entries of the pages that hold the beginning of its text already."""
 
 
 def choose_seat(plan: Plan, ledger: Ledger) -> Seat | None:
-    """A place for the first waiting request that can have one now."""
+    """A seat for the first waiting request that can have one now; None if none can."""
     used = {request.slot for request in ledger.running.values()}
     slot = next((slot for slot in range(plan.num_slots) if slot not in used), None)
     if slot is None:
@@ -47,7 +47,7 @@ def choose_seat(plan: Plan, ledger: Ledger) -> Seat | None:
 
 
 def _may_come(ledger: Ledger) -> Iterator[Request]:
-    """The waiting requests in their order; while there are suspects, only the first of these."""
+    """The waiting requests in order of arrival; if there are suspects, only the first suspect."""
     if not ledger.suspects:
         yield from ledger.waiting[:LOOKED_AT]
         return

@@ -1,9 +1,9 @@
 """Chooses whether a decode step also reads a chunk of a prompt, and runs such a step.
 
-A chunk that is read beside the requests that decode makes their step a little longer. A program of
-its own would stop them for as long as it takes to read all weights, but it reads more tokens at
-once, and the prompt's slot decodes sooner. So a decode step reads prompts only while few of their
-tokens are to be read, and while a slot is free: with all slots taken, what counts is throughput.
+A chunk that is read in a decode step makes that step a little longer. A separate program would stop
+the requests that decode for as long as it takes to read all weights, but it reads more tokens at
+once, so that the prompt's own request decodes sooner. So decode steps read prompts only while few
+prompt tokens are to be read and a slot is free: with all slots taken, throughput matters most.
 """
 
 import functools
@@ -23,18 +23,19 @@ from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.upload import prompt_chunk
 
 MOST_STEPS = 8
-"""Steps that the prompts may take to be read if each step reads a chunk."""
+"""If the prompts need more decode steps than this, each reading a chunk, separate programs read
+them."""
 
 
 def choose_beside(
     plan: Plan, ledger: Ledger, running: Sequence[Request], ready: Sequence[Request]
 ) -> Request | None:
-    """The prompt of which the step that decodes these requests reads a chunk. None if programs of
-    their own read prompts: while nobody has more than a first token, while no slot is free, and
-    while much is to be read.
+    """The request from whose prompt the decode step of the `ready` requests also reads a chunk.
+    None if separate programs read prompts: while no request has more than its first token, no slot
+    is free, log probabilities of a prompt are wanted, or much is to be read.
 
-    What counts is the whole of each prompt. A long one is read by such programs to its end, and
-    those that come meanwhile with it.
+    The whole of each prompt counts, including what was read of it. So a long prompt is read by
+    separate programs to its end, and so are those that arrive meanwhile.
     """
     decodes = any(request.num_tokens > 1 for request in ready)
     all_taken = ledger.waiting or len(ledger.running) == plan.num_slots
@@ -50,7 +51,7 @@ def choose_beside(
 
 
 def tokens_to_read(request: Request) -> int:
-    """Tokens of the request that were not in the cache when it came."""
+    """Tokens that have to be read for the request, since they were not found in the cache."""
     return len(request.prompt) + max(request.resumed - 1, 0) - request.begins_at
 
 
@@ -63,21 +64,21 @@ def mixed_programs(plan: Plan, ready: Sequence[Request], chosen: Request) -> Dec
 def launch_mixed(
     device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs, chunk: PromptChunk
 ) -> tuple[StepResult, StepResult]:
-    """Runs the step, or with a `Tracer` traces its program. The results are those of the requests
-    that decode, and that of the prompt."""
+    """Runs the step or, with a `Tracer`, traces its program. Returns the result of the requests
+    that decode and that of the prompt."""
     of_requests = inputs.slots, inputs.num_drafts
     return device.run(mixed_step, *of_requests, chunk, **_static(programs))
 
 
 def is_ready(device: Device, programs: DecodePrograms) -> bool:
-    """Whether the program was made. No step waits for it, as others can do its work."""
+    """Whether the program was made. No step waits for it, as other programs can do its work."""
     inputs, chunk = shapes_of_inputs(programs)
     return device.has(mixed_step, inputs.slots, inputs.num_drafts, chunk, **_static(programs))
 
 
 @functools.lru_cache
 def shapes_of_inputs(programs: DecodePrograms) -> tuple[DecodeInputs, PromptChunk]:
-    """The inputs of the step without their numbers."""
+    """The shapes of the step's inputs."""
 
     def inputs() -> tuple[DecodeInputs, PromptChunk]:
         integers = jnp.zeros(programs.batch, jnp.int32)

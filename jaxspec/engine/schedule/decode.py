@@ -33,8 +33,8 @@ class DecodeInputs:
     num_drafts: Int[Array, " batch"]
     """Number of drafts wanted from the device, for every request."""
     of_host: Drafts | None
-    """Drafts of the host. None if the device's drafts are used; empty drafts if nothing drafts but
-    the target reads a whole block all the same."""
+    """Drafts of the host. None if the programs take none; empty drafts if nothing drafts but the
+    target reads a whole block nevertheless."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -
 
 
 def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequence[int]:
-    """The host's drafts for a request. At least the last token of its budget is left to the
+    """The host's drafts for a request. They leave at least the last token of its budget to the
     target."""
     left = request.params.max_tokens - request.num_tokens
     room = min(plan.width, left) - 1

@@ -1,4 +1,4 @@
-"""The parts of the host that decide what is drafted."""
+"""The host's part in drafting: a host proposer, and the choice of how many drafts to verify."""
 
 import warnings
 from collections.abc import Container, Sequence
@@ -12,19 +12,19 @@ from jaxspec.proposers.methods import HostProposer
 class Drafters:
     """A host proposer and the choice of the width, if the engine has them.
 
-    What they remember of a request follows from its tokens. So it is never repaired: after a fault
-    it is released, and committed again with the tokens that are read again.
+    What they remember of a request follows from its tokens, so it need not be repaired after a
+    fault: the request is released, and its tokens are committed again when they are read again.
     """
 
     def __init__(self, proposer: HostProposer | None, adaptive: AdaptiveWidth | None):
         self.proposer = proposer
         self.adaptive = adaptive
         self.known: set[int] = set()
-        """Requests of which something was committed and that were not released since."""
+        """Requests with committed tokens that were not released since."""
 
     def pay(self, plan: Plan, requests: int) -> bool:
-        """Whether a step of so many requests makes drafts. It makes none if the engine chooses
-        widths and the one that it chose last has no room for drafts."""
+        """Whether a step of so many requests makes drafts. It makes none if the engine chooses the
+        width of such steps and last chose width 1."""
         if self.adaptive is None or not requests:
             return True
         chosen = plan.widths_of(plan.shapes.batch_for(requests))
@@ -45,7 +45,7 @@ class Drafters:
         for request in [id for id in self.known if id not in running]:
             error = self._release(request)
             self.known.discard(request)
-            if error is not None:  # the request has its output; only later drafts may be wrong
+            if error is not None:  # the request has its output; only later drafts may be affected
                 warnings.warn(_complaint(request, error), RuntimeWarning, stacklevel=2)
 
     def _release(self, request: int) -> Exception | None:

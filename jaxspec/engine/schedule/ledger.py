@@ -22,7 +22,7 @@ from jaxspec.engine.stats.latencies import with_request
 
 
 def submitted(ledger: Ledger, requests: Iterable[Request]) -> Ledger:
-    """With new requests at the end of the queue."""
+    """The ledger with new requests at the end of the queue."""
     return replace(ledger, waiting=(*ledger.waiting, *requests))
 
 
@@ -34,8 +34,8 @@ def admitted(
     now: float,
     found: Sequence[Entry] = (),
 ) -> Ledger:
-    """A waiting request has a slot and all pages that it can need, the first of them with the
-    beginning of its text. Those that came before it and still wait were passed."""
+    """The ledger after a waiting request got a slot and all pages that it can need. The pages in
+    `found` hold the beginning of its text. Requests before it in the queue have been passed."""
     request = replace(before, slot=slot, seated_at=now)
     book = pages.admit(ledger.book, request.id, positions, found)
     place, taken = ledger.waiting.index(before), len(ledger.book.free) - len(book.free)
@@ -56,7 +56,7 @@ def admitted(
 
 
 def with_new_pages(ledger: Ledger) -> Ledger:
-    """The ledger with everything in its index of pages that prefill has read by now."""
+    """The ledger with all pages in its index that prefill has filled by now."""
     index = ledger.book.index
     new = [r for r in ledger.running.values() if page_index.has_new(index, r.id, r.prefilled)]
     if not new:
@@ -66,20 +66,20 @@ def with_new_pages(ledger: Ledger) -> Ledger:
 
 
 def found_for(ledger: Ledger, request: Request) -> tuple[Entry, ...]:
-    """The pages in the index with which the text of a request begins."""
+    """The pages in the index that hold the beginning of a request's text."""
     if not _looks_up(ledger, request):
         return ()
     return page_index.find(ledger.book.index, Chain(request.cache_salt), request.context)
 
 
 def found_tokens(ledger: Ledger, request: Request) -> int:
-    """How many tokens of a request are in these pages."""
+    """How many tokens of a request are found in the index."""
     return len(found_for(ledger, request)) * ledger.book.page_size
 
 
 def found_since(ledger: Ledger, request: Request) -> tuple[Entry, ...]:
-    """For a running request that has read nothing yet: pages in the index with which its text goes
-    on, because other requests have read them since it was admitted."""
+    """For a running request that has read nothing yet: further pages of its text that are in the
+    index by now, because other requests have read them since it was admitted."""
     chain = ledger.book.index.chains.get(request.id)
     if chain is None or not _looks_up(ledger, request):
         return ()
@@ -87,13 +87,13 @@ def found_since(ledger: Ledger, request: Request) -> tuple[Entry, ...]:
 
 
 def found_later(ledger: Ledger, request: Request, found: Sequence[Entry]) -> Ledger:
-    """A running request that has read nothing yet begins behind these pages, too."""
+    """The ledger after a running request, which has read nothing yet, took these pages, too."""
     book = pages.take_found(ledger.book, request.id, found)
     return _begun_behind(replace(ledger, book=book), request, found)
 
 
 def without_cached(ledger: Ledger) -> Ledger:
-    """No request finds what was read before."""
+    """The ledger with an empty prefix cache."""
     return replace(ledger, book=pages.forgotten(ledger.book))
 
 
@@ -119,17 +119,17 @@ def _begun_behind(ledger: Ledger, request: Request, found: Sequence[Entry]) -> L
     )
 
 
-# States of layers that keep one per request
+# States of recurrent layers
 
 
 def saved_row(ledger: Ledger, request: Request) -> int | None:
-    """The row with the state from which a request goes on that was just given what was found for
-    it; None if it needs none."""
+    """The row of the saved state from which a request begins that was just given the pages found
+    for it; None if it needs none."""
     return pages.saved_row(ledger.book, request.id, request.prefilled)
 
 
 def with_halts(ledger: Ledger, request: Request) -> Ledger:
-    """A running request that has read nothing yet makes its halts where they are due by now."""
+    """The ledger with the halts of a running request, which has read nothing yet, chosen anew."""
     halts = _halts(ledger, request)
     if halts == request.saves_at:
         return ledger
@@ -137,7 +137,8 @@ def with_halts(ledger: Ledger, request: Request) -> Ledger:
 
 
 def saved(ledger: Ledger, request: Request) -> tuple[Ledger, int | None]:
-    """The state of a request that has come to a halt gets a row; None if it needs none."""
+    """The ledger after the state of a request got a row, and that row; None if the request is not
+    at a halt, or if another one has saved that state."""
     if request.prefilled not in request.saves_at or request.id not in ledger.book.index.chains:
         return ledger, None
     book, row = pages.save(ledger.book, request.id, request.context, request.prefilled)
@@ -145,9 +146,9 @@ def saved(ledger: Ledger, request: Request) -> tuple[Ledger, int | None]:
 
 
 def _halts(ledger: Ledger, request: Request) -> tuple[int, ...]:
-    """Where the states of a request are worth saving: at the end of the pages that are known
-    already, because its beginning is evidently not its own, and shortly before the end of its
-    prompt, because the prompt may come again."""
+    """The lengths at which the state of a request is worth saving: where the pages that are in the
+    index already end, because other requests evidently begin alike, and shortly before the end of
+    its prompt, because the prompt may come again."""
     index = ledger.book.index
     chain, states = index.chains.get(request.id), index.states
     if states is None or chain is None or request.reads_whole_prompt:
@@ -155,12 +156,12 @@ def _halts(ledger: Ledger, request: Request) -> tuple[int, ...]:
     known = chain.pages + len(page_index.known_pages(index, chain, request.context))
     ends = [known * index.page_size, len(request.prompt) - 1]
     if _is_being_read(ledger, request, (known + 1) * index.page_size):
-        ends = ends[1:]  # the known pages end where another one's reading is
+        ends = ends[1:]  # the known pages end only because another request is still being read
     return tuple(sorted({at for at in map(states.last_boundary, ends) if at > request.prefilled}))
 
 
 def _is_being_read(ledger: Ledger, request: Request, length: int) -> bool:
-    """Whether another request reads a text just now that begins with so many of the same tokens."""
+    """Whether another request that is still being read begins with the same `length` tokens."""
     text = request.context[:length]
     return any(
         other.context[:length] == text and other.cache_salt == request.cache_salt
@@ -173,7 +174,7 @@ def _is_being_read(ledger: Ledger, request: Request, length: int) -> bool:
 
 
 def launched(ledger: Ledger, step: Launched, prompts: Sequence[Request] = ()) -> Ledger:
-    """A step was launched: a decode step, or one that reads more of some prompts."""
+    """The ledger after a decode step was launched, or one that reads a chunk of these `prompts`."""
     steps = (*ledger.launched, step)
     if not prompts:
         return replace(ledger, launched=steps, read_since_decode=0, read_for=frozenset())
@@ -188,21 +189,23 @@ def launched(ledger: Ledger, step: Launched, prompts: Sequence[Request] = ()) ->
 
 
 def nobody_decodes(ledger: Ledger) -> Ledger:
-    """Nobody waits for the next decode step, whatever was read since the last one."""
+    """The ledger when no request can decode: nobody waits for the next decode step, so what was
+    read since the last one does not count."""
     return replace(ledger, read_since_decode=0, read_for=frozenset())
 
 
 def read(ledger: Ledger, progress: Sequence[tuple[Request, Increment]]) -> Ledger:
-    """The oldest launched step was read, and these requests made progress in it."""
+    """The ledger after the result of the oldest launched step was read, with its requests'
+    progress."""
     return _progressed(replace(ledger, launched=ledger.launched[1:]), progress)
 
 
 def failed(ledger: Ledger, tried: Collection[int], error: str) -> Ledger:
-    """A step failed: nothing of it counts, nor of the steps that were launched before it and not
-    read. `tried` are the requests in its batch, if it came to choosing them.
+    """The ledger after a step failed. Nothing of it counts, and nothing of earlier steps whose
+    results were not read. `tried` are the requests in its batch, if these had been chosen.
 
-    The first failure makes suspects of its requests, which then run alone. The second ends the one
-    that ran alone, so that every other step that fails ends a request.
+    After a first failure the step's requests are suspects, which run one at a time. A second
+    failure ends the request that ran alone, so that every second failed step ends a request.
     """
     ledger = replace(ledger, launched=())
     if ledger.suspects:
@@ -213,13 +216,13 @@ def failed(ledger: Ledger, tried: Collection[int], error: str) -> Ledger:
 
 
 def all_failed(ledger: Ledger, error: str) -> Ledger:
-    """Nothing can run any more: every request ends with this error."""
+    """The ledger after every request ended with this error, because nothing can run any more."""
     live = {*ledger.running, *(request.id for request in ledger.waiting)}
     return ended(replace(ledger, launched=()), live, "error", error)
 
 
 def begun_anew(ledger: Ledger) -> Ledger:
-    """Nothing is on the device: every running request reads all of its tokens again."""
+    """The ledger after the device lost its state: every running request reads its tokens again."""
     unread = [
         replace(
             request,
@@ -240,18 +243,18 @@ def begun_anew(ledger: Ledger) -> Ledger:
 
 
 def ended(ledger: Ledger, ids: Collection[int], reason: str, error: str | None = None) -> Ledger:
-    """These requests end for a reason that is not in their tokens."""
+    """The ledger after these requests ended for a reason other than their tokens."""
     live = (*ledger.waiting, *ledger.running.values())
     return _progressed(ledger, [end(r, reason, error) for r in live if r.id in ids])
 
 
 def refused(ledger: Ledger, reasons: Sequence[tuple[Request, str]]) -> Ledger:
-    """With requests that ended before they could wait."""
+    """The ledger with the refusals of requests that were never in the queue."""
     return _progressed(ledger, [end(request, "error", reason) for request, reason in reasons])
 
 
 def dropped(ledger: Ledger, ids: Collection[int]) -> Ledger:
-    """Without these requests and without what they have not taken: nobody waits for them."""
+    """The ledger without these requests and their increments, because nobody waits for them."""
     book = ledger.book
     for id in ids:
         book = _given_back(ledger, book, ledger.running[id]) if id in ledger.running else book
@@ -266,7 +269,7 @@ def dropped(ledger: Ledger, ids: Collection[int]) -> Ledger:
 
 
 def emptied(ledger: Ledger) -> Ledger:
-    """Without any request. Statistics of those that have ended are kept."""
+    """The ledger without any request. Statistics of those that have ended are kept."""
     live = {request.id for request in (*ledger.waiting, *ledger.running.values())}
     return replace(dropped(ledger, live), launched=(), increments=())
 
@@ -284,15 +287,15 @@ def taken(ledger: Ledger, of: Collection[int]) -> tuple[list[Increment], Ledger]
 
 
 def given_back(ledger: Ledger, increments: Sequence[Increment]) -> Ledger:
-    """With these increments again, because their caller did not get them."""
+    """The ledger with these increments again, because they did not reach their caller."""
     again = set(map(id, increments))
     rest = (one for one in ledger.increments if id(one) not in again)
     return replace(ledger, increments=(*increments, *rest))
 
 
 def _progressed(ledger: Ledger, progress: Sequence[tuple[Request, Increment]]) -> Ledger:
-    """With new records of some requests, and their increments. A request that has ended leaves its
-    slot, its pages and its place in the queue."""
+    """The ledger with new records of some requests, and with their increments. A request that has
+    ended leaves its slot, its pages and its place in the queue."""
     over = [request for request, _ in progress if request.finish_reason is not None]
     progressed = replace(
         ledger,
@@ -322,8 +325,8 @@ def _without_ended(ledger: Ledger, over: Sequence[Request]) -> Ledger:
 
 
 def _given_back(ledger: Ledger, book: PageBook, request: Request) -> PageBook:
-    """A running request has ended and gives its pages back; others can find what they hold. The
-    pages of one that failed are not found again, because what they hold may be why it failed."""
+    """The book after a running request has ended and given its pages back. Other requests can find
+    these, unless it failed, because what the pages hold may be the reason."""
     failed = request.finish_reason == "error"
     positions = request.prefilled if ledger.exact else request.committed
     if not failed and page_index.has_new(book.index, request.id, positions):
@@ -333,7 +336,7 @@ def _given_back(ledger: Ledger, book: PageBook, request: Request) -> PageBook:
 
 
 def _without_cleared(ledger: Ledger) -> Ledger:
-    """Those that have ended or have more tokens than when they failed are not suspects any more."""
+    """The ledger whose suspects are only those that live and got no token since they failed."""
     live = {r.id: r.num_tokens for r in (*ledger.running.values(), *ledger.waiting)}
     return replace(
         ledger, suspects={id: had for id, had in ledger.suspects.items() if live.get(id) == had}

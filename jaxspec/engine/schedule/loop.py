@@ -23,7 +23,7 @@ from jaxspec.text.tokenizer import Tokenizer
 
 
 class Loop(Stepping):
-    """Live requests over one device state. Threads take turns."""
+    """The live requests of one device state, run step by step. Threads take turns."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Loop(Stepping):
         super().__init__(device, new_state, plan, tokenizer, proposer, adaptive)
         self.turn = Turn()
         self.abandoned = Abandoned()
-        """Requests that the ledger may still have and the next call drops."""
+        """Requests that the ledger may still have, and that the next call drops."""
         self.trusted = True
-        """Whether the device's state, and what the drafters know, is what the ledger says."""
+        """Whether the device's state and what the drafters know agree with the ledger."""
         self.closed = False
         """Whether the device's memory was given back, so that nothing can run any more."""
         self.stuck: StepTimeout | None = None
-        """Why nothing can run any more, if a step did not end."""
+        """The error of a step that did not end, after which nothing can run; None without one."""
 
     @property
     def current(self) -> Ledger:
@@ -59,7 +59,7 @@ class Loop(Stepping):
 
     @in_turn
     def submit(self, requests: Sequence[Request], refusals: Sequence[str | None]) -> None:
-        """Adds requests, all or none of them. Those with a reason for refusal end at once."""
+        """Adds all of these requests, or none if this fails. Those with a refusal end at once."""
         self.refuse_if_closed()
         pairs = list(zip(requests, refusals, strict=True))
         waiting = ledger.submitted(self.ledger, [r for r, reason in pairs if reason is None])
@@ -74,8 +74,8 @@ class Loop(Stepping):
 
     @in_turn
     def take_or_step(self, of: set[int], into: deque[Increment]) -> bool:
-        """Moves the increments of these requests to `into`. If there are none, runs a step. Returns
-        whether there are some, or may be later."""
+        """Moves the increments of these requests to `into`; if there are none, runs a step first.
+        Returns whether there are some now or may be later."""
         self.refuse_if_closed()
         self._drop_abandoned()
         self._take(of, into)
@@ -95,25 +95,25 @@ class Loop(Stepping):
 
     @in_turn
     def give_back(self, increments: Sequence[Increment]) -> None:
-        """Takes increments back that their caller did not get."""
+        """Puts back increments that did not reach their caller."""
         self.ledger = ledger.given_back(self.ledger, increments)
 
     @in_turn
     def abort(self, ids: Iterable[int]) -> None:
-        """Ends requests now. Their last increments say so."""
+        """Ends these requests now. Each of them gets a last increment that says so."""
         self.ledger = ledger.ended(self.ledger, set(ids), "abort")
         self.drafters.release_all_but(self.ledger.running)
 
     @in_turn
     def reset_prefix_cache(self) -> None:
-        """No request finds what was read before. Those that run keep their pages."""
+        """Empties the prefix cache. Running requests keep their pages."""
         self.refuse_if_closed()
         self.ledger = ledger.without_cached(self.ledger)
 
     @in_turn
     def close(self) -> None:
-        """Drops all requests and frees the device's memory. An interrupted call can be repeated. A
-        step that is stuck keeps its memory as long as the process lasts: to free it is to wait."""
+        """Drops all requests and frees the device's memory. An interrupted call can be repeated. If
+        a step is stuck, the memory stays in use, because freeing it would wait for that step."""
         self.closed = True
         self.ledger = ledger.emptied(self.ledger)
         self.drafters.release_all_but(())
@@ -127,7 +127,7 @@ class Loop(Stepping):
             raise self.stuck
 
     def abandon(self, ids: Iterable[int]) -> None:
-        """Drops requests now, or inside a callback of the loop, when the step has ended."""
+        """Drops requests: now or, if called inside a callback of the loop, after the step."""
         self.abandoned.add(tuple(ids))
         if not self.turn.is_mine:
             self._settle()
@@ -155,7 +155,7 @@ class Loop(Stepping):
 
     @contextmanager
     def lend_device(self) -> Iterator[Device]:
-        """The device of an idle loop. Whoever borrows it has to return it without requests."""
+        """Lends the device of an idle loop. Its slots are emptied when it comes back."""
         with self.turn.held():
             self.refuse_if_closed()
             self._drop_abandoned()
@@ -175,8 +175,8 @@ class Loop(Stepping):
     def _step_or_fail(self) -> None:
         """Runs one step as a transaction: all of it takes effect, or nothing.
 
-        Whatever is raised, the ledger is the one of before or after a transition. The device is
-        trusted only between two steps that ended well; otherwise the next step begins anew.
+        Whatever is raised, the ledger is that of before or after a transition. The device is
+        trusted only if the last step ended well; otherwise the next step makes new pools.
         """
         self.tried = ()
         trusted, self.trusted = self.trusted, False

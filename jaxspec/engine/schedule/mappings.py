@@ -8,7 +8,7 @@ NONE: MappingProxyType[Any, Any] = MappingProxyType({})
 
 
 def changed[K, V](before: MappingProxyType[K, V], changes: Mapping[K, V]) -> MappingProxyType[K, V]:
-    """A read-only copy with changes. `copy` takes the dict as it is, where `dict(before)` would
+    """A read-only copy with changes. `copy` copies the dict as it is, whereas `dict(before)` would
     compute the hash of every key."""
     after = before.copy()
     after.update(changes)

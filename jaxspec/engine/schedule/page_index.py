@@ -26,8 +26,8 @@ from jaxspec.engine.schedule.saved_states import SavedStates
 Salt = str | None
 """Texts with different salts never share an entry."""
 Key = tuple[int | Salt, tuple[int, ...]]
-"""The serial number of the entry before, or the salt if there is none before; a page's tokens, and
-those after it that the page depends on."""
+"""The serial number of the entry before it, or the salt if there is none; and the page's tokens,
+with those after it on which its contents depend."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Entry:
 
     page: int
     serial: int
-    """Number of the entry, which no other entry ever has."""
+    """A number that no other entry ever has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +61,25 @@ class PageIndex:
     """By request id, for the running requests whose pages may get entries."""
     next_serial: int = 1
     looks_ahead: int = 0
-    """How many tokens after a page what lies in it depends on: 0 or 1."""
+    """Number of tokens after a page on which its contents depend: 0 or 1."""
     states: SavedStates | None = None
-    """Of layers that keep one state per request; None if the target has no such layers."""
+    """The saved states of recurrent layers; None if the target has no such layers."""
 
     def key(self, parent: int | Salt, at: int, tokens: tuple[int, ...]) -> Key:
-        """The key of the page `at` of a text."""
+        """The key of page number `at` of a text. `parent` is the serial number of the entry before
+        it, or the salt."""
         begin = at * self.page_size
         return parent, tokens[begin : begin + self.page_size + self.looks_ahead]
 
     def whole_pages(self, positions: int) -> int:
-        """How many pages such a number of committed positions completes."""
+        """How many pages are complete once so many positions are committed."""
         return max(positions - self.looks_ahead, 0) // self.page_size
 
 
 def find(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry, ...]:
-    """The entries behind which a request with this text can begin, from the end of the chain on:
-    those that are known; if layers keep a state per request, only up to the last one whose text has
-    a saved state."""
+    """The known entries, from the end of the chain on, after which a request with this text can
+    begin. If layers keep one state per request, they end with the last one whose text has a saved
+    state."""
     known, states = known_pages(index, chain, tokens), index.states
     if states is None:
         return known
@@ -87,8 +88,8 @@ def find(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry
 
 
 def known_pages(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tuple[Entry, ...]:
-    """The entries of the whole pages of a text, from the end of the chain up to the first that is
-    missing. The last token of the text is never in them: it has to be read for what follows it."""
+    """The entries of a text's whole pages, from the end of the chain up to the first page without
+    one. They never cover the last token, which must be read to get the token after it."""
     parent, found = chain.parent, []
     for at in range(chain.pages, (len(tokens) - 1) // index.page_size):
         entry = index.entries.get(index.key(parent, at, tokens))
@@ -102,8 +103,8 @@ def known_pages(index: PageIndex, chain: Chain, tokens: tuple[int, ...]) -> tupl
 def with_request(
     index: PageIndex, request: int, chain: Chain, found: Sequence[Entry] = ()
 ) -> PageIndex:
-    """A request begins, whose text begins with this chain and these entries. Its pages may get
-    entries too."""
+    """The index after a request has begun whose text starts with this chain and these entries. Its
+    further pages may get entries from now on."""
     states = index.states
     if found:
         chain = Chain(found[-1].serial, chain.pages + len(found))
@@ -114,7 +115,8 @@ def with_request(
 
 
 def without_request(index: PageIndex, request: int, failed: bool = False) -> PageIndex:
-    """A request has ended. States that it has saved stay if they can be found, unless it failed."""
+    """The index after a request has ended. States that it saved stay if they can be found and it
+    did not fail."""
     states = index.states
     if states is not None:
         keeps = lambda key: not failed and key in index.entries
@@ -125,8 +127,8 @@ def without_request(index: PageIndex, request: int, failed: bool = False) -> Pag
 def with_state(
     index: PageIndex, request: int, tokens: tuple[int, ...]
 ) -> tuple[PageIndex, int | None]:
-    """The state behind the next page of a request that is compared with the index gets a row; None
-    if another request has saved it."""
+    """Gives a row to the state after the next page of a request's chain. Returns None in place of
+    the row if another request has saved that state."""
     states, chain = index.states, index.chains[request]
     assert states is not None, "no layer keeps one state per request"
     key = index.key(chain.parent, chain.pages, tokens)
@@ -146,8 +148,8 @@ def has_new(index: PageIndex, request: int, positions: int) -> bool:
 def filled(
     index: PageIndex, texts: Iterable[tuple[int, Sequence[int], tuple[int, ...]]]
 ) -> PageIndex:
-    """These requests, given with their pages, have committed these tokens. Each whole page gets an
-    entry, unless its text has one already."""
+    """The index after these requests, given with their pages, have committed these tokens. Each
+    whole page gets an entry, unless its text has one already."""
     entries, keys, chains = index.entries.copy(), index.keys.copy(), index.chains.copy()
     serial = index.next_serial
     for request, pages, tokens in texts:
@@ -169,7 +171,7 @@ def filled(
 
 
 def without_pages(index: PageIndex, pages: Iterable[int]) -> PageIndex:
-    """Without the entries of these pages."""
+    """The index without the entries of these pages."""
     gone = [page for page in pages if page in index.keys]
     if not gone:
         return index
@@ -183,8 +185,8 @@ def without_pages(index: PageIndex, pages: Iterable[int]) -> PageIndex:
 
 
 def emptied(index: PageIndex, salts: Mapping[int, Salt] = NONE) -> PageIndex:
-    """Without entries. From now on only pages of these requests can get some, and of requests that
-    come later. Serial numbers are not given again."""
+    """The index without entries. From now on, only requests in `salts` and requests that come later
+    can get entries for their pages. Serial numbers are not used again."""
     chains = MappingProxyType({request: Chain(salt) for request, salt in salts.items()})
     states = None if index.states is None else saved_states.emptied(index.states)
     return dataclasses.replace(index, entries=NONE, keys=NONE, chains=chains, states=states)

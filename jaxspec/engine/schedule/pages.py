@@ -3,8 +3,8 @@
 A step computes a whole new book, which then replaces the old one in a single assignment. A step
 that fails half-way therefore leaves the old book unchanged.
 
-Requests whose texts begin alike hold the same pages (`page_index.py`). Shared pages are only read:
-they are full of committed tokens, and a request writes behind them.
+Requests whose texts begin alike hold the same pages (`page_index.py`). Shared pages are only read,
+because they are full of committed tokens and requests write only to later pages.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ class PageBook:
     page_size: int
     free: MappingProxyType[int, None]
     """The pages that nobody holds, in the order in which they are handed out: first those without
-    an entry in the index, then the least recently used. A mapping, because pages are also taken out
-    of its middle."""
+    an entry in the index, then the least recently used. It is a mapping, because pages are also
+    taken out of its middle."""
     index: PageIndex
-    """Of pages that are held or free. A free page keeps its entry until it is handed out."""
+    """Finds held and free pages by their text. A free page has its entry until it is handed out."""
     held: MappingProxyType[int, tuple[int, ...]] = NONE
     """Pages by request id, in the order of the positions that they hold."""
     holders: MappingProxyType[int, int] = NONE
@@ -46,16 +46,15 @@ class PageBook:
 def new_book(
     num_pages: int, page_size: int, looks_ahead: int = 0, states: SavedStates | None = None
 ) -> PageBook:
-    """The book of caches with `num_pages` pages, including the trash page. What lies in a page
-    depends on so many tokens after it. `states` is the book of saved states, if layers keep some.
-    """
+    """The book for caches of `num_pages` pages, including the trash page. The contents of a page
+    depend on `looks_ahead` tokens after it. `states` is the book of recurrent layers' states."""
     free = MappingProxyType(dict.fromkeys(range(1, num_pages)))
     index = PageIndex(page_size, looks_ahead=looks_ahead, states=states)
     return PageBook(page_size, free, index)
 
 
 def can_admit(book: PageBook, positions: int, found: Sequence[Entry] = ()) -> bool:
-    """Whether there are pages for so many positions, the first of them in these entries' pages."""
+    """Whether there are pages for so many positions. The `found` entries have the first of them."""
     free = len(book.free) - sum(entry.page in book.free for entry in found)
     return book.pages_for(positions) - len(found) <= free
 
@@ -80,15 +79,15 @@ def admit(book: PageBook, request: int, positions: int, found: Sequence[Entry] =
 
 
 def findable(book: PageBook, request: int, salt: Salt, found: Sequence[Entry] = ()) -> PageBook:
-    """The pages of a request that was just admitted may get entries in the index, behind those that
+    """Lets pages of a request that was just admitted get entries in the index, after those that
     were found for it."""
     index = page_index.with_request(book.index, request, Chain(salt), found)
     return dataclasses.replace(book, index=index)
 
 
 def take_found(book: PageBook, request: int, found: Sequence[Entry]) -> PageBook:
-    """A request that has read nothing yet takes the pages of these entries, with which its text
-    goes on, and gives back its own pages in these places."""
+    """Gives a request that has read nothing yet the pages of these entries, which continue its
+    text, and takes back its own pages in their places."""
     chain, before = book.index.chains[request], book.held[request]
     begin, end = chain.pages, chain.pages + len(found)
     shared = tuple(entry.page for entry in found)
@@ -103,14 +102,14 @@ def take_found(book: PageBook, request: int, found: Sequence[Entry]) -> PageBook
 
 
 def fill(book: PageBook, texts: Iterable[tuple[int, tuple[int, ...]]]) -> PageBook:
-    """These requests have committed these tokens: whole pages of them can be found from now on."""
+    """Lets the whole pages of these requests' committed tokens be found from now on."""
     with_pages = [(request, book.held[request], tokens) for request, tokens in texts]
     return dataclasses.replace(book, index=page_index.filled(book.index, with_pages))
 
 
 def saved_row(book: PageBook, request: int, length: int) -> int | None:
-    """The row with the state behind the first `length` tokens of a request, which were found for
-    it; None if none is needed."""
+    """The row with the state after the first `length` tokens of a request, which were found in the
+    index; None if no state is needed."""
     states, whole = book.index.states, length // book.page_size
     if states is None or not whole:
         return None
@@ -120,8 +119,8 @@ def saved_row(book: PageBook, request: int, length: int) -> int | None:
 def save(
     book: PageBook, request: int, tokens: tuple[int, ...], length: int
 ) -> tuple[PageBook, int | None]:
-    """The state behind the first `length` tokens of a request, which it has just read, gets a row;
-    None if another request has saved it."""
+    """Gives a row to the state after the first `length` tokens of a request, which were just read.
+    Returns None in place of the row if another request has saved that state."""
     whole_before = length - book.page_size + book.index.looks_ahead
     book = fill(book, [(request, tokens[:whole_before])])
     assert book.index.chains[request].pages == length // book.page_size - 1
@@ -130,8 +129,8 @@ def save(
 
 
 def release(book: PageBook, request: int, forget: bool = False) -> PageBook:
-    """Takes a request's pages back. Of those with entries the last is handed out first, so that the
-    beginnings of texts live longest. With `forget`, they lose their entries."""
+    """Takes a request's pages back. Among those with entries, the last is handed out first, so that
+    the beginnings of texts stay longest. With `forget`, all of them lose their entries."""
     pages, index = book.held[request], page_index.without_request(book.index, request, forget)
     if forget:
         index = page_index.without_pages(index, pages)
@@ -140,13 +139,13 @@ def release(book: PageBook, request: int, forget: bool = False) -> PageBook:
 
 
 def forgotten(book: PageBook, salts: Mapping[int, Salt] = NONE) -> PageBook:
-    """Nothing can be found any more. Of the requests that run, pages of only these can get entries
-    from now on."""
+    """The book with an empty index. Of the running requests, only those in `salts` can get entries
+    for their pages from now on."""
     return dataclasses.replace(book, index=page_index.emptied(book.index, salts))
 
 
 def _given_back(book: PageBook, pages: Sequence[int]) -> PageBook:
-    """One request less holds these pages."""
+    """The book after one request has stopped holding these pages."""
     holders = book.holders.copy()
     for page in pages:
         holders[page] -= 1

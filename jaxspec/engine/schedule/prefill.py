@@ -1,10 +1,9 @@
-"""Chooses what one prefill program reads: pure choices.
+"""Chooses what one prefill program reads, by pure functions.
 
-A step launches such programs until its budget is spent. Several prompts may wait to be read. The
-one that came first has a place in at least every second program, so that nobody starves. In the
-others, prompts with the least left come first, so that a short one does not wait for a long one.
-Prompts that need the same width are read together, and places that would only be padding are given
-to others.
+A step launches such programs until its budget is spent. If several prompts wait to be read, the
+oldest is in at least every second program, so that none starves. In the other programs, prompts
+with the least left to read come first, so that a short one does not wait for a long one. Prompts
+that need the same width are read together; rows that would be padding are given to narrower ones.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ from jaxspec.engine.requests.request import Request
 from jaxspec.engine.schedule.record import Ledger
 
 CALL = 128
-"""What a program costs besides, as the arithmetic of so many tokens."""
+"""Fixed cost of running a program, in tokens whose arithmetic takes as long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,28 +25,28 @@ class Chunk:
     width: int
     """Most tokens of each prompt."""
     rows: tuple[int, ...]
-    """The prompts that it reads, as places in the order in which they came."""
+    """Indices of the prompts that it reads, in their order of arrival."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that it computes, padding among them."""
+        """Tokens that it computes, including padding."""
         return self.batch * self.width
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowance:
-    """How much may be read in a step."""
+    """How much of the prompts may be read in a step."""
 
     until: int
-    """Tokens computed since the last decode step, at which reading ends."""
+    """Reading ends when this many prompt tokens were computed since the last decode step."""
     once: bool
     """Whether a prompt is read at most once between two decode steps."""
 
 
 def allowance_of(plan: Plan, ledger: Ledger, ready: Sequence[Request]) -> Allowance:
-    """What may be read before these requests decode. A step launches no more than the budget. As
-    long as none of them has more than its first token, there may be several such steps, until each
-    slot has read a chunk: so requests that come together begin together."""
+    """How much may be read before these requests decode: one budget per step. As long as none of
+    them has more than its first token, there may be several such steps, until each slot could have
+    read a chunk, so that requests that come together decode together."""
     if any(request.num_tokens > 1 for request in ready):
         return Allowance(plan.prefill_budget, once=True)
     until = ledger.read_since_decode + plan.prefill_budget
@@ -60,10 +59,11 @@ def allowance_of(plan: Plan, ledger: Ledger, ready: Sequence[Request]) -> Allowa
 def choose_prefill(
     shapes: Shapes, ledger: Ledger, running: Sequence[Request], allowance: Allowance
 ) -> tuple[Chunk, list[Request]] | None:
-    """The next program for the prompts of these requests, and those that it reads."""
+    """The next program for these requests' prompts, and the requests whose prompts it reads. None
+    if nothing may be read now."""
     done = ledger.read_for if allowance.once else ()
     unread = [one for one in running if not one.is_prefilled and one.id not in done]
-    unread.sort(key=lambda request: request.id)  # ids are given in the order of coming
+    unread.sort(key=lambda request: request.id)  # ids are given in order of arrival
     left = [request.next_halt - request.prefilled for request in unread]
     others_first = bool(unread) and unread[0].id in ledger.read_last
     spent = ledger.read_since_decode
@@ -74,11 +74,11 @@ def choose_prefill(
 def choose_chunk(
     shapes: Shapes, left: Sequence[int], budget: int, must: bool, others_first: bool = False
 ) -> Chunk | None:
-    """The next program for prompts with so many tokens left until they end or make a halt, in the
-    order in which they came.
+    """The next program for prompts that have `left` tokens until their end or their next halt, in
+    order of arrival.
 
-    It computes no more than `budget` tokens, except if there `must` be one. `others_first`: the
-    prompt that came first was read by the program before.
+    It computes at most `budget` tokens, unless there `must` be a program and none is that small.
+    `others_first` says that the previous program read the oldest prompt, so others go first now.
     """
     leads = _ranked(shapes, left)
     if others_first:
@@ -94,11 +94,11 @@ def choose_chunk(
 def chunks_of(
     shapes: Shapes, left: Sequence[int], budget: int, saves_every: int = 0
 ) -> Iterator[Chunk]:
-    """The programs that read these prompts to their ends, if no others come. Each of them makes a
-    halt at the last multiple of `saves_every` before its end, if that is not 0."""
+    """The programs that read these prompts to their ends if no others arrive. If `saves_every` is
+    not 0, each prompt has a halt at the last multiple of it before its end."""
     left, spent, others_first = list(left), 0, False
     after = [(count - 1) % saves_every + 1 if saves_every else 0 for count in left]
-    until_halt = lambda row: left[row] - after[row] or after[row]
+    until_halt = lambda row: left[row] - (after[row] if left[row] > after[row] else 0)
     while rows := [row for row, count in enumerate(left) if count]:
         unread = [until_halt(row) for row in rows]
         chunk = choose_chunk(shapes, unread, budget - spent, not spent, others_first)
@@ -113,7 +113,7 @@ def chunks_of(
 
 
 def _ranked(shapes: Shapes, left: Sequence[int]) -> list[int]:
-    """The prompt that came first, then the others, those with the fewest programs left first."""
+    """The oldest prompt, then the others, those that need the fewest programs first."""
     rank = lambda row: (-(-left[row] // shapes.widest_chunk), shapes.width_for(left[row]))
     return [*range(len(left))[:1], *sorted(range(1, len(left)), key=rank)]
 
@@ -126,7 +126,8 @@ def _shapes_for(shapes: Shapes, count: int) -> list[tuple[int, int]]:
 def _filled(
     shapes: Shapes, left: Sequence[int], lead: int, fitting: Sequence[tuple[int, int]]
 ) -> Chunk:
-    """The program that reads this prompt and others of its width at the least cost for each."""
+    """The program that reads prompt `lead` with others, at the least cost for each prompt of its
+    width. Narrower prompts fill what is left of the batch."""
     width = fitting[0][1]
     others = [row for row in _ranked(shapes, left) if row != lead]
     alike = [row for row in others if shapes.width_for(left[row]) == width]

@@ -21,10 +21,10 @@ class Launched:
     """Ids of the requests in its batch, in order."""
     result: StepResult
     silent: frozenset[int] = frozenset()
-    """Requests that get no token from the step: their prompt continues after this chunk, or the
-    token after it was emitted before."""
+    """Requests that get no token from the step, because their prompt continues after this chunk, or
+    because the token after it was emitted before."""
     prompt_tokens: int = 0
-    """Tokens of prompts that it computes, padding among them; 0 for a decode step."""
+    """Prompt tokens that it computes, including padding; 0 for a decode step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Ledger:
     book: PageBook
     """Pages of the running requests."""
     num_drafts: int
-    """Most drafts of a request in a step, which statistics have a place for each of."""
+    """Most drafts of a request in a step. Statistics have one place for each."""
     synthetic: bool = False
     """Whether acceptance is drawn instead of found by comparing drafts."""
     prefix_caching: bool = False
     """Whether requests whose texts begin alike share pages."""
     exact: bool = False
-    """Whether they share only pages that the usual prefill program wrote: decode steps, and prefill
-    that returns log probabilities of prompts, may have written other bits."""
+    """Whether requests share only pages that the usual prefill program wrote. Decode steps, and
+    prefill that returns log probabilities of prompts, may write other bits."""
     waiting: tuple[Request, ...] = ()
     """Requests without a slot, in the order in which they came."""
     running: Mapping[int, Request] = NOBODY
@@ -55,16 +55,16 @@ class Ledger:
     read_last: tuple[int, ...] = ()
     """The requests whose prompts the last prefill program read."""
     increments: tuple[Increment, ...] = ()
-    """What steps added to requests and nobody has taken yet, oldest first."""
+    """What steps added to requests and their callers have not taken yet, oldest first."""
     suspects: Mapping[int, int] = MappingProxyType({})
-    """Requests of a failed step, with the number of tokens they had. Each of them runs in steps of
-    its own until it has more tokens, or until it fails again and thus caused the failure."""
+    """Requests of a failed step, with the number of tokens that each had then. Each runs alone
+    until it has more tokens or fails again, in which case it ends as the cause of the failure."""
     finished: PooledStats = PooledStats()
     """Statistics of the requests that have ended, except those that their caller dropped."""
     latencies: Latencies = Latencies()
     """Latencies of the same requests."""
     prefix_cache_queries: int = 0
-    """Prompt tokens of the requests that were given a slot and whose beginning was looked up."""
+    """Prompt tokens of all admitted requests that were looked up in the prefix cache."""
     prefix_cache_hits: int = 0
     """How many of these were found."""
 

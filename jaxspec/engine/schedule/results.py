@@ -15,7 +15,7 @@ class Progress(NamedTuple):
     """What a step did for a request."""
 
     request: Request
-    """With the new tokens."""
+    """The request with its new tokens."""
     increment: Increment
     num_drafts: int
     """Drafts that were verified."""
@@ -25,7 +25,7 @@ class Progress(NamedTuple):
 def progress_in(
     ledger: Ledger, step: Launched, result: StepResult, now: float, tokenizer: Tokenizer | None
 ) -> Iterator[Progress]:
-    """What each request gets from a launched step, whose result is on the host."""
+    """What each request gets from a launched step, whose `result` is on the host."""
     columns = result.tokens.tolist(), result.emitted.tolist(), result.num_drafts.tolist()
     rows = enumerate(zip(step.requests, *columns))
     for row, (id, tokens, emitted, num_drafts) in rows:

@@ -1,16 +1,16 @@
 """Which saved state belongs to which text: an immutable book, and its transitions.
 
-A layer that keeps one state per request cannot be shared page by page: whoever begins behind a page
-needs the state that the tokens up to its end have made. So some of these states are saved, in rows
-of the layers' own arrays that belong to no slot:
+What a layer with one state per request keeps cannot be shared page by page: a request that begins
+after a page needs the state after all tokens up to its end. So some states are saved, in rows of
+the layers' own arrays that belong to no slot:
 
     text      t0 .. t63           t64 .. t127         t128 .. t191        t192 ..
     entry     page 7              page 3              page 9
     state     none                row 2               none                the slot's own
 
-A text is told by the key of the last page before its end (`page_index.py`), so a state is never
-taken for that of another text. A row may be overwritten as soon as it was chosen for something new:
-the device reads and writes rows in the order in which the host decided it.
+A text is identified by the key of its last page (`page_index.py`), so a state is never taken for
+that of another text. A row may be overwritten as soon as it is given to another text, because the
+device copies states in the order in which the host launches the copies.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class SavedStates:
     """The rows that hold states, and those that hold none."""
 
     every: int
-    """States are saved at multiples of so many tokens only, which are ends of pages."""
+    """States are saved only at multiples of this many tokens, which are ends of pages."""
     free: tuple[int, ...]
     of_texts: MappingProxyType[Hashable, Saved] = NONE
     """By the key of a text's last page, the least recently used first."""
@@ -44,24 +44,24 @@ class SavedStates:
         return len(self.free) + len(self.of_texts)
 
     def last_boundary(self, tokens: int) -> int:
-        """The last place at which the state of so many tokens may be saved."""
+        """The last length up to `tokens` at which a state may be saved."""
         return tokens // self.every * self.every
 
 
 def new_states(rows: int, every: int) -> SavedStates:
-    """The book of so many rows, none of which holds a state."""
+    """A book of `rows` rows, none of which holds a state."""
     return SavedStates(every, tuple(range(rows)))
 
 
 def used(states: SavedStates, key: Hashable) -> SavedStates:
-    """The state of a text was asked for: it is overwritten after all others."""
+    """The states after that of one text was used, which makes it the last to be overwritten."""
     after = removed(states.of_texts, [key])
     return dataclasses.replace(states, of_texts=changed(after, {key: states.of_texts[key]}))
 
 
 def saved(states: SavedStates, key: Hashable, by: int) -> SavedStates:
-    """The state of a text that had none has a row: a free one, or that of the text that was least
-    recently used."""
+    """The states with a row for that of a text that had none: a free row, or the row of the least
+    recently used state."""
     assert key not in states.of_texts, "the state of this text is saved already"
     if not states.free:
         states = without_texts(states, [next(iter(states.of_texts))])
@@ -71,7 +71,7 @@ def saved(states: SavedStates, key: Hashable, by: int) -> SavedStates:
 
 
 def without_texts(states: SavedStates, keys: Collection[Hashable]) -> SavedStates:
-    """These texts can be found no more; the rows of those that have a state are free."""
+    """The states after these texts can no longer be found: their rows are free."""
     gone = [key for key in keys if key in states.of_texts]
     if not gone:
         return states
@@ -83,11 +83,12 @@ def without_texts(states: SavedStates, keys: Collection[Hashable]) -> SavedState
 def without_request(
     states: SavedStates, request: int, keeps: Callable[[Hashable], bool]
 ) -> SavedStates:
-    """A request has ended. Of the states that it saved, those of these texts are kept."""
+    """The states after a request has ended. Of those that it saved, only those stay for whose key
+    `keeps` is true."""
     own = [key for key, one in states.of_texts.items() if one.by == request]
     return without_texts(states, [key for key in own if not keeps(key)])
 
 
 def emptied(states: SavedStates) -> SavedStates:
-    """No row holds a state."""
+    """The states with all rows free."""
     return without_texts(states, [*states.of_texts])

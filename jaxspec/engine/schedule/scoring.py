@@ -11,7 +11,8 @@ from jaxspec.sampling import TopLogprobs
 
 
 def with_scores(ledger: Ledger, batch: Sequence[int], scores: TopLogprobs) -> Ledger:
-    """With what a step found for those requests of its batch that ask for it."""
+    """The ledger with a step's log probabilities of prompts, for requests of its batch that ask
+    for them."""
     places = {id: place for place, id in enumerate(batch) if id in ledger.running}
     scored = {id: _scored(ledger.running[id], place, scores) for id, place in places.items()}
     return replace(ledger, running=MappingProxyType({**ledger.running, **scored}))
@@ -20,8 +21,8 @@ def with_scores(ledger: Ledger, batch: Sequence[int], scores: TopLogprobs) -> Le
 def _scored(request: Request, place: int, scores: TopLogprobs) -> Request:
     """The request with the log probabilities of the chunk that was read.
 
-    Chunks are read in their order, and all of them that have a next token of the prompt are scored.
-    So the chunk begins at the token whose next one has no log probability yet.
+    Chunks are read in order, and each is scored if the prompt has a token after its first one. So
+    the chunk begins at the first token whose next token has no log probability yet.
     """
     wanted = request.params.prompt_logprobs
     done, width = len(request.scored), scores.chosen.shape[1]

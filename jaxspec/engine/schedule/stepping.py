@@ -1,5 +1,5 @@
-"""One step of all requests: slots for those who wait, programs for prompts, a decode step, and the
-results of what was launched before. What to run is chosen by pure functions of their own."""
+"""One step of all requests: it gives slots to waiting requests, launches programs that read prompts
+or a decode step, and reads earlier results. Pure functions in other files choose what to run."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -41,10 +41,10 @@ from jaxspec.text.tokenizer import Tokenizer
 
 
 class Stepping:
-    """Live requests over one device state, and the step that carries them on.
+    """The live requests of one device state, and the step that continues them.
 
-    A step is not yet a transaction: whatever it raises, the ledger is the one of before or after a
-    transition, but the device may be ahead of it.
+    If a step raises, the ledger is that of before or after a transition, but the device may be
+    ahead of it. `Loop` makes the step a transaction.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Stepping:
         )
         """Replaced as a whole, by the thread whose turn it is. Anyone may read it at any time."""
         self.no_seat: tuple[Sequence[Request], PageBook, int] | None = None
-        """The waiting requests when none of them could have a slot, the book, and how many tokens
-        of prompts had been read: as long as these are the same, nobody need look again."""
+        """When no waiting request could get a slot: the waiting requests, the page book, and the
+        number of prompt tokens read. As long as these are the same, none can get one now."""
         self.tried: tuple[int, ...] = ()
         """Requests of the program that is being launched or read."""
 
@@ -93,8 +93,8 @@ class Stepping:
     # Admission
 
     def _admit_some(self) -> None:
-        """Gives slots and pages to as many waiting requests as the next program can read. More wait
-        for the next: a device that has nothing to do would wait for all of them."""
+        """Gives slots and pages to as many waiting requests as the next program can read. The rest
+        come later, because an idle device would wait until all of them were admitted."""
         for _ in range(self.plan.shapes.largest_prefill):
             if (seat := self._next_seat()) is None:
                 break
@@ -126,8 +126,8 @@ class Stepping:
         return sum(request.prefilled for request in self.ledger.running.values())
 
     def _begin(self, before: Request) -> None:
-        """Gives a request its slot on the device. Drafters are told what was found of its text as
-        if it had been read."""
+        """Gives a request its slot on the device. Drafters are told of its tokens that were found
+        in the cache as if these had been read."""
         request = self.ledger.running[before.id]
         self._admit_on_device(request.id)
         if (row := ledger.saved_row(self.ledger, request)) is not None:
@@ -140,10 +140,10 @@ class Stepping:
         sizes = self.plan.max_pages, self.plan.recalled_positions
         self.device.run(admit_step, admission_of(request, held, *sizes))
 
-    # States of layers that keep one per request
+    # States of recurrent layers
 
     def _save_state(self, request: Request) -> None:
-        """Saves the state of a request if it has come to a halt for it."""
+        """Saves the state of a request if it was read up to a place where states are saved."""
         self.ledger, row = ledger.saved(self.ledger, request)
         if row is not None:
             self._copy_state(self._slot_of(request), self.plan.first_snapshot + row)
@@ -160,14 +160,13 @@ class Stepping:
     # Reading prompts
 
     def _read_prompts(self) -> bool:
-        """Launches programs that read prompts, if there are some to be read. Returns whether it
-        did."""
+        """Launches programs that read prompts, if any are left to read. Returns whether it did."""
         all_read = not self.ledger.waiting and all(r.is_prefilled for r in self._candidates())
         return not all_read and self._launch_reading()
 
     def _launch_reading(self) -> bool:
-        """Launches as many of these programs as are allowed, or a decode step that also reads a
-        prompt. Returns whether it did."""
+        """Launches as many programs that read prompts as are allowed, or one decode step that also
+        reads a prompt. Returns whether it launched any."""
         before, ready = len(self.ledger.launched), self._ready_to_decode()
         if not ready:
             self.ledger = ledger.nobody_decodes(self.ledger)
@@ -185,8 +184,9 @@ class Stepping:
         return choose_prefill(self.plan.shapes, self.ledger, self._candidates(), allowance)
 
     def _find_more(self, chosen: Sequence[Request]) -> bool:
-        """Those whose first chunk is next look once more for their beginning, which others may have
-        read since they were admitted. Whether that changes what one of them reads."""
+        """Looks once more in the prefix cache for requests whose first chunk is next, because
+        others may have read their beginning since they were admitted. Returns whether that changes
+        what one of them reads."""
         new = [request for request in chosen if request.prefilled == request.begins_at]
         return any([self._finds_more(request) for request in new])
 
@@ -209,7 +209,7 @@ class Stepping:
         self._note_read(self.device.run(prefill_step, inputs, draws=draws), chunk, chosen)
 
     def _note_read(self, result: StepResult, chunk: Chunk, chosen: Sequence[Request]) -> None:
-        """A program was launched that reads the next chunk of these prompts."""
+        """Records that a program was launched which reads the next chunk of these prompts."""
         after = [replace(r, prefilled=min(r.prefilled + chunk.width, r.next_halt)) for r in chosen]
         for before, request in zip(chosen, after):
             self._tell_drafters(request, _newly_read(before, request))
@@ -220,8 +220,8 @@ class Stepping:
             self._save_state(request)
 
     def _read_beside(self, ready: list[Request]) -> bool:
-        """Launches a decode step that also reads a chunk of a prompt, if one is to be read so and
-        the program is ready. Returns whether it did."""
+        """Launches a decode step that also reads a chunk of a prompt, if a prompt should be read
+        that way and the program is ready. Returns whether it did."""
         chosen = self._choose_beside(ready)
         while chosen is not None and self._find_more([chosen]):
             chosen = self._choose_beside(ready)
@@ -236,8 +236,8 @@ class Stepping:
     def _decode_and_read(
         self, programs: DecodePrograms, ready: list[Request], chosen: Request
     ) -> None:
-        """Launches the step. The prompt is noted first, as its chunk counts to this step and not
-        to what is read before the next one."""
+        """Launches the step. The prompt is recorded first: recording a decode step resets the count
+        of tokens read since, to which this chunk must not be added."""
         self.tried = tuple(request.id for request in (*ready, chosen))
         inputs = decode_inputs(self.device, self.plan, DecodeChoice(programs, ()), ready)
         chunk = prompt_chunk([chosen], 1, programs.beside, self.plan.num_slots)
@@ -246,8 +246,8 @@ class Stepping:
         self._note_launched(Launched(self.tried[:-1], decoded))
 
     def _choose_beside(self, ready: Sequence[Request]) -> Request | None:
-        """The prompt to read, unless no drafts are made because they do not pay: a step that reads
-        a prompt always makes and verifies all."""
+        """The request whose prompt to read. None while drafts do not pay, because a step that also
+        reads a prompt always makes and verifies all drafts."""
         if not self.drafters.pay(self.plan, len(ready)):
             return None
         return choose_beside(self.plan, self.ledger, self._candidates(), ready)
@@ -280,7 +280,7 @@ class Stepping:
         ]
 
     def _candidates(self) -> list[Request]:
-        """The running requests; if the first of the suspects is among them, only this one."""
+        """The running requests, or only the first suspect if it is among them."""
         running, suspects = self.ledger.running, self.ledger.suspects
         alone = [running[id] for id in [*suspects][:1] if id in running]
         return alone or [*running.values()]
@@ -317,13 +317,13 @@ class Stepping:
         """Makes new pools. Every running request will be prefilled again from its tokens."""
         self.ledger = ledger.begun_anew(self.ledger)
         self.drafters.release_all_but(())
-        self.device.discard_state()  # the old pools and the new need not fit side by side
+        self.device.discard_state()  # first, since memory may not hold old and new pools together
         self.device.state = self.new_state()
         for id in self.ledger.running:
             self._admit_on_device(id)
 
 
 def _newly_read(before: Request, after: Request) -> tuple[int, ...]:
-    """The tokens of a chunk, and at its end the token after it if that is known already."""
+    """The tokens of a chunk and, if it is the last, the token after it if that is known already."""
     tokens, known = after.context[before.prefilled : after.prefilled], after.known_next
     return tokens if known is None or not after.is_prefilled else (*tokens, known)

@@ -1,11 +1,11 @@
-"""Whose turn it is: at any time one thread works on an engine, and the others wait.
+"""A fair lock with which one thread at a time works on an engine, while the others wait.
 
-This is the only place that takes and gives back the lock, because a signal can arrive between any
-two lines. CPython handles signals at the start of a Python function, after a call of a C function
-and at the end of a loop round. So none comes between the return of `take` and the `try` after it.
-What gives the lock back is written out in every `finally` and calls nothing but the lock's own
-method: a signal that came at the start of a function of ours would leave the lock taken for ever.
-Tests that raise at every line leave this file out; those that send real signals do not.
+Only this file takes and releases the lock, because a signal can arrive between any two lines.
+CPython handles signals at the start of a Python function, after a call of a C function and at the
+end of a loop round. So none arrives between the return of `take` and the `try` after it. Every
+`finally` releases the lock itself instead of calling a function of ours: a signal that arrived at
+the start of that function would leave the lock taken for ever. Tests that raise an exception at
+every line leave this file out; tests that send real signals include it.
 """
 
 import functools
@@ -29,11 +29,11 @@ class Turn:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread has the turn: it is inside a callback of the engine."""
+        """Whether the calling thread has the turn, as it does inside a callback of the engine."""
         return self.owner == threading.get_ident()
 
     def take(self) -> None:
-        """Waits for the turn. A `try` must follow whose `finally` gives it back."""
+        """Waits for the turn. A `try` whose `finally` gives it back must follow at once."""
         me = threading.get_ident()
         if self.owner == me:
             raise UsageError(
@@ -53,7 +53,7 @@ class Turn:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """For a `with` block of a caller who has the engine to itself."""
+        """Gives the caller the turn inside a `with` block."""
         self.take()
         try:
             yield

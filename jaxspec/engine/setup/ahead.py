@@ -1,9 +1,9 @@
-"""Programs that are made by a thread of their own while requests run, before a step needs them.
+"""Makes programs in a thread of its own while requests run, before a step needs them.
 
-The thread is no daemon, because a process that ends inside of XLA's compiler is aborted. So the
+The thread is no daemon, because a process that ends while XLA compiles is aborted. So the
 interpreter waits for it, and it begins no program once the main thread has ended. A Ctrl-C during
-that wait ends a command of ours at once (`jaxspec.cli`). In another program Python reports the
-interrupt and goes on ending, and one more Ctrl-C ends the process by its signal.
+that wait ends one of our commands at once (`jaxspec.cli`). In another program Python reports the
+interrupt and continues to end, and one more Ctrl-C ends the process by its signal.
 """
 
 import logging
@@ -34,7 +34,8 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def wants_ahead(chosen: bool | None) -> bool:
-    """What the option says, or else whether steps run elsewhere than the compiler."""
+    """The option if it was given; otherwise whether steps run on an accelerator, which leaves the
+    CPU to the compiler."""
     return jax.default_backend() != "cpu" if chosen is None else chosen
 
 
@@ -43,17 +44,18 @@ class Ahead:
 
     def __init__(self, plan: Plan, is_wanted: bool):
         self._plan = plan
-        # XLA waits until all processes make the same programs, in the same order.
+        # With several processes, XLA needs all of them to make the same programs in the same order.
         self._is_wanted = is_wanted and jax.process_count() == 1
         self._begun: set[Hashable] = set()
         self._work = _Work()
-        weakref.finalize(self, self._work.stop)  # of an engine that nobody has closed
+        weakref.finalize(self, self._work.stop)  # in case nobody closes the engine
 
     def begin(
         self, device: Device, prompts: Sequence[Sequence[int]], draws: bool, scores: bool
     ) -> None:
-        """Begins with the programs for requests of this kind, unless it has before: those for the
-        first steps of these prompts, then the other sizes, and last those for the other kind."""
+        """Begins to make the programs for requests of this kind, unless that was done before: those
+        for the first steps of these prompts, then those of other sizes, and last the programs for
+        requests that draw if these do not, or the other way round."""
         if not self._is_wanted or (kind := (device.programs, draws, scores)) in self._begun:
             return
         self._begun.add(kind)
@@ -65,7 +67,7 @@ class Ahead:
         others = (every_program(programs, plan, not draws, True) for plan in plans)
         now = settings()
         whole = self._plan  # not this object, which a thread would keep alive
-        # A setting of jax may hold for the caller's thread alone.
+        # A setting of jax may hold for the caller's thread and not for the one that works.
         possible = lambda: settings() == now and _has_room(programs, whole)
         self._work.add([_if(possible, unit) for unit in (*same, *others)])
 
@@ -74,13 +76,13 @@ class Ahead:
         return self._work.is_going_on
 
     def end(self) -> None:
-        """Begins no other program, and waits for the one in the making."""
+        """Begins no other program, and waits for the one that is being made."""
         self._work.stop()
         self._work.wait()
 
 
 class _Work:
-    """What the thread does. It does not know the engine, which may be freed meanwhile."""
+    """The work of the thread. It has no reference to the engine, which may be freed meanwhile."""
 
     def __init__(self) -> None:
         self.is_going_on = False
@@ -142,7 +144,7 @@ class _Work:
 
 def likeliest_first(shapes: Shapes, first: Shapes) -> Iterator[Shapes]:
     """These sizes one by one, in the order in which they are likely to be needed after the first:
-    more requests come, or some end; then there are prompts of other lengths."""
+    when more requests come or some end, then when there are prompts of other lengths."""
     sizes = shapes.batch_sizes
     begun = sizes.index(first.batch_sizes[-1])
     near_first = sorted(sizes, key=lambda size: (abs(sizes.index(size) - begun), -size))
@@ -162,7 +164,7 @@ def _has_room(programs: Programs, plan: Plan) -> bool:
 
 @contextmanager
 def _short_waits() -> Iterator[None]:
-    """Meanwhile, a thread that waits for the interpreter gets it soon."""
+    """Inside the `with` block, a thread that waits for the interpreter gets it sooner."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_SECONDS))
     try:

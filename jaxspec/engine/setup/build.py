@@ -1,4 +1,4 @@
-"""A loop from models, parameters and options: layout, memory, empty state."""
+"""Makes a loop from models, parameters and options: its plan, memory and empty state."""
 
 from functools import partial
 

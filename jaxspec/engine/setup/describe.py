@@ -10,7 +10,7 @@ from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import drafter_in
 
 NAMES = {"dflash2": "DFlash2", "dspark": "DSpark"}
-"""What a kind of drafter is called whose class is another's."""
+"""Names of the kinds of drafters that use the class of another kind."""
 
 
 def engine_in_words(loop: Loop) -> str:
@@ -53,7 +53,7 @@ def _name(model: Any) -> str:
 
 
 def _count(params: Any) -> str:
-    """The number of parameters, as models are named by it: 8.2B, 7.1M."""
+    """The number of parameters in the usual form: 8.2B, 7.1M."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count >= unit:

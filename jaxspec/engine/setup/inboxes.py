@@ -3,17 +3,14 @@
 import dataclasses
 from collections.abc import Callable
 
-import jax.numpy as jnp
-
 from jaxspec.cache.cache import Cache
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.state import EngineState
+from jaxspec.layers.sums import room_for
 from jaxspec.models.sharding import mesh_of
 from jaxspec.models.targets import CheckpointTarget
+from jaxspec.proposers.drafters import drafter_in
 from pallas_kernels.exchange import Memory, inboxes_of, make_memory
-
-MOST_TOKENS = 512
-"""Tokens of the largest step whose products are sent to inboxes. Of more, XLA adds them up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +37,11 @@ class WithInboxes:
 
     @property
     def room(self) -> int:
-        target = self.models.target
+        """Size in bytes of the largest message that a model sends."""
+        target, drafter = self.models.target, drafter_in(self.models.proposers)
         assert isinstance(target, CheckpointTarget), "only such targets are cut into shards"
-        return MOST_TOKENS * target.config.decoder.hidden_size * jnp.dtype(target.dtype).itemsize
+        models = [target] if drafter is None else [target, drafter]
+        return max(room_for(one.config.decoder, one.dtype) for one in models)
 
 
 def with_inboxes(empty: Callable[[], EngineState], models: Models) -> Callable[[], EngineState]:

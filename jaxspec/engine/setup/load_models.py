@@ -53,8 +53,8 @@ def open_models(
     tensor_parallel_size: int = 1,
 ) -> Opened:
     """Finds, checks, then loads the target and, if one is given, the drafter. The arguments are
-    those of `Engine.from_pretrained`. With several GPUs the parameters are only for engines of that
-    `tensor_parallel_size`."""
+    those of `Engine.from_pretrained`. Parameters for several GPUs can only be used by engines with
+    the same `tensor_parallel_size`."""
     choose_method(method, draft is not None)
     floats = choose_dtype(dtype, target)
     check_quantization(quantization)
@@ -114,7 +114,7 @@ def _check_tokenizers(tokenizer: Tokenizer, folder: Path, draft: Path) -> None:
 
 
 def named_target(draft: str | Path | None, revision: str | None = None) -> str:
-    """The default target: the one that the config of the drafter, at this revision, names."""
+    """The target to use if none is given: the one that the drafter's config names."""
     if draft is None:
         raise UsageError("no target; name a Qwen3 folder or hub id with --model")
     target = open_drafter(local_folder(draft, revision)).config.target_path
@@ -131,7 +131,7 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
 def models_of(
     target: Checkpoint[TargetConfig], draft: Checkpoint[DrafterConfig] | None, dtype: DTypeLike
 ) -> Models:
-    """The modules for these configs; the target captures the features that the drafter reads."""
+    """The modules for these checkpoints. The target returns the features that the drafter reads."""
     if draft is None:
         return Models(target_of(target.config, (), dtype))
     target_module = target_of(target.config, draft.config.target_layer_ids, dtype)

@@ -48,8 +48,8 @@ def pages_that_fit(free: int, per_page: int, useful: int, temporaries: int, leas
 
 
 def temporary_bytes(params: Any, vocab_size: int, rows: int, logit_rows: int, draws: bool) -> int:
-    """Bytes that a step over `rows` tokens may need beside its arguments: an estimate from above,
-    so that no program has to be compiled to find out.
+    """Bytes that a step over `rows` tokens may need beside its arguments: an upper estimate, for
+    which no program has to be compiled.
 
     A layer's intermediate results have the sizes of the matrices' sides. If requests draw, the
     logits of `logit_rows` tokens are sorted in float32, with their indices, for target and drafter.
@@ -63,7 +63,7 @@ def temporary_bytes(params: Any, vocab_size: int, rows: int, logit_rows: int, dr
 
 
 def _bytes_of_pieces(params: Any, rows: int) -> int:
-    """What products with 8-bit matrices write before they add it up, as XLA runs them."""
+    """Bytes of the partial products that XLA writes before it adds them up, for 8-bit matrices."""
     nodes = jax.tree.leaves(params, is_leaf=is_fp8_matrix)
     return max(
         (

@@ -25,7 +25,7 @@ Features = Callable[
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Opened:
-    """Models with their parameters on the device, the tokenizer and the chat template."""
+    """Models with their parameters on the device, and the target's tokenizer and chat template."""
 
     models: Models
     """The modules, which hold no arrays."""
@@ -49,13 +49,13 @@ class Opened:
 
     @property
     def logits(self) -> Logits:
-        """A pure function from the target's parameters and whole sequences of tokens, as
-        [batch length], to the logits after each token."""
+        """A pure function of the target's parameters and whole sequences of tokens, [batch length],
+        that returns the logits after each token."""
         return partial(target_logits, self.target)
 
     @property
     def features(self) -> Features:
-        """Like `logits`, but to the final hidden states and the features that a drafter reads."""
+        """Like `logits`, but returns the final hidden states and the features for a drafter."""
         return partial(target_features, self.target)
 
     def __repr__(self) -> str:

@@ -15,8 +15,8 @@ from jaxspec.proposers.drafters import drafter_in
 
 
 def places_of(models: Models) -> dict[str, dict[str, Placement]]:
-    """By each model's name, where the parameters of models are that were made `with_shards`. Empty
-    for one device."""
+    """By each model's name, where the parameters of models made `with_shards` belong. Empty for one
+    device."""
     if models.shards.count == 1:
         return {}
     shards = Shards(models.shards.count)
@@ -29,8 +29,8 @@ def places_of(models: Models) -> dict[str, dict[str, Placement]]:
 
 
 def spread_params(models: Models, params: Params) -> Params:
-    """The parameters, spread over the devices that the models are cut for. Those that are spread
-    already stay where they are."""
+    """The parameters, spread over as many devices as the models are split for. Parameters that are
+    spread already stay where they are."""
     _refuse_other_numbers(params, models.shards.count)
     places = places_of(models)
     return {

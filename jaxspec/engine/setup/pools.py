@@ -20,14 +20,14 @@ log = logging.getLogger("jaxspec")
 
 SNAPSHOTS_PER_SLOT = 4
 LARGEST_IN_TRIALS = 3
-"""How many arrays as large as the largest weight XLA's trials may need at a time."""
+"""When XLA tries kernels, it may need this many arrays as large as the largest weight."""
 SHARE_OF_SNAPSHOTS = 8
-"""Saved states get at most one part of so many of the memory for caches."""
+"""Saved states get at most the memory for caches, divided by this."""
 
 
 def with_pools(models: Models, params: Params, plan: Plan, options: EngineOptions) -> Plan:
-    """The plan with numbers of saved states and of pages. Those that the options leave open are as
-    many as can be used, or as fit into the device's memory."""
+    """The plan with its numbers of saved states and of pages. If the options leave them open, there
+    are as many as can be used, or fewer if only these fit into the device's memory."""
     free = memory.free_bytes(options.memory_fraction, models.shards.count)
     pages = options.num_pages
     if plan.saves_every:
@@ -45,8 +45,8 @@ def with_pools(models: Models, params: Params, plan: Plan, options: EngineOption
 
 
 def _snapshots_that_fit(models: Models, plan: Plan, room: int | None, pages: int) -> int:
-    """A few for every slot, or as many as fit into their share of the room that so many pages leave
-    beside the slots."""
+    """A few saved states for every slot, or fewer if only these fit into their share of the `room`
+    that the slots and `pages` pages leave."""
     useful = SNAPSHOTS_PER_SLOT * plan.num_slots
     if room is None:
         return useful
@@ -59,7 +59,7 @@ def _snapshots_that_fit(models: Models, plan: Plan, room: int | None, pages: int
 
 
 def _pages_that_fit(models: Models, params: Params, plan: Plan, free: int, useful: int) -> int:
-    """The most pages that the slots can use, or as many as fit into the device's memory."""
+    """The `useful` pages, or fewer if only these fit into the device's memory."""
     size = _size_of_state(models, plan)
     return memory.pages_that_fit(
         free - size(),
@@ -71,7 +71,8 @@ def _pages_that_fit(models: Models, params: Params, plan: Plan, free: int, usefu
 
 
 def _size_of_state(models: Models, plan: Plan) -> Callable[..., int]:
-    """Bytes of each device's state with this plan, with only the trash page, or with changes."""
+    """A function that returns the bytes of each device's state with this plan and only the trash
+    page, or with changes to its sizes."""
 
     def size(**changes: int) -> int:
         sized = dataclasses.replace(plan, **{"num_pages": 1, **changes})
@@ -81,8 +82,8 @@ def _size_of_state(models: Models, plan: Plan) -> Callable[..., int]:
 
 
 def has_room_for_trials(models: Models, params: Params, plan: Plan) -> bool:
-    """Whether XLA can compile while steps run: on a GPU it tries kernels, each with inputs of its
-    own, the largest of which are as large as the largest weight."""
+    """Whether memory is left for XLA to compile while steps run. On a GPU it tries kernels with
+    inputs that it makes, the largest of which are as large as the largest weight."""
     free = memory.free_bytes(1.0, models.shards.count)
     largest = max(num_bytes(leaf) for leaf in jax.tree.leaves(params))
     needed = LARGEST_IN_TRIALS * largest + _temporary_bytes(models, params, plan)

@@ -15,8 +15,8 @@ MIB = 2**20
 
 
 def join_processes(coordinator: str, num_processes: int, process_id: int, dead_after: int) -> None:
-    """Makes this process one of several, before anything else is asked of jax. It waits until all
-    are there. If one ends or does not answer for `dead_after` seconds, the others end as well."""
+    """Makes this process one of several, and waits until all have started. To be called before jax
+    is used. If one ends or does not answer for `dead_after` seconds, the others end as well."""
     jax.distributed.initialize(
         coordinator,
         num_processes,
@@ -27,7 +27,7 @@ def join_processes(coordinator: str, num_processes: int, process_id: int, dead_a
 
 
 def least_of_processes(num_bytes: int) -> int:
-    """The least of what all processes found, in whole MiB."""
+    """The smallest number that any process found, in whole MiB."""
     if jax.process_count() == 1:
         return num_bytes
     of_all = multihost_utils.process_allgather(np.int32(num_bytes // MIB))

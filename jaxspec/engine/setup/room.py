@@ -23,15 +23,15 @@ REMEDY = "lower max_batch, max_model_len, num_pages, page_size or num_snapshots"
 
 
 def new_state(models: Models, plan: Plan, store: ProgramStore | None = None) -> EngineState:
-    """An empty state. A LoadError if the device has no memory for it."""
+    """An empty state. Raises a LoadError if the device has no memory for it."""
     with refused_if_too_large(plan):
         kept = None if store is None else _kept(store, models, plan)
         return _jitted(models, plan)() if kept is None else kept()
 
 
 def check_room(models: Models, plan: Plan) -> None:
-    """Refuses a state that is larger than all memory of the device, or than its integers count.
-    Otherwise a CPU would begin to fill its memory."""
+    """Refuses a state that is larger than all memory of the device, or that has more positions than
+    32-bit integers can count. Without this, a CPU would begin to fill its memory."""
     positions = plan.num_pages * plan.page_size
     if positions > LARGEST_POOL:
         raise LoadError(
@@ -53,7 +53,7 @@ def bytes_of_state(models: Models, plan: Plan) -> int:
 
 @contextmanager
 def refused_if_too_large(plan: Plan) -> Iterator[None]:
-    """Turns an error for want of memory into one that says what to lower."""
+    """Turns an out-of-memory error into one that says what to lower."""
     try:
         yield
     except Exception as error:
@@ -87,7 +87,7 @@ def _sizes(plan: Plan) -> dict[str, int | None]:
 
 
 def _kept(store: ProgramStore, models: Models, plan: Plan) -> jax.stages.Compiled | None:
-    """The program that makes the state; None if its models are not ours."""
+    """The program that makes the state, loaded or compiled; None if its models are not ours."""
     sizes, count = _sizes(plan), models.shards.count
     name = fingerprint("empty_state", models, sizes, ())
     if name is None:

@@ -52,6 +52,6 @@ def _no_inputs(batch: int) -> DecodeInputs:
 
 
 def _one_program(plan: Plan, batch: int, width: int) -> DecodePrograms:
-    """One program, even if the driver runs the parts as separate ones: only the cost matters."""
+    """The step as one program, even if the driver runs several: only the cost matters here."""
     programs = plan.decode_programs(batch, width, host_drafts=False, draws=False)
     return dataclasses.replace(programs, apart=False)

@@ -43,7 +43,7 @@ def every_program(
 
 
 def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[Any]:
-    """Functions that run on a device what the loop would run, one for each program."""
+    """Functions that each run a step of the loop on a device or a `Tracer`, for all programs."""
     yield lambda device: device.run(admit_step, _admission(plan))
     if plan.num_snapshots:
         row = jax.ShapeDtypeStruct((), jnp.int32)
@@ -66,7 +66,7 @@ def _launch(device: Device | Tracer, programs: DecodePrograms) -> None:
 
 def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
     """The plan reduced to the sizes of the first steps of these prompts, until one of them ends.
-    They have no use for steps that read prompts beside requests that decode."""
+    None of these steps reads prompts while it decodes."""
     lengths = [len(prompt) for prompt in prompts[: plan.num_slots]]
     chunks = chunks_of(plan.shapes, lengths, plan.prefill_budget, plan.saves_every)
     used = {(chunk.batch, chunk.width) for chunk in chunks}
@@ -78,7 +78,8 @@ def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
 def make_first_programs(
     device: Device, plan: Plan, prompts: Sequence[Sequence[int]], draws: bool, scores: bool = False
 ) -> bool:
-    """Makes what the first steps of these prompts need. False if that was done before."""
+    """Makes the programs for the first steps of these prompts. Returns False if that was done
+    before."""
     first = for_first_prompts(plan, prompts)
     sizes = first.shapes, draws, scores
     if sizes in device.prepared:
@@ -90,7 +91,7 @@ def make_first_programs(
 
 
 def _waited_for(device: Device, programs: Iterable[Program]) -> Iterator[Program]:
-    """The same programs; the log says so if one of them is not ready."""
+    """The same programs. If one of them is not ready, the log says that requests wait for it."""
     for program in programs:
         if not program.is_ready:
             device.tell_of_waiting()
@@ -102,9 +103,9 @@ def compile_side_by_side(
 ) -> int:
     """Makes programs ready to run, and returns their number.
 
-    They are traced one after the other, and lowered, loaded or compiled a few at a time, their
-    kernels in other processes. `progress` is called with the number of programs that are ready and
-    of those that are known so far.
+    They are traced one after the other, and loaded or lowered and compiled a few at a time; other
+    processes lower their kernels. `progress` is called with the number of programs that are ready
+    and the number that are known so far.
     """
     pool = ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1))
     try:

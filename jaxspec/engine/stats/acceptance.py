@@ -116,8 +116,8 @@ class RequestStats(AcceptanceCounts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class PooledStats(AcceptanceCounts):
-    """Sums over requests. A rate of these sums weights each request by its number of steps, so that
-    long replies dominate it. A mean over requests does not, so both kinds are reported."""
+    """Sums over requests. A rate of these sums weights each request by its number of steps, so long
+    replies dominate it. A mean over requests does not do so, and both kinds are reported."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
@@ -139,7 +139,8 @@ class PooledStats(AcceptanceCounts):
 
     @property
     def mean_acceptance_length_per_request(self) -> float:
-        """Mean over requests of their mean acceptance lengths; 1 without requests."""
+        """Mean of the requests' mean acceptance lengths, over those that had a verify step; 1
+        without any."""
         if not self.num_speculating:
             return 1.0
         return self.sum_of_mean_acceptance_lengths / self.num_speculating

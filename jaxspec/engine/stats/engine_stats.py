@@ -24,7 +24,7 @@ class EngineStats:
     latencies: Latencies
     """Latencies of the finished requests."""
     kernels: tuple[KernelUse, ...] = ()
-    """What runs each op of the models, and why no kernel does where none does."""
+    """For each op of the models, what runs it and, if that is no kernel, the reason."""
     prefix_cache_queries: int = 0
     """Prompt tokens that were looked up in the prefix cache."""
     prefix_cache_hits: int = 0

@@ -24,10 +24,10 @@ BOUNDS_OF_VLLM = {
 }  # fmt: skip
 """The bounds that vLLM's metrics have, in seconds."""
 BELOW = (0.0005, 0.002, 0.015)
-"""Bounds for steps that are shorter than vLLM's expect."""
+"""Further bounds, for steps that are shorter than those that vLLM's bounds can tell apart."""
 BOUNDS = tuple(sorted({*BELOW, *(one for some in BOUNDS_OF_VLLM.values() for one in some)}))
-"""Bounds in seconds of every histogram: all of vLLM's, so that any question that a dashboard asks
-of vLLM's buckets has an answer here."""
+"""Bounds in seconds of every histogram. All of vLLM's are among them, so that dashboards made for
+vLLM's buckets work."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

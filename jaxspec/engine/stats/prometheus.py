@@ -16,8 +16,8 @@ class ServedMetrics:
     """What a server adds to the snapshot of its engine. The defaults are those of no server."""
 
     prefix: str = "vllm:"
-    """What the names begin with. By default that of vLLM, whose names they are, so that what reads
-    vLLM's metrics reads these."""
+    """What the names of metrics begin with. The default is vLLM's prefix, as the names are vLLM's,
+    so that tools for vLLM's metrics can read these."""
     model_name: str | None = None
     """A label of every metric."""
     page_size: int | None = None
@@ -30,7 +30,7 @@ class ServedMetrics:
 
 
 def exposition(stats: EngineStats, served: ServedMetrics | None = None) -> str:
-    """vLLM's metrics. As in vLLM, `spec_decode_num_drafts` counts verify steps."""
+    """The snapshot as vLLM's metrics. As in vLLM, `spec_decode_num_drafts` counts verify steps."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:
@@ -62,7 +62,7 @@ class _Snapshot:
         return kind(f"{self.served.prefix}{name}", text, labels=[*self.labels, *labels])
 
     def _values(self, *more: str) -> list[str]:
-        """The values of the labels that every metric has, and of those that only this one has."""
+        """Values of the labels that every metric has, followed by `more`."""
         return [*self.labels.values(), *more]
 
     def _gauges(self) -> Iterator[Any]:

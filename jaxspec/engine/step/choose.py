@@ -1,4 +1,4 @@
-"""From the target's hidden states to its tokens, with a mark where the logits are not finite."""
+"""Makes the target's tokens from its hidden states, and marks those without finite logits."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -23,8 +23,8 @@ def target_tokens(
     drafts: Drafts | None = None,
     packing: Packing | None = None,
 ) -> tuple[Int[Array, "batch width"], TopLogprobs | None]:
-    """The target's tokens at `positions`, from the hidden states of the positions before them,
-    which may be packed."""
+    """The target's tokens at `positions`, from the hidden states of the positions before them. The
+    hidden states may be packed."""
     if packing is not None and draws:
         hidden, packing = packing.unpack(hidden), None
     logits = head(models, params, hidden)
@@ -35,7 +35,7 @@ def target_tokens(
 def head(
     models: Models, params: Params, hidden: Float[Array, "filled tokens hidden"]
 ) -> Float[Array, "filled tokens outputs"]:
-    """The target's logits, of this device's part of the vocabulary if it is cut."""
+    """The target's logits. With several devices, those of this device's part of the vocabulary."""
     return models.target.apply({"params": params["target"]}, hidden, method="logits")
 
 
@@ -48,7 +48,7 @@ def tokens_from(
     draws: bool,
     drafts: Drafts | None = None,
 ) -> tuple[Int[Array, "filled tokens"], TopLogprobs | None]:
-    """The target's tokens from its logits; packed ones only if nothing is drawn."""
+    """The target's tokens, from its logits. The logits may be packed only if nothing is drawn."""
     likeliest, largest = models.shards.likeliest(logits)
     if not draws:
         return _finite(likeliest, largest), None
@@ -73,5 +73,6 @@ def _finite(
 
 
 def as_input(tokens: Int[Array, " batch"]) -> Int[Array, " batch"]:
-    """Tokens that a model can read. The host ends a request at `NOT_FINITE`, one step late."""
+    """The tokens with 0 in place of `NOT_FINITE`, so that a model can read them: the host may end
+    such a request one step late."""
     return jnp.maximum(tokens, 0)

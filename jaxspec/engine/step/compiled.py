@@ -44,7 +44,7 @@ JITTED = {
 
 
 _LOWERING = threading.Lock()
-"""Lowering is Python, so programs gain nothing from being lowered at the same time."""
+"""Held while a program is lowered: lowering is Python, so doing it in parallel gains nothing."""
 
 
 class Program:
@@ -214,7 +214,8 @@ class Programs:
             made.cancel()  # does nothing if there is a result
 
     def results_of(self, program: Program) -> tuple[Any, Any] | None:
-        """What is known of a program that is ready, so that it need not be found or traced."""
+        """Shapes of the results of a program that is ready, which then need not be found or traced;
+        None if it is not ready."""
         return self._results.get(program.key)
 
     def has(self, program: Program) -> bool:
@@ -226,14 +227,14 @@ def program_key(
     step: Step, state: Any, inputs: tuple[Any, ...], static: dict[str, Any]
 ) -> Hashable:
     """What tells the programs of an engine apart: the step, its static arguments, the shapes of its
-    inputs and the structure of the state, whose shapes are the engine's."""
+    inputs and the structure of the state. The state's shapes are the same for all of them."""
     leaves, structure = jax.tree.flatten(inputs)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     return step, jax.tree.structure(state), structure, shapes, tuple(static.items())
 
 
 def _compiler_options(store: ProgramStore | None) -> dict[str, Any] | None:
-    """On a GPU: a folder in which XLA keeps which of its kernels were fastest."""
+    """On a GPU, the folder in which XLA notes which of its kernels were fastest; None elsewhere."""
     if store is None or jax.default_backend() != "gpu":
         return None
     folder = store.files.folder.parent / "autotuned"

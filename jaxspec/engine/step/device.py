@@ -1,4 +1,4 @@
-"""The steps as compiled programs, the state that they update, and the time that requests see."""
+"""Runs the steps as compiled programs on the state that they update, with a clock for requests."""
 
 import logging
 import time
@@ -32,13 +32,14 @@ class Waits:
     count: int = 0
     """Waits that are over, each for one program."""
     seconds: float = 0.0
-    """Seconds of these."""
+    """How long these took together."""
     since: float | None = None
-    """When the present wait began, if a step waits now."""
+    """When the present wait began; None if no step waits now."""
 
 
 class Clock:
-    """Seconds, to subtract from each other. They stand still while a step waits for its program.
+    """A clock in seconds that stands still while a step waits for its program. Only differences
+    between its times have a meaning.
 
     One thread may stop the clock; any thread may read it.
     """
@@ -79,14 +80,14 @@ class Device:
         self.state = state
         self.store = store
         self._in_time = partial(within, step_timeout) if step_timeout else _called
-        """Calls what may wait for the device, for as long as a step may take."""
+        """Calls a function that may wait for the device, for no longer than a step may take."""
         self.clock = Clock()
         self.observers: list[StepObserver] = []
         self.prepared: set[Hashable] = set()
         """Sizes of first steps whose programs were made ready."""
         self._has_told = False
         count = models.shards.count
-        # Processes do not wait for each other to agree on what each of them uploads.
+        # Not with several processes: these would wait for each other, to agree on every upload.
         place = None if count == 1 or jax.process_count() > 1 else everywhere(count)
         self.integers = lru_cache(maxsize=256)(partial(_upload, place=place))
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
@@ -111,7 +112,7 @@ class Device:
         return output
 
     def has(self, step: Step, *inputs: Any, **static: Any) -> bool:
-        """Whether the program is ready that `run` would run for inputs of these shapes."""
+        """Whether the program that `run` would run for inputs of these shapes is ready."""
         return self.programs.ready(step, self.state, inputs, static) is not None
 
     def _wait_for(self, program: Program) -> jax.stages.Compiled:
@@ -139,7 +140,7 @@ class Device:
         return jax.device_put(accept(*read))
 
     def fetched[Results](self, results: Results) -> Results:
-        """Results of programs on the host, once they have run."""
+        """Waits until programs have run, and returns their results on the host."""
         return self._in_time(lambda: jax.tree.map(np.asarray, results))
 
     def discard_state(self) -> None:
@@ -148,8 +149,8 @@ class Device:
             leaf.delete()
 
     def free(self) -> None:
-        """Frees all of the device's memory; weights that others use as well stay theirs. Nothing
-        can run afterwards."""
+        """Frees all of the device's memory, except weights that others use as well. Nothing can run
+        afterwards."""
         self.discard_state()
         self.params = {}
         self.integers.cache_clear()
@@ -160,7 +161,7 @@ def _called[Result](call: Callable[[], Result]) -> Result:
 
 
 class Tracer:
-    """Stands in for a device: notes the programs that would run, each once, and runs none."""
+    """Takes the place of a device to list the programs that would run, each once. It runs none."""
 
     def __init__(self, programs: Programs):
         self.of = programs
@@ -179,8 +180,8 @@ class Tracer:
         return jax.ShapeDtypeStruct(verified.num_drafts.shape, np.int32)
 
 
-# The thread of jax that would end a copy on a CPU, where there is nothing to copy, asks for the
-# interpreter, and ends the process with SIGABRT if that is gone.
+# On a CPU there is nothing to copy. A copy would be ended by a thread of jax that needs the
+# interpreter, and that ends the process with SIGABRT if the interpreter has ended.
 def begin_copies(results: Sequence[Any]) -> None:
     """Begins to copy results to the host, before anyone asks for them."""
     if jax.default_backend() != "cpu":

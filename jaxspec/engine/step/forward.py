@@ -1,5 +1,5 @@
-"""What steps have in common that read tokens with the target: which tokens and where, the forward,
-and what is kept of a chunk of a prompt."""
+"""What the steps share in which the target reads tokens: the block of tokens, the forward, and what
+is kept of a chunk of a prompt."""
 
 import dataclasses
 from typing import Any
@@ -29,7 +29,7 @@ class ChunkRead:
     tokens: Int[Array, "batch tokens"]
     """The target's token after each chunk."""
     logprobs: TopLogprobs | None
-    """Log probabilities of these; None in a program that draws nothing."""
+    """Log probabilities of `tokens`; None in a program that draws nothing."""
 
 
 def read_block(
@@ -111,8 +111,8 @@ def last_of_chunk(
 def keep_chunk(
     models: Models, params: Params, state: EngineState, chunk: PromptChunk, read: ChunkRead
 ) -> tuple[EngineState, StepResult]:
-    """Counts the tokens of a chunk that is in the target's cache, and shows them to the proposers.
-    The token after it becomes the newest token."""
+    """Adds a chunk, which the target's cache holds already, to the committed lengths, and passes it
+    to the proposers. The token after the chunk becomes the newest token."""
     block, ends = chunk_block(models, state, chunk), chunk.starts + chunk.counts
     newest = read.tokens[:, 0]
     if chunk.known is not None:

@@ -16,8 +16,8 @@ from jaxspec.sampling import SlotSampling, TopLogprobs
 class Models:
     """The models that the steps are compiled for: a static argument, without parameters.
 
-    Records are compared by identity, because every launch compares them. Engines with equal models
-    use the same object, so that they share compiled programs.
+    Records are compared by identity, which is fast, because every launch compares them. Engines
+    with equal models use the same object, so that they share compiled programs.
     """
 
     target: Target
@@ -32,7 +32,7 @@ class Models:
 
     @property
     def shards(self) -> Shards:
-        """On how many devices the models are cut."""
+        """Over how many devices the models are split, and how partial sums are added up."""
         return getattr(self.target, "shards", WHOLE)
 
 
@@ -47,8 +47,8 @@ class Drafting:
     drawn: bool = False
     """Whether drafts of requests that sample are drawn."""
     num_tokens: int | None = None
-    """Tokens that the step verifies for all requests together, shared out by how likely each
-    draft is accepted; None if every request has `width` of its own."""
+    """Tokens that the step verifies for all requests together, shared out to the drafts that are
+    most likely accepted; None if every request has `width` of its own."""
 
 
 @jax.tree_util.register_dataclass
@@ -59,13 +59,13 @@ class Admission:
     slot: Int[Array, ""]
     pages: Int[Array, " max_pages"]
     length: Int[Array, ""]
-    """Tokens of its text that its first pages hold already."""
+    """Number of tokens of its text that its first pages hold already."""
     limit: Int[Array, ""]
     """Committed length at which the request's budget is spent."""
     sampling: SlotSampling
     """Scalars."""
     tokens: Int[Array, " positions"] | None = None
-    """These tokens, padded; None if no proposer has a use for them."""
+    """The tokens that its first pages hold, padded; None if no proposer needs them."""
 
 
 @jax.tree_util.register_dataclass
@@ -94,8 +94,8 @@ class Verified:
     """The target's results for a block."""
 
     tokens: Int[Array, "batch width"]
-    """The target's token after every token of the block; `NOT_FINITE` if its logits are not finite,
-    which no draft is equal to."""
+    """The target's token after every token of the block. If its logits are not finite, this is
+    `NOT_FINITE`, to which no draft is equal."""
     num_drafts: Int[Array, " batch"]
     """Drafts that were verified; 0 for requests that took no part."""
     active: Int[Array, " batch"]

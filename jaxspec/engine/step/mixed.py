@@ -1,4 +1,4 @@
-"""A decode step that reads a chunk of a prompt too, so that the target's weights are read once.
+"""A decode step that also reads a chunk of a prompt, so that weights are read once for both.
 
     tokens      width
     request 0   newest d1 d2 d3
@@ -7,7 +7,7 @@
                 t12 t13 t14 t15      prompt are two rows of its slot, behind 8 and 12 tokens
 
 A layer writes the keys and values of all rows before any of them attends, so a row of the chunk
-sees the rows before it where it sees its context: in the pages.
+finds the rows before it in the pages, like the rest of its context.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ def mixed_step(
     drafting: Drafting | None,
     draws: bool,
 ) -> tuple[EngineState, tuple[StepResult, StepResult]]:
-    """A decode step of every request, in which the target also reads a chunk of one prompt, as many
-    whole rows. The results are those of a decode step and those of a prefill step."""
+    """A decode step of every request, in which the target also reads a chunk of one prompt, a whole
+    number of rows. Returns the result of a decode step and that of a prefill step."""
     drafts = no_drafts(slots.size)
     if drafting is not None:
         state, drafts = draft_step(models, params, state, slots, num_drafts, drafting=drafting)
@@ -69,8 +69,8 @@ def _verify_beside(
     chunk: PromptChunk,
     draws: bool,
 ) -> tuple[EngineState, Verified, ChunkRead]:
-    """One target forward over [newest, drafts...] and the chunk, and the head once over what needs
-    logits of it: all rows of drafts, and the chunk's last token."""
+    """One target forward over [newest, drafts...] and the chunk. The head then runs once, over all
+    tokens that need logits: those of all rows of drafts, and the chunk's last."""
     block, tokens = drafted_block(models, state, slots, drafts)
     batch, width = tokens.shape
     both = joined(block, _rows_of_chunk(models, state, chunk, width))
@@ -91,8 +91,8 @@ def _verify_beside(
 
 
 def _rows_of_chunk(models: Models, state: EngineState, chunk: PromptChunk, width: int) -> Block:
-    """The chunk as rows of a block, each right behind the one before it. A row that has none of its
-    tokens is behind its last one: what lies further on was not written."""
+    """The chunk as rows of a block, each right after the one before it. Rows without tokens of the
+    chunk are placed right after its last token, because later positions were not written."""
     rows = chunk.tokens.shape[1] // width
     before = jnp.arange(rows, dtype=jnp.int32) * width
     lengths = chunk.starts + jnp.minimum(before, chunk.counts)
@@ -106,7 +106,7 @@ def _apart(
 ) -> tuple[Float[Array, "batch width size"], Float[Array, "{1} tokens size"]]:
     """The rows of drafts, and those of the chunk as the tokens of one request."""
     rows, width, size = both[batch:].shape
-    return both[:batch], both[batch:].reshape(1, rows * width, size)  # of no features, too
+    return both[:batch], both[batch:].reshape(1, rows * width, size)  # also of no features
 
 
 def _one_below_the_other(

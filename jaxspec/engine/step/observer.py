@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 Step = Callable[..., tuple[Any, Any]]
-"""One of the step functions: it returns the next state, and what it gives besides."""
+"""One of the step functions: it returns the next state and its other results."""
 
 
 class StepObserver:

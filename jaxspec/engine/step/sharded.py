@@ -1,8 +1,8 @@
 """Steps over several devices: each device runs the whole step on its shards.
 
-Parameters are spread as they were placed. Of the state only what layers keep is cut, along the
-heads: pages, and the states of recurrent layers. The rest, page tables among it, is equal on every
-device, as are all inputs and results.
+Parameters stay where they were placed. Of the state, only what layers keep is split between the
+devices, along the heads: pages, and the states of recurrent layers. Everything else in it, such as
+page tables, is the same on every device, as are inputs and results except those in `CUT`.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ STATES = {
     "matrices": PartitionSpec(None, AXIS, None, None),
     "tails": PartitionSpec(None, None, AXIS),
 }
-"""By the fields of `States`: slots, value_heads, key_dim, value_dim; and slots, recent, channels,
-which are each device's queries, keys and values beside each other."""
+"""By the fields of `States`. Axes of matrices: slots, value_heads, key_dim, value_dim. Axes of
+tails: slots, recent, channels, which are each device's queries, keys and values side by side."""
 WRITTEN = PartitionSpec(None, None, AXIS)
-"""Of a block that is not committed yet: the last of every array's three axes."""
+"""Arrays of a block that is not committed yet are split along the last of their three axes."""
 LOGITS = PartitionSpec(None, None, AXIS)
-"""batch, drafts, vocab: what drafts were drawn from stays where it was made."""
+"""batch, drafts, vocab. Logits that drafts were drawn from stay on the device that made them."""
 CUT: dict[type, dict[str, PartitionSpec]] = {
     Drafts: {"logits": LOGITS},
     Verified: {"written": WRITTEN},
 }
-"""Every other input and result of a step is the same on all devices."""
+"""The inputs and results of steps that are split; all others are the same on every device."""
 GIVES = {draft_step: Drafts, replace_step: Drafts, verify_step: Verified}
 
 
@@ -66,7 +66,7 @@ def step_over_shards(
 
 
 def state_over_shards(make: Callable[[], Any], count: int) -> Callable[[], Any]:
-    """A function that makes the state of one shard, as one that makes that of all."""
+    """Turns a function that makes the state of one shard into one that makes that of all shards."""
     return _over_shards(make, count, (), specs_of_state(jax.eval_shape(make)))
 
 
@@ -76,7 +76,7 @@ def _over_shards(
     mesh = mesh_of(count)
     is_spec = lambda leaf: isinstance(leaf, PartitionSpec)
     placed = lambda specs: jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=is_spec)
-    # Which values are equal on all devices is not checked, because kernels do not say it of theirs.
+    # JAX cannot check which values are equal on all devices, as kernels do not declare it.
     spread = jax.shard_map(function, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False)
     if takes:
         settings["in_shardings"] = placed(takes)
@@ -84,13 +84,14 @@ def _over_shards(
 
 
 def _made_here(leaf: Any) -> Any:
-    """Empty arrays, such as the drafts of a step without drafts, are made inside: XLA for CPUs ends
-    the process if a sharded program reads an empty input."""
+    """Makes an empty array, such as the drafts of a step without drafts, inside the program: XLA
+    for CPUs ends the process if a sharded program reads an empty input."""
     return leaf if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _specs_of(kind: type) -> Any:
-    """Of an input or a result of a step. The constructor of a record takes no specs."""
+    """The specs of an input or a result of a step, in a record of its kind. This is made without
+    the record's constructor, which takes no specs."""
     if kind not in CUT:
         return EVERYWHERE
     record = object.__new__(kind)
@@ -108,7 +109,7 @@ def _specs_of_params(params: Any) -> Any:
 
 
 def specs_of_state(state: Any) -> Any:
-    """A spec in the place of every cache and of every other array."""
+    """The state with a spec in place of every layer's cache and of every other array."""
     return jax.tree.map(_spec_of, state, is_leaf=_is_cut)
 
 
@@ -125,6 +126,6 @@ def _spec_of_states(path: Any, field: Any) -> PartitionSpec:
 
 
 def _is_cut(part: Any) -> bool:
-    """Whether this part of a state is the cache of a layer, of which each device has its heads, or
-    what it knows of inboxes."""
+    """Whether a part of the state is a layer's cache, of which each device has its own heads, or
+    the record of inboxes."""
     return isinstance(part, KeysValues | States | Inboxes)

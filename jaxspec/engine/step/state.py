@@ -1,4 +1,4 @@
-"""The device side of the engine, as one value.
+"""The engine's state on the device, as one record.
 
 One slot, with drafts d1..d3, of which d1 and d2 turn out right:
 
@@ -12,14 +12,14 @@ One slot, with drafts d1..d3, of which d1 and d2 turn out right:
 
 Invariants, true between steps:
   - positions [0, length) of a slot are committed: the target's cache and the state of every
-    proposer hold what they remember of those tokens; all caches use the same page ids, so one page
+    proposer hold their entries for those tokens; all caches use the same page ids, so one page
     table serves them all;
   - the token at position `length` is `last_tokens[slot]`; it is in no cache;
   - pages hold stale entries from position `length` on: they may hold anything, NaN included, and
-    are overwritten before they are read. Rolling keys and values back is therefore nothing but not
-    advancing `length`. What a layer keeps per slot instead advances in `commit` alone;
+    are overwritten before they are read. So keys and values are rolled back by not advancing
+    `length`. What a recurrent layer keeps per slot changes only in `commit`;
   - page 0 is the trash page: entries that are not kept are written there, and it is never read;
-  - a slot with length >= limit takes part in no step, whatever program it rides in.
+  - a slot with length >= limit takes part in no step, even if it is in the step's batch.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ class EngineState:
     the padding slot, for batches with fewer requests than their size."""
 
     cache: Cache
-    """The target's cache. What its layers keep per slot has more rows than there are slots if
-    states are saved: the saved ones are behind those of the slots."""
+    """The target's cache. If states are saved, the arrays with a row per slot have further rows for
+    these, after those of the slots."""
     proposers: tuple[Any, ...]
     """The state of each of `Models.proposers`."""
     page_table: Int[Array, "slots max_pages"]
@@ -61,9 +61,10 @@ class EngineState:
     sampling: SlotSampling
     """Sampling parameters of every slot."""
     outcomes: Outcomes | None = None
-    """What became of the drafts of every slot's request, if steps share out what they verify."""
+    """Outcomes of the drafts of every slot's request; None unless steps share out their tokens."""
     scores: Scores | None = None
-    """What the drafter thinks of its drafts, if steps share out what they verify."""
+    """The drafter's own probabilities of its drafts, and how often drafts with such probabilities
+    were accepted; None unless steps share out their tokens."""
 
     def active(self, slots: Int[Array, " batch"]) -> Int[Array, " batch"]:
         """1 for slots with budget left, else 0."""
@@ -95,9 +96,9 @@ def occupied(state: EngineState, batch: int, context: int, limit: int) -> Engine
     return dataclasses.replace(state, page_table=table, lengths=lengths, limits=limits)
 
 
-# One program: a signal in the middle of a single operation of JAX can leave JAX without its tracing
-# state, and then single operations fail in this process. Programs and uploads go on, and steps are
-# nothing else.
+# This is one program because a signal in the middle of a single operation of JAX can leave JAX
+# without its tracing state, and then single operations fail in this process. Programs and uploads
+# still work, and steps use nothing else.
 @partial(
     jax.jit,
     static_argnames=(
@@ -120,8 +121,8 @@ def empty_state(
     num_snapshots: int = 0,
 ) -> EngineState:
     """A state without requests: `num_slots` slots and the padding slot, caches of `num_pages`
-    pages, and room for so many saved states; with `num_drafts`, also the outcomes of as many drafts
-    per step."""
+    pages, and room for `num_snapshots` saved states; with `num_drafts`, also outcomes and scores of
+    so many drafts per step."""
     slots = num_slots + 1
     integers = lambda: jnp.zeros(slots, jnp.int32)
     floats = lambda: jnp.zeros(slots, jnp.float32)

@@ -1,14 +1,14 @@
 """The steps: pure functions of models, parameters, state and inputs.
 
-    admit_step      a slot is given to a request
-    copy_step       the state of a slot is saved, or a saved one is given to a slot
-    prefill_step    a chunk of some prompts is read
-    decode_step     draft, verify, accept and commit, in one program
-      draft_step      a device proposer proposes
+    admit_step      gives a slot to a request
+    copy_step       saves the recurrent state of a slot, or gives a saved one to a slot
+    prefill_step    reads a chunk of some prompts
+    decode_step     drafts, verifies, accepts and commits, in one program
+      draft_step      a device proposer proposes drafts
       replace_step    drafts of the host replace the device's
       verify_step     the target reads the newest token and the drafts in one forward
-      accept_step     the longest prefix of right drafts is accepted, and committed:
-      commit_step     accepted tokens count from now on; the rest is rolled back
+      accept_step     accepts the longest prefix of right drafts, and commits it
+      commit_step     makes the accepted tokens part of the context; the rest is rolled back
 
 Plain decoding is a decode step without drafts. True lengths are data and never shapes: a step is
 compiled once for each batch size and width, and once more with `draws`, for batches in which some
@@ -70,7 +70,7 @@ Slots = Int[Array, " batch"]
 def admit_step(
     models: Models, params: Params, state: EngineState, admission: Admission
 ) -> tuple[EngineState, None]:
-    """Gives a slot to a request whose prompt is still to be read, at least its last token."""
+    """Gives a slot to a request. At least the last token of its prompt is still to be read."""
     put = lambda entries, entry: entries.at[admission.slot].set(entry)
     admitted = dataclasses.replace(
         state,
@@ -91,8 +91,8 @@ def copy_step(
     source: Int[Array, ""],
     target: Int[Array, ""],
 ) -> tuple[EngineState, None]:
-    """Copies what layers keep per request, from one row of the cache to another. A row is a slot,
-    or behind the slots one that holds a saved state."""
+    """Copies the state that layers keep per request from one row of the cache to another. A row
+    belongs to a slot or, after those of the slots, to a saved state."""
     return dataclasses.replace(state, cache=state.cache.with_row_copied(source, target)), None
 
 
@@ -173,8 +173,8 @@ def draft_step(
 def replace_step(
     models: Models, params: Params, state: EngineState, drafts: Drafts, of_host: Drafts
 ) -> tuple[EngineState, Drafts]:
-    """Replaces drafts by the host's, for the requests for which it has some. These were not drawn,
-    so their distribution has all its probability on them."""
+    """Replaces drafts by the host's, for requests that have some. The host's drafts were not drawn,
+    so the distribution of each has all its probability on that draft."""
     replaced = of_host.num_drafts > 0
     tokens = jnp.where(replaced[:, None], of_host.tokens, drafts.tokens)
     logits = drafts.logits
@@ -184,7 +184,7 @@ def replace_step(
         certain = jnp.where(chosen, 0.0, -jnp.inf).astype(logits.dtype)
         logits = jnp.where(replaced[:, None, None], certain, logits)
     num_drafts = jnp.where(replaced, of_host.num_drafts, drafts.num_drafts)
-    if state.scores is not None:  # those of the drafts that were replaced say nothing about these
+    if state.scores is not None:  # they belong to the drafts that were replaced
         state = dataclasses.replace(state, scores=without_drafts(state.scores, replaced.any()))
     return state, Drafts(tokens, num_drafts, logits)
 
@@ -200,7 +200,7 @@ def verify_step(
     num_tokens: int | None = None,
 ) -> tuple[EngineState, Verified]:
     """One target forward over [newest, drafts...]: writes the block and commits none of it. With
-    `num_tokens`, only as many tokens are read, without padding between the requests."""
+    `num_tokens`, the target reads only so many tokens in all, without padding between requests."""
     with jax.named_scope("verify"):
         block, tokens = drafted_block(models, state, slots, drafts)
         width = tokens.shape[1]
@@ -283,7 +283,7 @@ def _draft_inputs(
 
 
 def _shared_out(state: EngineState, inputs: DraftInputs, drafts: Drafts, num_tokens: int) -> Drafts:
-    """As many of the drafts as a step that verifies `num_tokens` tokens has room for."""
+    """The drafts, cut to so many per request that the step verifies `num_tokens` tokens."""
     assert state.scores is not None, "steps share out by the outcomes of earlier ones"
     at = inputs.slots, slice(drafts.tokens.shape[1])
     likely = with_scores(state.scores, state.scores.of_slots[at], _chances(state, at))
@@ -294,7 +294,7 @@ def _shared_out(state: EngineState, inputs: DraftInputs, drafts: Drafts, num_tok
 
 
 def _chances(state: EngineState, at: tuple[Slots, slice]) -> Float[Array, "batch drafts"]:
-    """The chance of each draft by the outcomes of its request."""
+    """The chance of each draft to be accepted, from the outcomes of its request."""
     assert state.outcomes is not None, "outcomes are kept if steps share out"
     return jnp.asarray(chances(state.outcomes.tried[at], state.outcomes.kept[at]))
 
@@ -302,7 +302,7 @@ def _chances(state: EngineState, at: tuple[Slots, slice]) -> Float[Array, "batch
 def _with_outcomes(
     state: EngineState, slots: Slots, verified: Verified, accepted: Int[Array, " batch"]
 ) -> dict[str, Any]:
-    """What is kept of outcomes and scores after a step, if they are."""
+    """The state's outcomes and scores after a step, as its fields; empty if it keeps none."""
     places = verified.tokens.shape[1] - 1
     if state.outcomes is None or state.scores is None or places == 0:
         return {}
@@ -318,7 +318,7 @@ def _with_outcomes(
 
 
 def _recall(models: Models, state: EngineState, admission: Admission) -> tuple[Any, ...]:
-    """The states of all proposers once a slot has a request whose first tokens need no reading."""
+    """The states of all proposers after a request, whose first tokens are cached, got a slot."""
     if admission.tokens is None:
         return state.proposers
     known = admission.slot, admission.tokens, admission.length
@@ -331,7 +331,7 @@ def _recall(models: Models, state: EngineState, admission: Admission) -> tuple[A
 def _prompt_logprobs(
     models: Models, params: Params, chunk: PromptChunk, hidden: Float[Array, "batch width hidden"]
 ) -> TopLogprobs | None:
-    """Log probabilities of the prompt's next tokens, in the program of chunks that name them."""
+    """Log probabilities of the prompt's tokens in `chunk.following`; None if it has none."""
     if chunk.following is None:
         return None
     with jax.named_scope("prompt_logprobs"):

@@ -28,7 +28,7 @@ def prompt_chunk(
     requests: Sequence[Request], batch: int, width: int, padding_slot: int, scored: bool = False
 ) -> PromptChunk:
     """The next `width` unread tokens of every request's prompt, or fewer up to its next halt.
-    `scored` is whether log probabilities of the prompts are returned."""
+    `scored` says whether log probabilities of the prompts are returned."""
     slots, tokens = np.full(batch, padding_slot, np.int32), np.zeros((batch, width), np.int32)
     starts, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
     known = np.full(batch, -1, np.int32)
@@ -59,8 +59,8 @@ def _following(
 def admission_of(
     request: Request, pages: Sequence[int], max_pages: int, recalled_positions: int | None
 ) -> Admission:
-    """A request's entries in the engine's state. Its tokens in the cache are among them if there is
-    room for so many."""
+    """A request's entries in the engine's state. With `recalled_positions`, they include its tokens
+    that are in the cache already, padded to so many."""
     assert request.slot is not None, "an admitted request has a slot"
     params, tokens = request.params, None
     table = np.zeros(max_pages, np.int32)

@@ -1,8 +1,8 @@
-"""Waiting for a program, with a limit.
+"""Waits for a program no longer than a limit.
 
-A device that waits for another one, or for another process, waits inside of a program. Whoever
-launches it, or waits for its results, cannot be interrupted then. So with a limit another thread
-does either, and if it takes too long that thread is left alone.
+A device that waits for another device, or for another process, does so inside a program. A thread
+that launches such a program, or waits for its results, cannot be interrupted. So if there is a
+limit, another thread does this, and is left behind if it takes too long.
 """
 
 import threading
@@ -20,7 +20,7 @@ def within[Result](limit_s: float, call: Callable[[], Result]) -> Result:
     """What the call returns or raises. Raises StepTimeout if it has not ended after `limit_s`
     seconds."""
     ended: Future[Result] = Future()
-    # Not of a pool, whose threads the interpreter waits for when it ends.
+    # Not a thread of a pool, because the interpreter waits for these when it ends.
     threading.Thread(target=_tell, args=(call, ended), daemon=True).start()
     try:
         ended.exception(limit_s)

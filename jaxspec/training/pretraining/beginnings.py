@@ -16,7 +16,7 @@ HEADER = re.compile(r"^(?:(?:async )?def \w+\(|class \w+)[^\n]*\n", re.MULTILINE
 """A line that begins a function or a class, at the left margin."""
 FEWEST_TOKENS = 2
 LONGEST_PERIOD = 64
-"""Most tokens of a piece that is repeated at the end of a sequence that loops."""
+"""The most tokens of a piece that counts as repeated at the end of a sequence."""
 
 
 def headers_of(documents: Sequence[Document]) -> list[str]:
@@ -75,8 +75,8 @@ def distinct(sequences: Sequences) -> Sequences:
 
 
 def repeated_at_end(tokens: Int[np.ndarray, "sequences length"]) -> Int[np.ndarray, " sequences"]:
-    """How many tokens at the end of each row repeat those so many before them, for the period that
-    makes it the most; a piece counts once it is repeated twice."""
+    """How many tokens at the end of each row equal the tokens one period before them, for the
+    period with the most such tokens. A piece counts only if it is repeated at least twice."""
     most = np.zeros(len(tokens), np.int64)
     for period in range(1, min(LONGEST_PERIOD, tokens.shape[1] // 3) + 1):
         run = run_at_end(tokens[:, period:] == tokens[:, :-period])

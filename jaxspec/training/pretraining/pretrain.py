@@ -37,7 +37,7 @@ class TargetShape:
     delta: DeltaSizes | None = None
     """Sizes of the recurrent layers of a Qwen3.5; None makes a Qwen3."""
     attention_interval: int = 4
-    """In a Qwen3.5: each so many layers, one attends."""
+    """In a Qwen3.5, one of this many layers attends."""
 
 
 def target_config(shape: TargetShape, end_token: int) -> TargetConfig:
@@ -91,7 +91,8 @@ def pretrain(
 
 
 def check_vocabulary(shape: TargetShape, tokenizer: tokenizers.Tokenizer) -> None:
-    """A byte-level tokenizer has a token for every byte, even if fewer tokens were asked for."""
+    """Raises a UsageError if the tokenizer has more tokens than the embedding has rows. It has a
+    token for every byte, even if fewer tokens were asked for."""
     tokens = tokenizer.get_vocab_size(with_added_tokens=True)
     if tokens > shape.vocab_size:
         raise UsageError(

@@ -1,15 +1,17 @@
 """Engines whose devices add up by `exchange_norm`, through its reference: the same tokens."""
 
 import dataclasses
+import json
+import logging
 
 import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from golden_pair import budget, check_golden, golden_engine, trajectories
+from golden_pair import GOLDENS, budget, check_golden, golden_engine, trajectories
 
-from jaxspec import RequestFailed, UsageError
+from jaxspec import RequestFailed, UsageError, bench, generate
 from jaxspec.cache.cache import Cache
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.planning import plan_engine
@@ -61,6 +63,44 @@ def test_the_tokens_are_those_of_the_goldens(which, exchanged):
         assert int(inboxes.calls) >= 2 * len(cache.layers), "calls are counted through all steps"
         assert not np.asarray(inboxes.late).any()
         assert len({shard.device for shard in inboxes.device.addressable_shards}) == 2
+
+
+def test_more_tokens_than_the_inboxes_hold_are_left_to_xla_and_the_log_says_so(exchanged, caplog):
+    """The first step reads 5 x 128 tokens, and the next ones one block of each request."""
+    # Of a batch size that no other test has, because engines share programs.
+    sizes = dict(max_batch=5, batch_sizes=(5,), prefill_chunk=128, prefill_shapes=((5, 128),))
+    with caplog.at_level(logging.INFO, logger="jaxspec"):
+        engine = golden_engine(
+            "a", tensor_parallel_size=2, exchange="xla", cache_dir=False, **sizes
+        )
+    wanted = "but exchange_norm xla (xla was asked for) and psum (target: more than 512 tokens per "
+    assert wanted in caplog.text
+    said = [use for use in engine.stats().kernels if use.op == "exchange_norm"]
+    assert [use.sizes for use in said if use.runs_on == "psum"] == [((5, 128),)]
+    case = trajectories("a")[0]
+    [output] = engine.generate([case["prompt"]], [budget(9)])
+    check_golden(output, case, 9)
+    assert exchanged and all(batch * width <= 512 for batch, width, _ in exchanged)
+
+
+def test_the_commands_choose_it_and_write_down_what_it_runs_on(tmp_path, capsys):
+    models = [f"--model={GOLDENS}/a/target", f"--draft-model={GOLDENS}/a/draft", "--no-cache"]
+    chosen = [*models, "--dtype=float32", "--tensor-parallel-size=2", "--exchange=xla"]
+    assert generate.main([*chosen, "--prompt-ids=1,2,3", "--max-tokens=3"]) == 0
+    assert "expected a Hopper GPU), but exchange_norm xla (xla was asked for)" in (
+        capsys.readouterr().err
+    )
+    small = (
+        "--methods=dflash --concurrency=2 --num-prompts=2 --input-len=9 --output-len=9 --passes=1"
+    )
+    small += " --ignore-eos --no-chat-template --page-size=16 --prefill-chunk=16"
+    written = tmp_path / "bench.json"
+    assert bench.main([*chosen, *small.split(), f"--json={written}"]) == 0
+    assert "exchange_norm xla (xla was asked for)" in capsys.readouterr().err
+    result = json.loads(written.read_text())
+    uses = [use for use in result["kernels"]["dflash"] if use["op"] == "exchange_norm"]
+    said = [(use["model"], use["runs_on"], use["reason"]) for use in uses]
+    assert said == [(model, "xla", "xla was asked for") for model in ("target", "drafter")]
 
 
 def test_by_default_xla_adds_up(exchanged):

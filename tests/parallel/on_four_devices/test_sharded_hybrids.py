@@ -21,14 +21,22 @@ def trained_run(**options):
     pair = open_models(PAIR / "target", PAIR / "draft", dtype="float32", tensor_parallel_size=2)
     options = {"tensor_parallel_size": 2, "driver": "overlapped", **SMALL, **options}
     engine = Engine.from_models(pair.models, pair.params, **options)
+    check_sums(engine)
     asked = cases()[: len(BUDGETS)]
     outputs = engine.generate([case["prompt"] for case in asked], list(map(budget, BUDGETS)))
     assert engine.free_pages == engine.total_pages and repr(engine).count("2 x cpu") == 1
     return list(zip(outputs, asked, BUDGETS, strict=True))
 
 
-def test_tokens_and_acceptance_lengths_of_the_record():
-    for output, case, most in trained_run():
+def check_sums(engine: Engine) -> None:
+    """Both models say that they add up as the engine was asked to."""
+    said = {use.model: use.runs_on for use in engine.kernels if use.op == "exchange_norm"}
+    assert said == dict.fromkeys(("target", "drafter"), engine.options.exchange)
+
+
+@pytest.mark.parametrize("exchange", ["psum", "xla"])
+def test_tokens_and_acceptance_lengths_of_the_record(exchange):
+    for output, case, most in trained_run(exchange=exchange):
         check_case(output, case, most)
 
 
@@ -43,9 +51,15 @@ def on_one_device() -> tuple:
     return tuple(wide_engine(1, "hybrid").generate(PROMPTS, MIXED))
 
 
-def test_a_mixed_batch_gets_the_same_on_four_devices():
+@pytest.mark.parametrize("exchange", ["psum", "xla"])
+def test_a_mixed_batch_gets_the_same_on_four_devices(exchange):
     """Sampled requests too: in float32 a seed gives the same tokens."""
-    alone, spread = on_one_device(), wide_engine(4, "hybrid").generate(PROMPTS, MIXED)
+    engine = wide_engine(4, "hybrid", exchange=exchange)
+    check_sums(engine)
+    alone, spread = on_one_device(), engine.generate(PROMPTS, MIXED)
+    inboxes = engine.loop.device.state.cache.inboxes
+    assert (inboxes is None) == (exchange == "psum")
+    assert inboxes is None or int(inboxes.calls) > 0, "every sum of a step is counted"
     assert facts(spread) == facts(alone) and not any(one.error for one in alone)
     for one, other in zip(spread[2:], alone[2:], strict=True):
         for told, expected in zip(one.logprobs, other.logprobs, strict=True):
