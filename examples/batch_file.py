@@ -9,11 +9,11 @@ first file is {"id": 1, "prompt": "import os"}; it may also have fields of `Samp
 "max_tokens". A line of the second file is {"id": 1, "text": ..., "finish_reason": ..., "tokens":
 ...}, in the order in which requests end.
 
-- You can stop the program at any time. The same command goes on: it skips the ids that the second
-  file has.
+- You can stop the program at any time. The same command then continues: it skips the ids that are
+  in the second file already.
 - Memory is bounded: a line is read when there is room for its request. Only ids are remembered.
-- A line that cannot be used is reported in one line on stderr, and the others go on. The exit code
-  is then 1.
+- A line that cannot be used is reported in one line on stderr, and the other lines are continued.
+  The exit code is then 1.
 """
 
 import argparse
@@ -39,18 +39,19 @@ class Asked:
     """One line of the file with prompts."""
 
     line: int
-    """Number of the line, 1 first."""
+    """Number of the line, counted from 1."""
     id: Id
     prompt: str
     params: SamplingParams
 
 
 Complain = Callable[[int, object], None]
-"""Reports what is wrong with the line of this number."""
+"""A function that reports what is wrong with a line, given its number."""
 
 
 def requests(lines: Iterable[bytes], done: Set[Id], complain: Complain) -> Iterator[Asked]:
-    """The requests of these lines that are not done yet. Lines are read when they are needed."""
+    """The requests of these lines, without those whose ids are in `done`. A line is read only when
+    its request is needed."""
     seen: set[Id] = set()
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -71,7 +72,7 @@ def parsed(number: int, line: bytes) -> Asked:
     """The request of one line."""
     try:
         fields = json.loads(line)
-    except (ValueError, RecursionError) as error:  # not UTF-8 either, or nested too deep
+    except (ValueError, RecursionError) as error:  # also if it is not UTF-8, or nested too deep
         raise UsageError(f'not JSON ({error}); expected {{"id": 1, "prompt": "text"}}') from error
     if not isinstance(fields, dict):
         raise UsageError(f"a {type(fields).__name__}; expected an object with id and prompt")
@@ -88,8 +89,8 @@ def parsed(number: int, line: bytes) -> Asked:
 def answers(
     engine: Engine, waiting: Iterator[Asked], at_once: int
 ) -> Iterator[tuple[Asked, RequestOutput | UsageError]]:
-    """Each request with its output, or with the reason why it cannot run, as they end. At most
-    `at_once` requests are in the engine."""
+    """Yields each request as it ends, with its output or with the error for which it cannot run. At
+    most `at_once` requests are in the engine."""
     running: dict[int, Asked] = {}
     try:
         while True:
@@ -108,7 +109,8 @@ def answers(
 
 
 def finished_ids(path: Path) -> set[Id]:
-    """Ids in the file of answers. Removes a last line that a killed program left unfinished."""
+    """The ids in the file of answers. If the last line was left unfinished by a killed program, it
+    is removed."""
     ids: set[Id] = set()
     if not path.exists():
         return ids

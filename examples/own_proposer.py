@@ -3,10 +3,10 @@
     python examples/own_proposer.py
     python examples/own_proposer.py --model Qwen/Qwen3-0.6B --prompt "1, 2, 3, 1, 2, 3,"
 
-`PairsOnDevice` remembers which token came last after each token, and proposes the chain that
-follows from that. It runs inside the compiled step. The program decodes with its drafts and
-without, compares the tokens, and prints how many drafts were accepted. docs/methods.md explains the
-three functions.
+`PairsOnDevice` remembers for each token which token followed it last, and drafts by following these
+pairs from the current token on. It runs inside the compiled step. The program decodes with its
+drafts and without, compares the tokens, and prints how many drafts were accepted. docs/methods.md
+explains the methods of the class.
 """
 
 import argparse

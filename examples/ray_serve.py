@@ -3,7 +3,7 @@
     python examples/ray_serve.py --replicas 2
 
 Needs `pip install 'ray[serve]' '.[serve]'`. Every replica is a process with an engine of its own;
-on a machine with GPUs give each one with `--gpus 1`. Then ask as any other server:
+on a machine with GPUs, `--gpus 1` gives each replica one of them. Send requests as to any server:
 
     curl localhost:8000/v1/models
 """
@@ -31,7 +31,7 @@ def application(model: str | None, draft_model: str | None, max_batch: int) -> A
 
 
 def deployment(options: argparse.Namespace) -> Any:
-    """What Ray Serve runs: as many replicas as wanted, all under the same routes."""
+    """The deployment that Ray Serve runs: as many replicas as wanted, all under the same routes."""
     from ray import serve  # pyright: ignore[reportMissingImports]
 
     model = options.model, options.draft_model, options.max_batch

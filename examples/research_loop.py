@@ -5,8 +5,8 @@
         --tolerance 0.5 --features features.npz
 
 The engine's host loop is not used. The steps are pure functions (models, params, state,
-inputs) -> (state, result); `Device` compiles them and keeps the one live state. Between draft and
-verify, and between verify and commit, everything is an array that can be inspected or replaced.
+inputs) -> (state, result); `Device` compiles them and keeps the current state. Between draft and
+verify, and between verify and commit, every value is an array that you can inspect or replace.
 """
 
 import argparse
@@ -57,7 +57,8 @@ AcceptanceRule = Callable[[np.ndarray, Verified], int]
 
 
 def look_back_or_drafter(history: list[int], drafted: np.ndarray) -> np.ndarray:
-    """What followed the newest earlier occurrence of the last three tokens, if there is one."""
+    """Proposes what followed the newest earlier occurrence of the last three tokens; if there is
+    none, or for the drafts that it does not fill, it proposes the drafter's."""
     last = history[-3:]
     for start in range(len(history) - 4, -1, -1):
         if history[start : start + 3] == last:
@@ -67,7 +68,8 @@ def look_back_or_drafter(history: list[int], drafted: np.ndarray) -> np.ndarray:
 
 
 def within(nats: float) -> AcceptanceRule:
-    """Keeps drafts at most `nats` less likely than the target's own token; 0 is lossless."""
+    """A rule that keeps drafts until one is less likely than the target's likeliest token by more
+    than `nats` of log probability. With 0 it is lossless."""
 
     def keep(drafts: np.ndarray, verified: Verified) -> int:
         tops = jax.tree.map(lambda leaf: np.asarray(leaf[0]), verified.logprobs)
@@ -83,7 +85,7 @@ def within(nats: float) -> AcceptanceRule:
 def run(
     opened: Opened, prompt: list[int], tokens: int, propose: Proposer, keep: AcceptanceRule
 ) -> Generation:
-    """Draft, propose, verify, accept, commit, until there are that many tokens."""
+    """Repeats draft, propose, verify, accept and commit until there are `tokens` new tokens."""
     device = seated(opened, len(prompt) + tokens)
     slots = jnp.array([SLOT], jnp.int32)
     most = opened.models.proposers[0].num_drafts
@@ -103,7 +105,7 @@ def run(
 
 
 def seated(opened: Opened, length: int) -> Device:
-    """A state with one slot, all of whose pages belong to it."""
+    """A device whose state has one slot, to which all pages belong."""
     models = replace(opened.models, page_size=PAGE_SIZE)
     positions = length + models.proposers[0].num_drafts + 1
     pages = -(-positions // PAGE_SIZE)

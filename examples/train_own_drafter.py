@@ -6,10 +6,10 @@
 
 Without --target it trains for the demo target, on Python sources of the standard library, in a few
 minutes on a CPU. It runs `jaxspec train` on most files of the folder, with flags for a tiny
-drafter; flags that are not its own are passed on, so you can ask for a larger one. Then the target
-continues text from the other files, with the trained drafter and with the same drafter before
-training. The text is equal, and what differs is how many tokens one forward of the target gives. If
-you stop it, the same command goes on.
+drafter. Flags that this script does not know are passed on, so you can ask for a larger drafter.
+Then the target continues text from the other files, with the trained drafter and with the same
+drafter before training. The text is equal; only the number of tokens that one forward of the target
+gives differs. If you stop the script, the same command continues where it was.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PROMPT_CHARACTERS = 200
 
 
 def divided(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files to learn from, and the files that are held out: every eighth."""
+    """The files to learn from, and the files that are held out, which are every eighth."""
     every = sorted(file for file in folder.rglob("*") if file.is_file() and file.stat().st_size)
     files = [file for file in every if "__pycache__" not in file.parts]
     held_out = files[::8]
@@ -52,7 +52,7 @@ def linked(files: list[Path], folder: Path, place: Path) -> Path:
 
 
 def prompts_of(files: list[Path]) -> list[str]:
-    """From each file a piece of text, which begins at a line in the middle."""
+    """A piece of text from each file, which begins at the line in the middle."""
     lines = [file.read_text(errors="replace").splitlines(keepends=True) for file in files]
     pieces = ("".join(some[len(some) // 2 :])[:PROMPT_CHARACTERS].rstrip() for some in lines)
     return [piece for piece in pieces if piece]

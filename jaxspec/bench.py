@@ -154,7 +154,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     requests = filled(Requests, vars(arguments))
     samples = read_samples(requests)
 
-    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    # Nothing above this imports jax, so that errors in the flags are reported at once.
     from jaxspec.measure.bench import benchmark, contenders_of
     from jaxspec.measure.environment import kernels
     from jaxspec.measure.peers import steady_decode
@@ -181,7 +181,7 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _kernel_lines(engines: "dict[str, Engine]") -> list[str]:
-    """The line of the kernels; with the methods if they differ."""
+    """One line that names the kernels, or one line per method if the methods use different ones."""
     from jaxspec.models.kernels import kernels_line
 
     lines = {method: kernels_line(engine.kernels) for method, engine in engines.items()}
@@ -220,7 +220,7 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
 
 
 def _acceptances(arguments: argparse.Namespace) -> dict[str, Acceptance]:
-    """Synthetic acceptances by name; empty if drafts are compared."""
+    """Synthetic acceptances by name; empty if the target decides which drafts are accepted."""
     rates, lengths = arguments.synthetic_acceptance_rates, arguments.synthetic_acceptance_length
     if rates is not None:
         return {"": numbers("--synthetic-acceptance-rates", rates)}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
 
 LONGEST_ANSWER, LONGEST_CONTINUATION = 1024, 128
-"""Most tokens of a turn by default: of an answer, and of a text that a model without a chat
-template continues."""
+"""Default limits on the tokens of a turn: for an answer, and for a continuation, which is what a
+model without a chat template gives."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +84,7 @@ def _chat(arguments: argparse.Namespace) -> None:
     named = filled(NamedModels, flags)
     check_models(named, (options.method,))
 
-    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    # Nothing above this imports jax, so that errors in the flags are reported at once.
     from jaxspec.console.opening import opened_engine, say_what_runs
 
     devices = options.tensor_parallel_size

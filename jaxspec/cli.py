@@ -16,7 +16,7 @@ from jaxspec.trace.options import Profiling
 
 DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 DTYPES = ("bfloat16", "float32")
-"""The names of `DTYPES` of `engine/setup/load_models.py`, which imports jax."""
+"""The keys of `DTYPES` in `engine/setup/load_models.py`, repeated because it imports jax."""
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
@@ -45,10 +45,10 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
 
 
 def _in_words(error: Exception) -> str | None:
-    """What a user is told about an error; None if it is a bug of ours."""
+    """The message about an error that a user can fix; None if the error is a bug in jaxspec."""
     if isinstance(error, JaxspecError):
         return str(error)
-    if isinstance(error, OSError):  # of the machine, and nobody closer could say more about it
+    if isinstance(error, OSError):  # from the operating system; no caller had a better message
         return f"{one_line(error)}; check the path, the permissions and the space"
     if is_out_of_memory(error):
         return (
@@ -60,8 +60,8 @@ def _in_words(error: Exception) -> str | None:
 
 @contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """Raises the interrupt of a Ctrl-C again if it ended only a callback, for example jax's for the
-    garbage collector."""
+    """Raises KeyboardInterrupt again if a Ctrl-C has only ended a callback, for example the one
+    that jax gives the garbage collector."""
     complain = sys.unraisablehook
 
     def interrupt_again(unraisable: Any) -> None:
@@ -79,7 +79,7 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 
 def _is_awaited() -> bool:
-    """Whether the interpreter will wait for a thread before it ends: one that compiles."""
+    """Whether the interpreter will wait for a thread before it ends, such as one that compiles."""
     main = threading.main_thread()
     return any(not thread.daemon and thread is not main for thread in threading.enumerate())
 
@@ -97,8 +97,9 @@ def _end_at_once(unraisable: Any) -> None:
 
 
 def say(*lines: str) -> None:
-    """Prints to stderr, for the person at the terminal; stdout is for results. If stderr cannot be
-    written, the lines are lost and the work goes on, unless its reader left, as `head` does."""
+    """Prints lines for the person at the terminal to stderr, because stdout is for results. Lines
+    that cannot be written are lost, and the command goes on; only if the reader of a pipe has left,
+    as `head` does, BrokenPipeError is raised."""
     for line in lines:
         try:
             print(line, file=sys.stderr)
@@ -109,7 +110,7 @@ def say(*lines: str) -> None:
 
 
 def add_models(group: Any) -> None:
-    """The flags of a command that opens a target and perhaps a drafter."""
+    """Adds the flags of a command that opens a target and perhaps a drafter."""
     group.add_argument("--model", help="Folder or hub id of the target (default: the demo pair)")
     group.add_argument(
         "--draft-model", metavar="MODEL", help="Folder or hub id of the drafter (default: none)"
@@ -144,7 +145,7 @@ def add_models(group: Any) -> None:
 
 
 def add_kept_programs(group: Any) -> None:
-    """The flags of a command that makes an engine, about what it keeps for the next process."""
+    """Adds the flags that say where an engine keeps compiled programs for the next process."""
     group.add_argument(
         "--cache-dir",
         type=lambda folder: folder or False,
@@ -166,14 +167,14 @@ def add_debug(group: Any) -> None:
 
 
 def add_profiling(group: Any) -> None:
-    """The flags of a command that can record what it runs."""
+    """Adds the flags of a command that can record what it runs."""
     add_flags(group, Profiling, "profile_dir", "profile_steps", "profile_skip", "profile_readable")
     add_flags(group, Profiling, "dump_programs", metavar="DIR")
 
 
 def prepared_profiling(arguments: dict[str, Any]) -> Profiling:
-    """The profiling options, checked. `profile_readable` sets a flag of XLA, which is read when jax
-    starts."""
+    """The profiling options, checked. For `profile_readable` it also sets a flag of XLA, which has
+    to be set before jax starts."""
     from jaxspec.console.files import make_folder
 
     profiling = filled(Profiling, arguments)

@@ -46,7 +46,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     from jaxspec.console.progress import bar
 
     source = local_folder(arguments.source, arguments.revision)
-    # Only now, because it imports jax: a source that is not there is said at once.
+    # Imported this late because it imports jax: a missing source is reported before that.
     from jaxspec.checkpoint.conversion import convert
 
     with bar("converting", "B") as report:

@@ -1,11 +1,11 @@
-"""Errors that a user can fix. A message is one line: found, expected, and what to do."""
+"""Errors that a user can fix. A message is one line: what was found and expected, what to do."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 SHORT, LONGEST = 60, 300
-"""Characters of a value, and of another library's message, that an error message may show."""
+"""How many characters of a value, and of another library's message, an error message may show."""
 
 
 class JaxspecError(Exception):
@@ -27,18 +27,18 @@ class LoadError(JaxspecError):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another library's error, on one line, and not too long for one of ours."""
+    """The message of another library's error on one line, cut off to fit into a message of ours."""
     return shortened(str(error), LONGEST) or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """The text with line breaks, and whatever else a terminal would not show, as Python writes
-    them."""
+    """The text with Python's escapes in place of line breaks and of other characters that a
+    terminal does not show."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shortened(text: str, longest: int = SHORT) -> str:
-    """The text on one line, and cut off if it is longer than this."""
+    """The text on one line, cut to at most `longest` characters."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
@@ -55,7 +55,7 @@ def shown(value: Any) -> str:
         value = value[: 2 * SHORT]
     try:
         text = repr(value)
-    except Exception:  # an integer of more digits than Python prints, or an object of the user's
+    except Exception:  # an integer with too many digits to print, or a user's object
         text = f"a value of type {type(value).__name__}"
     return shortened(text)
 
@@ -64,14 +64,14 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def hint_for(name: str, known: Sequence[str], elsewhere: Mapping[str, str] = NOTHING) -> str:
-    """What may have been meant by an unknown name: the name here of what other programs call so,
-    the name that is spelled most like it, or some of all names."""
+    """Suggests what an unknown name may mean: our name for it, if `elsewhere` lists it as the name
+    that other programs use; otherwise the known name spelled most like it, or all known names."""
     meant = elsewhere.get(name) or closest(name, known)
     return f"did you mean {meant!r}?" if meant else f"expected some of {', '.join(known)}"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is spelled most like this one; None if none is."""
-    import difflib  # only now: most programs make no mistake
+    """The known name that is spelled most like this one; None if no name is close."""
+    import difflib  # imported here because most runs never need it
 
     return next(iter(difflib.get_close_matches(name, [*known], 1)), None)

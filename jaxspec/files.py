@@ -27,15 +27,15 @@ def read_json_object(path: Path, remedy: str = "download it again") -> dict[str,
 
 
 def text_of(content: bytes) -> str:
-    """UTF-8 content as text, with every character as it is: no newline is translated. Only the mark
-    with which some editors begin a file is left out."""
+    """Decodes UTF-8 without translating newlines. Only the byte order mark with which some editors
+    begin a file is left out."""
     return content.decode("utf-8-sig")
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text, which end with a newline, or a carriage return and a newline. Other
-    characters that Python's `splitlines` splits at, for example a form feed, are part of a line:
-    JSON may contain some of them, and so may a prompt."""
+    """The lines of a text, which end with a newline or with a carriage return and a newline. Other
+    characters at which Python's `splitlines` splits, for example a form feed, stay in their line,
+    because JSON and prompts may contain them."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
 

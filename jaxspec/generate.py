@@ -37,7 +37,7 @@ NAMED_IN_JSON = (
     "seed",
     "exact",
 )
-"""The flags that every line of --json repeats."""
+"""The flags whose values are in every line of --json."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,7 +172,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     if arguments.max_batch is None:
         options = dataclasses.replace(options, max_batch=min(len(prompts), options.max_batch))
 
-    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    # Nothing above this imports jax, so that errors in the flags are reported at once.
     arguments.prints = join(together)
     arguments.quiet |= not arguments.prints
     from jaxspec.console.progress import Stopwatch
@@ -194,7 +194,7 @@ def _params_and_options(arguments: argparse.Namespace) -> tuple[SamplingParams, 
     """Sampling parameters and engine options. Wrong ones are refused before jax is imported."""
     flags = vars(arguments)
     params, options = filled(SamplingParams, flags), filled(EngineOptions, flags)
-    options = dataclasses.replace(options, compile_ahead=False)  # it knows all of its prompts
+    options = dataclasses.replace(options, compile_ahead=False)  # all prompts are known
     if arguments.check:
         _refuse_a_check_that_must_fail(options, params)
     return params, options
@@ -212,7 +212,7 @@ def _refuse_a_check_that_must_fail(options: EngineOptions, params: SamplingParam
 def _refuse_flags_without_effect(
     arguments: argparse.Namespace, prompts: "Sequence[Prompt]"
 ) -> None:
-    """What is asked for and would not happen is refused before a model is read."""
+    """Refuses flags that would have no effect, before a model is read."""
     if arguments.logprobs is not None and not arguments.json:
         raise UsageError("--logprobs are written to --json only; add --json FILE, or - for stdout")
     chat = {
@@ -314,8 +314,8 @@ def _compared(
     outputs: "list[RequestOutput]",
     times: "RunTimes",
 ) -> "RunTimes":
-    """The times with those of plain decoding, if they are wanted and there is something to
-    compare."""
+    """Adds the speed of plain decoding to the times, if it is wanted and the run can be compared
+    with it."""
     from jaxspec.console.progress import bar
     from jaxspec.measure.plain import plain_decoding
 
@@ -331,8 +331,8 @@ def _compared(
 
 
 def _kernels(arguments: argparse.Namespace, engine: "Engine") -> list[str]:
-    """What runs the models' ops. A CPU has no kernels, so that there it is said only if the user
-    chose what runs them."""
+    """The line that names the kernels. On a CPU there are none, so the line is left out unless the
+    user has chosen kernels."""
     import jax
 
     from jaxspec.models.kernels import kernels_line
@@ -349,7 +349,8 @@ def _stream_text(
     params: SamplingParams,
     clock: "DecodeClock",
 ) -> "list[RequestOutput]":
-    """Prints the texts of the prompts in their order, the first one while it is generated."""
+    """Generates, and prints the texts in the order of the prompts, the first unfinished one while
+    it is generated."""
     is_shown = arguments.prints and arguments.json != "-"
     texts = _texts(arguments, engine, prompts) if is_shown else None
     outputs: dict[int, RequestOutput] = {}
@@ -365,7 +366,7 @@ def _stream_text(
 
 
 def _texts(arguments: argparse.Namespace, engine: "Engine", prompts: list[list[int]]) -> "Texts":
-    """Writes the texts. With a chat template, what the user wrote is shown, not the whole chat."""
+    """The writer of the texts. It shows prompts as the user wrote them, not as rendered chats."""
     from jaxspec.console.texts import Texts
 
     answers = engine.chat_template is not None and not arguments.no_chat_template

@@ -97,7 +97,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     listening = bound_socket(options.host, options.port)
     address = "{}:{}".format(*listening.getsockname()[:2])
 
-    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    # Nothing above this imports jax, so that errors in the flags are reported at once.
     from jaxspec.serving.running import run
     from jaxspec.serving.service import Service
 
@@ -124,7 +124,8 @@ def _opened(
     listening: "socket.socket",
     address: str,
 ) -> "Engine":
-    """The engine, with its programs made. Runs on the engine's thread while /health says 503."""
+    """Opens the engine and makes its programs ready, on the engine's thread. Meanwhile /health
+    answers 503."""
     from jaxspec.console.opening import opened_engine, say_what_runs
     from jaxspec.serving.warming import warm, with_template
 

@@ -21,7 +21,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def figures(record: Any, **values: Any) -> str:
-    """The record as its name and these values, floats with four digits."""
+    """The record's name and these values, with four digits of each float."""
     shown = (f"{name}={_figure(value)}" for name, value in values.items())
     return f"{type(record).__name__}({', '.join(shown)})"
 
@@ -31,5 +31,5 @@ def _figure(value: Any) -> str:
 
 
 def cut(text: str, longest: int = 60) -> str:
-    """The text as Python writes it, cut off after so many characters."""
+    """The text as Python writes it, cut off after `longest` characters."""
     return repr(text) if len(text) <= longest else f"{text[:longest]!r}..."

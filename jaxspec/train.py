@@ -29,7 +29,7 @@ def _train(arguments: argparse.Namespace) -> None:
     folder = local_folder(arguments.target, arguments.revision)
     flags = vars(arguments) | {"target": folder}
 
-    # Nothing before this imports jax, so that what is wrong with the flags is said at once.
+    # Nothing above this imports jax, so that errors in the flags are reported at once.
     from jaxspec.training.train_drafter import TrainingRun, train_drafter
 
     plan = TrainingRun(

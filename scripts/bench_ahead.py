@@ -1,12 +1,12 @@
-"""What steps pay while programs are made in the background, and whether those are as fast.
+"""How much slower steps are while other programs are compiled, and whether those are as fast.
 
     python scripts/bench_ahead.py --model qwen3-8b --json ahead.json
 
-A pair with random weights answers one request after the other. First an engine begins with nothing
-but the programs of one request and makes all others meanwhile (`compile_ahead`): the time of every
-step is noted until that is done, and for a while afterwards. Then steps are timed at every batch
-size, without a wait for a program. Last, an engine that compiles everything beforehand, in another
-cache folder, is timed at the same batch sizes.
+A pair with random weights answers one request after the other. First an engine begins with only the
+programs of one request and compiles all others in the background (`compile_ahead`); the time of
+every step is noted until that is done, and for a while afterwards. Then steps are timed at every
+batch size, when no step waits for a program any more. Last, an engine that compiled everything
+beforehand, with another cache folder, is timed at the same batch sizes.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def build(options: argparse.Namespace, pair: Opened, ahead: bool) -> Engine:
 
 
 def beside(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of one request's steps while programs are made, and afterwards."""
+    """Milliseconds of one request's steps while other programs are compiled, and afterwards."""
     is_at_work = lambda: engine.is_compiling_ahead
     programs, steps = engine.loop.device.programs, []
     first = engine.warm_up([PROMPT], max_tokens=options.tokens)
@@ -110,7 +110,7 @@ def by_batch(engine: Engine, options: argparse.Namespace) -> dict[int, float]:
 def step_times(
     engine: Engine, requests: int, tokens: int, goes_on: Callable[[], bool] = lambda: True
 ) -> list[float]:
-    """Milliseconds of each step of so many requests."""
+    """Milliseconds of each step in which `requests` requests decode."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     ids = engine.submit_all([PROMPT] * requests, params)
     times = [time.perf_counter()]

@@ -3,10 +3,10 @@
     python scripts/bench_commands.py --json commands.json
 
 Runs the README's first command for 48 tokens with an empty cache folder, several times more with
-what that run kept, and then a command with a flag that does not exist. Each is a process of its
-own; the seconds are those from its start to its end, the least of the repeats. The last line of the
-first command, which compares with plain decoding, measures for up to three seconds, so the command
-is also run without it.
+the programs that the first run kept, and then a command with a flag that does not exist. Each run
+is a process of its own, timed from its start to its end, and of the repeats the fastest counts. The
+last line of the first command compares with plain decoding, which is measured for up to three
+seconds, so the command is also run without that line.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def seconds(flags: tuple[str, ...], code: int, cache: str) -> float:
-    """From the start of a process to its end."""
+    """Seconds from the start of a process to its end."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAXSPEC_CACHE_DIR": cache}
     begin = time.perf_counter()
     command = [sys.executable, "-m", "jaxspec.generate", *flags]

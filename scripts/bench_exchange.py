@@ -5,11 +5,11 @@ always gives the same bits.
         --json docs/results/exchange-h200x2.json
     python scripts/bench_exchange.py --devices 2 --rows 512 --soak 600
 
-mosaic: our kernel; psum: XLA's sum; xla: the kernel's reference. Calls are chained inside one
-compiled program, each one's product being the last one's norm. Then other programs, whose products
-differ between devices and calls, are run until there were --exchanges of them. After each of them
-all devices must have equal bits, those of the first run, and up to rounding those of the reference.
-With --soak this goes on for so many seconds. No GPU has run the kernel yet.
+mosaic is our kernel, psum XLA's sum, and xla the kernel's reference. To time a call, calls are
+chained inside one compiled program: the norm that one call gives is the product of the next. Then
+programs whose products differ between devices and calls are run, until there were --exchanges calls
+and --soak seconds have passed. After each run all devices must have the bits of the first run, and
+agree with the reference up to rounding. No GPU has run the kernel yet.
 """
 
 import argparse
@@ -40,10 +40,10 @@ from pallas_kernels.exchange import (
 AXIS, EPS = "devices", 1e-6
 IMPLEMENTATIONS = "mosaic", "psum", "xla"
 TABLE = 8
-"""Products of each device that calls take in turn when bits are compared."""
+"""How many products each device has, which the calls use in turn when bits are compared."""
 TOLERANCE = 2.0**-5
-"""Most that norms may differ from the reference's, relative to the largest: a few roundings of
-bfloat16, of which each call adds some."""
+"""The most by which norms may differ from the reference's, relative to the largest: a few roundings
+of bfloat16, because each call adds some."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Case:
     hidden: int
     devices: int
     calls: int
-    """Calls of one program."""
+    """How many calls are chained in one program."""
     implementation: str
 
 
@@ -83,9 +83,9 @@ def one_call(implementation: str, x, product, scale, inboxes) -> tuple[Any, Any,
 
 
 def begun_together(x, inboxes):
-    """The same numbers, after a sum of XLA's. A program with such a sum begins on no device before
-    all of them have loaded its kernels: a kernel that waits for another device may keep that one
-    from loading."""
+    """Returns x unchanged, after a sum by XLA. A program with such a sum begins on no device before
+    all devices have loaded its kernels. That is needed because a kernel that waits for another
+    device may keep that device from loading."""
     nothing = jax.lax.psum(inboxes.late.sum(), AXIS)
     return x + nothing.astype(x.dtype)
 
@@ -99,7 +99,7 @@ def program(case: Case, group: Group, products_differ: bool) -> Callable[..., An
         for call in range(case.calls):
             product = products[0, call % TABLE] + normed if products_differ else normed
             x, normed, inboxes = one_call(case.implementation, x, product, scale, inboxes)
-            x = normed if products_differ else x  # so that what is compared stays small
+            x = normed if products_differ else x  # so that the numbers stay small
         return x[None], normed[None], inboxes
 
     specs = specs_of(inboxes_of(group.memory), AXIS)
@@ -118,13 +118,13 @@ def inputs(case: Case, group: Group) -> tuple:
 
 
 def refuse_lateness(inboxes) -> None:
-    """The numbers are meaningless once a device has waited in vain."""
+    """Ends the script if a device has waited in vain, because then its numbers are wrong."""
     if (late := late_device(np.asarray(inboxes.late))) is not None:
         raise SystemExit(f"device {late} did not send anything in time")
 
 
 def microseconds(case: Case, group: Group, inboxes) -> tuple[dict[str, float], Any]:
-    """Time of one call of a chain."""
+    """Microseconds of one call in a chain."""
     run, given = program(case, group, products_differ=False), inputs(case, group)
 
     def call():
@@ -144,7 +144,7 @@ def bits(array: jax.Array) -> np.ndarray:
 
 
 class Bits:
-    """Compares what programs of exchanges give with the first run and with the reference."""
+    """Compares the bits of every run with those of the first run, and with the reference."""
 
     def __init__(self, case: Case, group: Group, inboxes):
         self.case, self.inboxes, self.exchanges = case, inboxes, 0
@@ -170,7 +170,7 @@ class Bits:
 
 
 def compared(case: Case, group: Group, inboxes, exchanges: int, soak: float) -> tuple[dict, Any]:
-    """Runs exchanges until there were so many, and so many seconds are over."""
+    """Runs exchanges until there were `exchanges` of them and `soak` seconds have passed."""
     begin, check = time.perf_counter(), Bits(case, group, inboxes)
     slowest = last = 0.0
     while check.exchanges < exchanges or time.perf_counter() - begin < soak:

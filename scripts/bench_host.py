@@ -3,9 +3,9 @@
     python scripts/bench_host.py --json host.json
 
 The first table is `emit`, which adds a step's tokens to one request. The second is a whole warm
-decode step of the overlapped driver, from launching programs to the events that the caller gets. In
-place of its programs the device has a function that returns results which are ready, so that the
-step waits for nothing. Each figure is the least of several repetitions, as CPU time of the thread.
+decode step of the overlapped driver, from launching programs to the events that the caller gets.
+The programs of the device are replaced by a function that returns finished results, so that the
+step waits for nothing. Each figure is CPU time of the thread, the least of several repetitions.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def seconds_of_step(tokenizer: Tokenizer, requests: int, out: int) -> float:
 
 
 def instant_engine(tokenizer: Tokenizer, requests: int) -> Engine:
-    """An engine whose programs are replaced by a function that returns what is ready."""
+    """An engine whose programs are replaced by a function that returns finished results."""
     decoder = Decoder(8, 8, 1, 2, 1, 4, 1e-6, Rope(theta=1e4), 2 * CONTEXT)
     target = Qwen3(Qwen3Config(decoder, VOCAB, True), capture=(0,))
     layout = DFlashConfig(decoder, DRAFTS + 1, VOCAB - 1, (0,), VOCAB, (BlockMask(causal=False),))
@@ -150,7 +150,7 @@ def instant_engine(tokenizer: Tokenizer, requests: int) -> Engine:
 
 
 class Instant(Programs):
-    """Programs that return the state that they are given, and a result that exists already."""
+    """Programs that return the state that they are given, and a finished result."""
 
     def __init__(self, real: Programs):
         vars(self).update(vars(real))
@@ -182,7 +182,7 @@ class Instant(Programs):
 
 
 def least(action: Callable[[], Any]) -> float:
-    """CPU seconds of this thread, the least of some repetitions."""
+    """CPU seconds of this thread for the action, the least of several repetitions."""
     seconds = []
     for _ in range(REPEATS):
         begin = time.thread_time()

@@ -4,9 +4,10 @@
         --json docs/results/kernels-h100.json
     python scripts/bench_kernels.py --sweep        # paged attention with every choice of sizes
 
-Calls are chained inside one compiled program (each call's queries are the last call's output, so
-nothing overlaps) over caches that together exceed the L2 cache, as the layers of a model do. The
-file is written after every row, so that a time limit costs only the rows that are missing.
+Calls are chained inside one compiled program: each call's queries are the last call's output, so
+that nothing overlaps. Like the layers of a model, the calls use caches of keys and values that
+together exceed the L2 cache. The file is written after every row, so that a time limit costs only
+the rows that are missing.
 """
 
 import argparse
@@ -59,11 +60,12 @@ from pallas_kernels.paged_attention.blocks import BlockSizes
 
 BYTES_BEYOND_CACHE = 200e6
 CALLS, LAYERS = 36, 8
-"""Calls of one program; of the dense chain fewer, each with matrices that exceed the cache."""
+"""Calls per program, and calls per program of the dense chain, each with matrices that exceed the
+L2 cache."""
 COPY_TB_S = {"NVIDIA H200": 4.3}
 H100_COPY_TB_S = 2.95
-"""Measured copy bandwidth of devices; the share of bandwidth is relative to that of the one that
-runs, or to an H100's if it is not known."""
+"""Measured copy bandwidths. The share of the bandwidth is relative to that of the device in use, or
+to the H100's if it is not known."""
 
 OPS = (
     "paged_attention",
@@ -80,7 +82,7 @@ OPS = (
 )
 
 Shape = tuple[int, int, str]
-"""Slots, context and kind of query of a call of attention, as the file of peers names them."""
+"""Slots, context and kind of query of an attention call, as the file of peers names them."""
 
 
 def main() -> None:
@@ -110,7 +112,7 @@ def parse() -> argparse.Namespace:
 
 
 def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row per case: all of paged attention for every page size first, the rest once."""
+    """Rows of all cases: first paged attention at every page size, then the others once each."""
     peers = peer_times(options.anchors) if options.anchors else {}
     for case in cases_of(options):
         seconds = {name: seconds_of(case, name) for name in options.implementations}
@@ -133,7 +135,7 @@ def cases_of(options: argparse.Namespace) -> Iterable[Case]:
 
 
 def peer_times(path: Path) -> dict[Shape, dict[str, Any]]:
-    """What a file of peers says of each shape of attention: the kernel, and its microseconds."""
+    """The peer's kernel and its microseconds, by shape of attention, from a file of peers."""
     return {
         (timed["batch"], timed["context"], query): {"peer": timed["kernel"], "peer_us": us}
         for timed in read_json(path)["attention_kernels"]
@@ -142,8 +144,8 @@ def peer_times(path: Path) -> dict[Shape, dict[str, Any]]:
 
 
 def attention_shape(case: Case) -> Shape | None:
-    """The shape by the names of the peers' file; None for other ops and other heads, which it has
-    no times of."""
+    """The shape as the peers' file names it; None for other ops and head sizes, of which the file
+    has no times."""
     if not isinstance(case, AttentionCase) or case.head_dim != 128:
         return None
     return case.slots, case.context, f"q{case.width}_{'causal' if case.causal else 'full'}"
@@ -174,7 +176,8 @@ def copy_tb_s() -> float:
 
 
 def row_of(case: Case, seconds: dict[str, float]) -> dict[str, Any]:
-    """The kernel's share of the bandwidth and its rate; without the kernel, the reference's."""
+    """A row with the share of the bandwidth and the rate of the kernel, or of the reference if the
+    kernel was not timed."""
     floor = case.moved_bytes / copy_tb_s() / 1e6
     judged = seconds.get("mosaic", next(iter(seconds.values())))
     return {
@@ -206,7 +209,8 @@ def seconds_of(case: Case, implementation: Implementation) -> float:
 def seconds_per_call(
     program: Callable, carried: Any, fixed: tuple, calls: int, batches: int = 7, runs: int = 8
 ) -> float:
-    """Median over batches of runs that are dispatched back to back; `carried` is donated."""
+    """Seconds per call, as the median over batches of runs that are dispatched back to back;
+    `carried` is donated."""
     compiled = compiled_chain(program, carried, fixed)
     return seconds_of_chain(compiled, carried, fixed, calls, batches, runs)
 
@@ -288,7 +292,7 @@ def time_write(case: WriteCase, implementation: Implementation) -> float:
 
 
 def write_inputs(case: WriteCase) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
-    """All but the cache, and the cache."""
+    """The inputs of a write: everything but the cache, and then the cache."""
     of_cells, of_scale, of_angle, of_qkv, of_keys, of_values = jax.random.split(
         jax.random.key(0), 6
     )
@@ -304,7 +308,8 @@ def write_inputs(case: WriteCase) -> tuple[tuple[Array, ...], tuple[Array, Array
 
 
 def time_delta(case: DeltaCase, implementation: Implementation) -> float:
-    """The states of all layers are in one array, so that each call waits for the one before."""
+    """Seconds of one call. The states of all layers are in one array, so that each call waits for
+    the one before."""
     rows, state = delta_inputs(case)
     layers, lengths = state.shape[0] // case.slots, jnp.ones(case.slots, jnp.int32)
 
@@ -403,7 +408,8 @@ def time_product(case: ProductCase, product: Callable[..., Array]) -> float:
 
 
 def product_chain(case: ProductCase, product: Callable[..., Array]) -> Callable:
-    """A product's outputs, cut off or repeated, are the next one's inputs: a small kernel more."""
+    """Chained products. The outputs of one, cut off or repeated to the right size, are the inputs
+    of the next, which costs a small kernel more."""
     inputs, outputs = case.sides
     once = jax.jit(product)
 
@@ -431,7 +437,7 @@ def matrix_of(case: ProductCase, in_8_bits: bool, layer: int) -> tuple[Array, ..
 
 
 def product_in_bf16(x: Array, matrix: Array) -> Array:
-    """What the same product takes with a 16-bit matrix, by XLA."""
+    """The same product with a 16-bit matrix, by XLA, for comparison."""
     return x @ matrix
 
 

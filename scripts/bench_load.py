@@ -3,8 +3,8 @@
     python scripts/bench_load.py --folder DIR --size 8b      (16.4 GB are written to DIR)
 
 Prints one line of JSON, with the commit and the versions (the environment variable JAXSPEC_COMMIT
-gives the commit where git cannot). Disk and load are each measured with the files out of the page
-cache ("cold", if the system drops them) and in it ("warm"). Every load is a fresh process.
+gives the commit if git cannot). Reading and loading are each measured with the files out of the
+page cache ("cold", if the system drops them) and in it ("warm"). Every load is a fresh process.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def benchmark(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     say(f"disk, GB/s: {result['disk_gb_s']}")
     load = lambda state: load_in_fresh_process(folder, files, arguments, state)
     result["load"] = {state: load(state) for state in STATES}
-    # From the processes that load: this one leaves the device to them.
+    # From a process that loads, because this one does not use the device.
     result["environment"] = [run.pop("environment") for run in result["load"].values()][-1]
     cold = result["disk_gb_s"]["cold_8_readers"]
     return result | {
@@ -148,7 +148,7 @@ def config_of(
 
 
 def random_block() -> bytes:
-    """Bfloat16 numbers between one and two, either sign."""
+    """Random bfloat16 numbers between one and two, with either sign."""
     bits = np.random.default_rng(0).integers(0, 2**16, BLOCK_BYTES // 2, np.uint16)
     return (bits & BF16_SIGN_AND_MANTISSA | BF16_ONE).tobytes()
 
@@ -169,7 +169,7 @@ def write_shard(path: Path, shapes: dict[str, tuple[int, ...]], block: bytes) ->
 
 
 def disk_speed(files: list[Path], readers: int, cold: bool) -> float:
-    """Gigabytes per second of reading alone."""
+    """Gigabytes per second of reading the files without loading them."""
     forget(files) if cold else None
     pieces = [
         (path, offset) for path in files for offset in range(0, path.stat().st_size, READ_BYTES)
@@ -252,7 +252,7 @@ def reader_count() -> int:
 
 
 def check(params: dict[str, Any]) -> None:
-    """Checks that every number is between one and two, as all that were written."""
+    """Checks that every number is between one and two, apart from its sign, as in the files."""
     import jax.numpy as jnp
 
     for name in ("embedding", "head", "norm"):

@@ -2,17 +2,17 @@
 
     python scripts/bench_ngram.py --model qwen3-8b --json ngram.json
 
-Weights are random, except for a head that gives every token one successor, and layers that add so
-little that nothing else decides. A step costs what it always does, and texts are of two kinds:
+Weights are random, but the head gives every token one successor, and the layers add so little that
+nothing else decides. So a step costs as much as ever, and there are texts of two kinds:
 
-    repetitive   a loop of 32 tokens; once it was seen, every lookup is right
+    repetitive   a loop of 32 tokens; after the first round, every lookup is right
     prose        never the same token twice, but the prompt holds three of ten tokens to come, each
-                 followed by something else: every lookup is wrong
+                 followed by another token than in the text, so every lookup is wrong
 
-Both methods decode the same requests in one engine, in turns; plain requests opt out of drafting,
-which runs the program of plain decoding. A window is a number of steps from the first tokens on,
-so it includes the steps in which the engine finds out whether lookup pays. Every token is checked
-against the successor that it must be.
+Both methods decode the same requests in one engine, in turns. Plain requests opt out of drafting,
+so the program of plain decoding runs. A window is a number of steps from the first tokens on, so it
+includes the steps in which the engine finds out whether lookup pays. Every token is compared with
+the successor that it must be.
 """
 
 import argparse
@@ -46,11 +46,11 @@ from jaxspec.models.targets import target_of
 from jaxspec.proposers.device import Params
 
 LOOP, LOOPS = 32, 32
-"""Tokens of a loop, and number of loops; the rest of the vocabulary is prose."""
+"""Tokens of a loop, and the number of loops; the other tokens of the vocabulary are prose."""
 MISLEADING = 0.3
 """Share of the prose to come that the prompt holds."""
 QUIET = 2.0**-14
-"""What layers' outputs are multiplied by, so that only the head decides."""
+"""Factor on the outputs of the layers, so small that only the head decides."""
 BAR = 0.98
 """The least speed, as a share of plain decoding's."""
 
@@ -74,11 +74,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Window:
-    """What the steps of a window gave."""
+    """The measurements of one window."""
 
     seconds: float
     tokens: dict[str, int]
-    """By kind, over its requests."""
+    """By kind of text, the tokens of all its requests."""
     wide_steps: int
     """Steps that drafted."""
 
@@ -114,7 +114,7 @@ def main() -> None:
         tell(json.dumps(report["rows"][-1]), begin)
         report["seconds"] = time.perf_counter() - begin
         report["compile_s"] = clock.seconds
-        write_json(options.json, report)  # what a time limit leaves is still written
+        write_json(options.json, report)  # so that a time limit leaves what was measured
     print(table(report["rows"]))
     slow = [row["load"] for row in report["rows"] if min(row["ratio"].values()) < BAR]
     sys.exit(f"more than 2 % below plain decoding: {', '.join(slow)}" if slow else None)
@@ -187,7 +187,8 @@ def with_successors(params: Params) -> Params:
 
 
 def prompts_of(load: Load, length: int, vocabulary: int) -> list[list[int]]:
-    """Those of prose first. Every request has its own loop, or its own stretch of the ring."""
+    """The prompts of a load, prose first. Every request has its own loop, or its own stretch of the
+    ring of prose."""
     random, prose = np.random.default_rng(0), LOOP * LOOPS
     apart = (vocabulary - prose) // (2 * max(load.prose, 1))
     elsewhere = lambda count: random.integers(prose + vocabulary // 2, vocabulary, count).tolist()
@@ -206,7 +207,7 @@ def prompts_of(load: Load, length: int, vocabulary: int) -> list[list[int]]:
 def in_turn(
     engine: Engine, load: Load, turn: int, options: argparse.Namespace
 ) -> dict[str, Window]:
-    """Both methods, in alternating order."""
+    """Runs both methods, in an order that alternates between turns."""
     methods = ("plain", "ngram") if turn % 2 else ("ngram", "plain")
     return {method: window(engine, load, method == "ngram", options) for method in methods}
 
@@ -244,7 +245,7 @@ def check(prompt: list[int], tokens: list[int], after: np.ndarray) -> None:
 def row_of(
     load: Load, turns: list[dict[str, Window]], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Medians over the passes; the ratio is that of a pass to the plain one of its turn."""
+    """Medians over the turns. A ratio compares a window with the plain window of the same turn."""
     kinds = list(turns[0]["plain"].tokens)
 
     def rate(window: Window, kind: str) -> float:

@@ -1,13 +1,14 @@
-"""Time to the first token of a long prompt that is read, and of its repeat, which is found.
+"""Time to the first token of a long prompt, and of its repeat, which is in the prefix cache.
 
     python scripts/bench_prefix.py --model qwen3-8b --prompt 8192 --json prefix.json
     python scripts/bench_prefix.py --model qwen3-0.6b --prompt 8192 --exact      equal bits, too
 
 Every prompt is random and comes twice: the first time all of it is read, the second time all but
-its last page is found in the prefix cache. Weights are random, as no time depends on them. Programs
-are made beforehand. With `--exact` the tokens and the log probabilities of both times must be
-equal; without, only their times are compared, because reading in other shapes rounds differently.
-The last figures are the host's work for the book of pages, at `--book-pages` pages.
+its last page is found in the prefix cache. Weights are random, because no time depends on them.
+Programs are compiled beforehand. With `--exact` the tokens and the log probabilities of both times
+must be equal. Without it only the times are compared, because the second reading has other shapes
+and rounds differently. The last figures are the host's work for the book of pages, at
+`--book-pages` pages.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def parse() -> argparse.Namespace:
 
 
 def build(options: argparse.Namespace) -> Engine:
-    """With pages for two prompts: the one that runs, and what is kept of the one before."""
+    """An engine with pages for two prompts: the running one, and the one before, which is kept."""
     pair = random_pair(options.model, options.block_size, jnp.dtype(options.dtype))
     longest = options.prompt + options.tokens
     each = -(-(longest + options.block_size) // options.page_size)
@@ -87,7 +88,7 @@ def build(options: argparse.Namespace) -> Engine:
 
 
 def first_tokens(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds to the first token, of prompts that are read and of their repeats. The first
+    """Milliseconds to the first token, for prompts that are read and for their repeats. The first
     prompt is not counted."""
     params = SamplingParams(
         max_tokens=options.tokens, ignore_eos=True, logprobs=1 if options.exact else None
@@ -124,7 +125,7 @@ def milliseconds(outputs: list[RequestOutput]) -> dict[str, float]:
 
 
 def book_times(num_pages: int, page_size: int, prompt: int) -> dict[str, float]:
-    """Microseconds of the book's transitions for one prompt, when every page has an entry."""
+    """Microseconds of changes to the book of pages for one prompt, if every page has an entry."""
     book, count = pages.new_book(num_pages + 1, page_size), prompt // page_size
     for request in range(num_pages // count):
         text = tuple(range(request, request + count * page_size))

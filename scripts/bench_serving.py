@@ -13,9 +13,9 @@ engine is measured with and without it; the client is a process of its own. The 
     curve   latencies at several rates of arrivals
 
 All of this is done for each value of `prefill_beside_decoding` that `--beside` names, by engines
-that share their weights. The report has the first of them at its top, and the rest in `others`.
-Drawn acceptance excludes the prefix cache: the first token of a prompt that comes again is what
-`bench_prefix.py` measures.
+that share their weights. The report has the first value at its top, and the others in `others`.
+With drawn acceptance there is no prefix cache; `bench_prefix.py` measures the first token of a
+prompt that comes again.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from jaxspec.text.tokenizer import Tokenizer
 ENDING_SECONDS = 10
 """How long the server may take to end."""
 SHARES = {"steps": 0.3, "first": 0.0, "gaps": 0.2, "long": 0.1, "curve": 0.4}
-"""Parts of the time that each phase may take; those without one take a few requests."""
+"""The share of the time that each phase may take. A phase with 0 takes a few requests."""
 Report = dict[str, Any]
 
 
@@ -126,7 +126,7 @@ def make_engine(opened: Opened, beside: int, options: argparse.Namespace) -> Eng
 
 
 def measured(engine: Engine, options: argparse.Namespace, begin: float) -> Report:
-    """The chosen phases, in the library and then in the server."""
+    """Measures the chosen phases, first in the library and then in the server."""
     parts = sum(SHARES[phase] for phase in options.phases) or 1.0
     seconds = {
         phase: options.seconds / len(options.beside) * SHARES[phase] / parts
@@ -160,7 +160,7 @@ def in_server(
 
 
 def in_process(engine: Engine, options: argparse.Namespace, seconds: dict[str, float]) -> Report:
-    """The engine alone, stepped by this thread as fast as it can."""
+    """Measures the engine alone, with steps by this thread as fast as it can."""
     load, report = Load(0, options), {}
     if "steps" in seconds:
         report["step_ms"] = steps_in_process(engine, load, options, seconds["steps"] / 2)
@@ -196,7 +196,7 @@ def first_token(engine: Engine, prompt: list[int], options: argparse.Namespace) 
 
 @contextlib.contextmanager
 def serving(engine: Engine) -> Iterator[int]:
-    """The port of a server of this engine, in a thread of its own."""
+    """Runs a server of this engine in a thread of its own, and yields its port."""
     listening = bound_socket(HOST, 0)
     started: list[tuple[asyncio.AbstractEventLoop, Service]] = []
     ready, settings = threading.Event(), ServingOptions(max_queued_requests=10_000)
@@ -206,7 +206,7 @@ def serving(engine: Engine) -> Iterator[int]:
         started.append((asyncio.get_running_loop(), service))
         ready.set()
 
-    # A daemon, so that an error ends the script. A process must not end inside of a step.
+    # A daemon, so that an error ends the script. But a process must not end inside a step.
     server = threading.Thread(target=lambda: run(make, listening, note), daemon=True)
     server.start()
     ready.wait()
@@ -217,7 +217,7 @@ def serving(engine: Engine) -> Iterator[int]:
 
 
 def compared(run: Report) -> Report:
-    """What the bars are about, of the phases that were measured."""
+    """The figures for which there are bars, as far as their phases were measured."""
     found: Report = {"prefill_beside_decoding": run["prefill_beside_decoding"]}
     alone, server = run.get("in_process", {}), run.get("server", {})
     if "step_ms" in server:

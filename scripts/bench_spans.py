@@ -4,19 +4,19 @@
 
 Acceptance is synthetic, with a mean length that changes from phase to phase, as does the number of
 requests. Every policy runs all phases through the engine's overlapped loop, while requests come and
-go. Their ages are spread evenly in every phase, whatever the policy, so that no policy reads longer
-contexts than another.
+go. The ages of requests are spread evenly in every phase, whatever the policy, so that no policy
+reads longer contexts than another.
 
-Steps in which every request decodes are counted, also those in which a policy has yet to notice
-that the phase changed. In a phase like 32x6.4+3.0, half of the requests have the first mean length
-and half the second. With fixed widths a step counts the tokens that its width gives on average at
-the rates that acceptance is drawn from, so that luck decides nothing. The adaptive policy gives the
+All steps in which every request decodes are counted, even if a policy has not noticed yet that the
+phase changed. In a phase like 32x6.4+3.0, half of the requests have the first mean length and half
+the second. With fixed widths a step counts the tokens that its width gives on average at the rates
+from which acceptance is drawn, so that chance decides nothing. The adaptive policy gives the
 requests of a step different widths, so its steps count the tokens that were emitted. Fixed widths
 have nothing to notice and get fewer steps per phase.
 
-With `--anchors docs/results/peers-h100.json`, every phase also has the tokens per second that the
-steps of other systems would give: those with whole blocks for every request, with as many tokens on
-average as ours of that width. Their steps were timed by themselves, not in this run.
+With `--anchors docs/results/peers-h100.json`, every phase also has the tokens per second of other
+systems: from the times of their steps with whole blocks for every request, if such a step gives as
+many tokens on average as ours. Their steps were timed by themselves, not in this run.
 """
 
 import argparse
@@ -48,13 +48,14 @@ from jaxspec.measure.peers import read_peers
 from jaxspec.models.shapes import NAMES
 
 LONGEST, FIRST_CHUNK, LATER_CHUNK = 1024, 512, 16
-"""Tokens of a request, and of the chunks in which prompts are read: that of a request in the middle
-of its reply when the phase begins, and that of one that takes the place of an ended one."""
+"""Tokens of a request, and the widths of the chunks in which prompts are read. The wide chunk is
+for requests that are in the middle of their replies when the phase begins, the narrow one for
+requests that take the place of ended ones."""
 SETTLING = 1
-"""Steps that only decode after one that did more, or of another phase. They are not timed, because
-what was launched before is part of their time."""
+"""How many steps that only decode are not timed, after a step that did more or belongs to another
+phase, because earlier launches are part of their time."""
 BAR = 0.97
-"""The least speed of adaptive widths, as a share of the best fixed one's."""
+"""The least speed of adaptive widths, as a share of the speed of the best fixed width."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Phase:
         return MixedAcceptance(tuple(from_length(one, block_size - 1) for one in self.lengths))
 
     def tokens(self, width: int, block_size: int) -> float:
-        """Tokens that a step with so many tokens of each request gives on average."""
+        """Tokens that a step gives on average if it verifies `width` tokens of each request."""
         kinds = self.acceptance(block_size).kinds
         each = [expected_tokens(kind.conditional_rates, width) for kind in kinds]
         return self.requests * sum(each) / len(each)
@@ -79,13 +80,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Policy:
-    """How wide steps are."""
+    """How the widths of steps are chosen."""
 
     name: str
     steps: int
     """Steps that are counted in every phase."""
     options: dict[str, Any]
-    """Of the engine."""
+    """Options of the engine."""
     speculate: bool = True
 
 
@@ -124,7 +125,7 @@ def main() -> None:
     for policy in policies(options):
         add_policy(report, policy, options, pair)
         report["seconds"], report["compile_s"] = time.perf_counter() - begin, clock.seconds
-        write_json(options.json, report)  # what a time limit leaves is still written
+        write_json(options.json, report)  # so that a time limit leaves what was measured
         tell(policy.name, begin)
     print(table(report["phases"]))
     lost = [row["phase"] for row in report["phases"] if row["of_the_best_fixed"] < BAR]
@@ -160,7 +161,7 @@ def phases(text: str) -> list[Phase]:
 
 
 def policies(options: argparse.Namespace) -> list[Policy]:
-    """The adaptive one is the last, to be compared with the others."""
+    """All policies. The adaptive one is the last, so that it can be compared with the others."""
     few, most = options.fixed_steps, options.steps
     narrower = [width for width in NARROWER_WIDTHS if 1 < width < options.block_size]
     return [
@@ -196,13 +197,13 @@ def build(options: argparse.Namespace, pair: Opened, **changes: Any) -> Engine:
 
 
 def compile_and_measure_costs(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
-    """Compiles the programs of every policy, which share them, and measures the steps of the
-    adaptive one alone, which share out their tokens."""
+    """Compiles the programs, which the policies share. Returns the costs of the adaptive policy's
+    steps, in which the requests share a number of tokens."""
     engine = build(options, pair, adaptive=False)
     widths = (1, *(policy.options["width"] for policy in policies(options)[1:-1]))
     plan = replace(engine.plan, widths=widths)
     compile_side_by_side(engine.programs(draws=False, plan=plan))
-    del engine  # its pages, before others are made
+    del engine  # frees its pages before another engine makes its own
     engine = build(options, pair, adaptive=True)
     plan = replace(engine.plan, widths=tuple(sorted({*widths, *options.more_widths})))
     with engine.borrow_device() as device:
@@ -213,7 +214,7 @@ def compile_and_measure_costs(options: argparse.Namespace, pair: Opened) -> dict
 def with_steps_of(
     peers: Sequence[dict[str, Any]], phase: Phase, block_size: int
 ) -> dict[str, float]:
-    """Tokens per second with other systems' steps in which every request has a whole block."""
+    """Tokens per second if whole blocks of every request took as long as in other systems."""
     tokens = phase.tokens(block_size, block_size)
     return {
         peer["system"]: 1e3 * tokens / peer["step_ms"]
@@ -235,7 +236,7 @@ def add_policy(
 
 
 class Bench:
-    """A policy at work: requests come and go, and live on from one phase to the next."""
+    """Runs a policy while requests come and go. Requests go on from one phase to the next."""
 
     def __init__(self, engine: Engine, policy: Policy):
         self.engine, self.policy = engine, policy
@@ -243,8 +244,8 @@ class Bench:
         self.ages: dict[int, int] = {}
         """Tokens that each live request has, its prompt included."""
         self.kinds: dict[int, int] = {}
-        """Which of the phase's two lengths each request so far has. Of those that live, half have
-        the first; a request's seed says it to the engine."""
+        """Which of the phase's two mean lengths each request so far has. Half of the live requests
+        have the first; the engine reads it from the request's seed."""
 
     def run(self, phases: Sequence[Phase]) -> Iterator[dict[str, Any]]:
         for phase in phases:
@@ -257,7 +258,7 @@ class Bench:
         self.abort(list(self.ages))
 
     def measure(self, phase: Phase) -> dict[str, Any]:
-        """Rates over steps that only decode, except the first after one that did more."""
+        """Rates over steps that only decode, without the first ones after a step that did more."""
         seconds, emitted, widths, steady = 0.0, 0, Counter(), 0
         last = LastWidth()
         with self.engine.observe(last):
@@ -290,18 +291,18 @@ class Bench:
         return seconds, sum(len(event.token_ids) for event in events)
 
     def spread_ages(self, requests: int) -> list[int]:
-        """As many ages, evenly spread over a request's life, in random order."""
+        """`requests` ages, spread evenly over a request's life, in random order."""
         stages = self.random.permutation(requests) + self.random.random(requests)
         return [1 + int((LONGEST - 2) * stage / requests) for stage in stages]
 
     def spread_by_age(self, requests: int) -> list[int]:
-        """As many of the live requests, if there are, evenly spread from young to old."""
+        """At most `requests` of the live requests, spread evenly from young to old."""
         by_age = sorted(self.ages, key=self.ages.__getitem__)
         every = max(len(by_age) // requests, 1)
         return by_age[every // 2 :: every][:requests]
 
     def submit(self, age: int) -> None:
-        """A request with a prompt of `age` tokens, which ends when it has all its tokens."""
+        """Submits a request that has `age` tokens as its prompt, and ends at `LONGEST` tokens."""
         prompt = self.random.integers(0, self.engine.models.target.vocab_size, age).tolist()
         of_first = sum(self.kinds[id] == 0 for id in self.ages)
         kind = int(2 * of_first > len(self.ages))

@@ -1,9 +1,9 @@
-"""Seconds from the start of a process to its first token, beside those that making weights took.
+"""Seconds from the start of a process to its first token, without those for making the weights.
 
     python scripts/bench_start.py --model qwen3-8b --json start.json
 
-Every start is a process of its own. Weights are random and made on the device, in place of reading
-them; their seconds are reported but not counted. Cases:
+Every start is a process of its own. Weights are random and made on the device instead of being
+read; the seconds for that are reported but not counted. Cases:
 
     one slot, nothing cached          first token of a 64-token prompt, max_batch=1
     one slot, second start            the same again
@@ -35,7 +35,7 @@ CASES = {
 EDITED_FILE = "jaxspec/layers/chained.py"
 EDITED_LINE = "        after.append(chain.own(x))\n"
 EDIT = "        x = x * 0.999 if i == 3 else x\n"
-"""A line of one layer that a researcher might add, before the line above."""
+"""A line that a researcher might add to one layer, before EDITED_LINE."""
 PROMPT_TOKENS = 64
 
 
@@ -96,7 +96,7 @@ def edited_copy(folder: pathlib.Path) -> pathlib.Path:
 
 
 def start(options: argparse.Namespace) -> dict[str, Any]:
-    """One start in this process: seconds of every phase."""
+    """Starts in this process, and returns the seconds of every phase."""
     phases = Phases(float(os.environ.get("JAXSPEC_STARTED_AT", time.time())))
     logging.basicConfig(format="%(relativeCreated)6d ms  %(message)s")
     logging.getLogger("jaxspec").setLevel(logging.INFO)

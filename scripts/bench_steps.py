@@ -2,9 +2,9 @@
 
     python scripts/bench_steps.py --model qwen3-8b --draft dflash-b16 --json steps.json
 
-Weights are random: a step's time does not depend on them. Random drafts are never right, so
-acceptance is synthetic: through the loop every step keeps `--accepted` drafts, which changes no
-step's time either.
+Weights are random, because a step's time does not depend on them. Random drafts are never right, so
+acceptance is synthetic: in the engine's loop every step keeps `--accepted` drafts, which does not
+change the time of a step.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from jaxspec.proposers.methods import DRAFTERS
 FLOPS = 798e12
 """bf16 FLOP/s of a large matrix product on one H100."""
 SETTLING = 5
-"""Steps of the loop before the first that is timed."""
+"""Steps of the loop before the first timed one."""
 
 
 def main() -> None:
@@ -131,11 +131,12 @@ def measure_steps(
             if peer["concurrency"] == concurrency:
                 row[f"{peer['system']} {peer['mode']}"] = peer["step_ms"]
         report["rows"].append(row)
-        write_json(options.json, report)  # what a time limit leaves is still written
+        write_json(options.json, report)  # so that a time limit leaves what was measured
 
 
 def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engine:
-    """Of a method, plain or dflash, or lockstep: dflash whose parts are programs of their own."""
+    """An engine for a method: plain, dflash, or lockstep, which is dflash with its parts as
+    programs of their own."""
     most = max(options.concurrency)
     plain, lockstep = method == "plain", method == "lockstep"
     models = without_drafter(pair) if plain else pair
@@ -166,7 +167,7 @@ def keeps(accepted: int) -> tuple[float, ...]:
 def measure(
     engines: dict[str, Engine], concurrency: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """All figures at one concurrency; plain decoding by an engine that has no drafter."""
+    """All figures at one concurrency. Plain decoding has an engine without a drafter."""
     row: dict[str, Any] = {"concurrency": concurrency}
     begin = time.perf_counter()
     for method in options.methods:
@@ -237,7 +238,7 @@ def calls(engine: Engine, device: Device, concurrency: int) -> dict[str, Callabl
 
 
 def prefill(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
-    """One chunk that is the whole prompt of every slot, read by the target alone."""
+    """Times one chunk that is the whole prompt of every slot, read by the target alone."""
     slots, tokens = options.prefill
     sizes = {"concurrency": [slots], "prompt": tokens, "max_model_len": tokens + 64}
     engine = build_engine(argparse.Namespace(**vars(options) | sizes), pair, "plain")
@@ -265,8 +266,8 @@ def prefill(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
 
 
 def prefill_operations(model: str, matrices: int, slots: int, tokens: int) -> int:
-    """Of attention and the layers' matrices, which have so many numbers in all. The sums of
-    recurrent layers are not counted."""
+    """Operations of attention and of the layers' matrices, which have `matrices` numbers in all.
+    The sums of recurrent layers are not counted."""
     config = published(model)
     decoder, kinds = config.decoder, getattr(config, "layer_kinds", None)
     attending = decoder.num_layers if kinds is None else kinds.count("attention")

@@ -5,9 +5,9 @@
     python scripts/build_demo_pair.py --text FOLDER --out DIR --preset tiny    # minutes on a CPU
     python scripts/build_demo_pair.py --text FOLDER --out DIR --preset large   # the larger pair
 
-DIR/target and DIR/drafter are the pair; DIR/report.json has times and metrics of the build. The
-files named in demo_held_out.txt are never trained on; an archive of gather_demo_text.py says itself
-what is held out. A phase whose length is given in seconds ends with a learning rate of zero too.
+DIR/target and DIR/drafter are the pair; DIR/report.json has times and metrics of the build. Nothing
+is trained on the files that demo_held_out.txt names; an archive of gather_demo_text.py says itself
+what is held out. The learning rate falls to zero also in a phase whose length is given in seconds.
 """
 
 import argparse
@@ -77,11 +77,11 @@ class Text(NamedTuple):
     """The documents of a build, and their tokenizer."""
 
     known: list[Document]
-    """What the target is trained on."""
+    """Documents that the target is trained on."""
     reserved: list[Document]
-    """What the target is not trained on; the drafter sees its continuations."""
+    """Documents that the target is not trained on; the drafter learns from their continuations."""
     held_out: list[Document]
-    """What neither model is trained on."""
+    """Documents that neither model is trained on."""
     tokenizer: tokenizers.Tokenizer
 
     def sequences(self, documents: Sequence[Document], length: int) -> Sequences:
@@ -109,7 +109,7 @@ class Target(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A trained drafter, as far as judging it needs."""
+    """A trained drafter, with what is needed to judge it."""
 
     objective: DrafterObjective
     params: Params
@@ -180,9 +180,10 @@ def documents_of(options: argparse.Namespace) -> tuple[list[Document], list[Docu
 
 
 def save_configs(preset: Preset, options: argparse.Namespace, text: Text) -> None:
-    """Refuses to resume an earlier build from other text, with other options or another start."""
+    """Saves the configs of the build. Refuses to resume an earlier build from other text, with
+    other options, or from another start."""
     documents = [*text.known, *text.reserved, *text.held_out]
-    # Through JSON, as the config of an earlier build comes back from its file.
+    # Through JSON, because the config of an earlier build comes from a JSON file.
     as_json = json.loads(json.dumps(dataclasses.asdict(preset)))
     config: dict[str, Any] = dict(flatten_dict(as_json, sep="."))
     config["data_sha256"] = hash_of_text(text for _, text in documents)
@@ -218,7 +219,7 @@ def on_policy(
     count: int,
     seed: int,
 ) -> Sequences:
-    """The target's continuations of beginnings from the documents, in half of the given time."""
+    """The target's continuations of beginnings of documents, made in half of the given time."""
     return continue_from(
         Qwen3(target.config, (), preset.drafter_options.compute, "xla"),
         target.params,
@@ -234,7 +235,7 @@ def on_policy(
 def begun(
     preset: Preset, text: Text, documents: Sequence[Document], count: int, seed: int
 ) -> Sequences:
-    """Text to continue: some of it headers of functions, the rest from anywhere, in no order."""
+    """Text to continue, in random order: some headers of functions, the rest from anywhere."""
     length = preset.drafter_length
     of_headers = round(preset.headers * count)
     windows = text.windows(documents, length, count - of_headers, seed)
@@ -318,7 +319,7 @@ class Clock:
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """Ends the part of this name, which began where the last one ended."""
+        """Ends the part of this name, which began when the last one ended."""
         now = time.monotonic()
         self.laps[name] = round(now - self._last, 1)
         self._last = now

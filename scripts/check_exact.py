@@ -2,20 +2,21 @@
 
     python scripts/check_exact.py --model qwen3-0.6b --json exact.json
 
-bf16, random weights with a head of their own (a tied random model only repeats itself). Drafts
-come from four sources: none, DFlash with random weights (never right), prompt lookup, and a replay
-of the plain run with a fifth of the drafts spoiled (right for a while, then wrong, at every place
-of the block). All tokens and the top 20 log probabilities of every token are compared with `==`.
+Weights are random and in bf16, with a head of their own, because a random model with a tied head
+only repeats itself. Drafts come from four sources: none, DFlash with random weights (never right),
+prompt lookup, and a replay of the plain run with a fifth of the drafts spoiled (right for a while,
+then wrong, at every position of the block). All tokens and the top 20 log probabilities of every
+token are compared with `==`.
 
-Without `exact`, the gate is regret: no emitted token may be more than 0.20 nat less likely than
-the likeliest one when the stream itself is read in one go; every position is checked, and streams
-must be of equal length.
+Without `exact`, the criterion is regret: if a stream is read in one go, none of its tokens may be
+more than 0.20 nat less likely than the likeliest one at its position. Every position is checked,
+and streams must have equal lengths.
 
-Margins are reported beside the verdicts: how much likelier the plain run's tokens are than the ones
-next to them (a small lead is where other sums would give another token), the largest difference of
-a log probability from the plain run's, and the largest regret beside the one that is allowed.
+The report has margins beside the verdicts: by how much the plain run's tokens are likelier than the
+second likeliest ones (if that is little, other sums would give another token), the largest
+difference of a log probability from the plain run's, and the largest regret beside the allowed one.
 
-Every stage prints to stderr what it took, and the report is written after each case, so that a time
+Every stage prints its seconds to stderr, and the report is written after each case, so that a time
 limit costs only the last cases.
 """
 
@@ -58,7 +59,7 @@ ALONE = "alone"
 
 class Case(NamedTuple):
     part: str
-    """exact, or buckets: with a program per batch size, as engines are without `exact`."""
+    """exact, or buckets, which is an engine without `exact`, with a program per batch size."""
     method: str
     company: str
 
@@ -80,12 +81,12 @@ CASES = (
     Case("exact", "dflash", ALONE),
     Case("exact", "ngram", ALONE),
 )
-"""In the order in which a time limit should cut them: the slowest last."""
+"""The cases, the slowest last, so that a time limit costs these first."""
 Prompts = Sequence[Sequence[int]]
 
 
 class Replay:
-    """A host proposer whose drafts are how a recorded run went on, some of them spoiled."""
+    """A host proposer whose drafts are the next tokens of a recorded run, some of them spoiled."""
 
     def __init__(self, recorded: list[tuple[int, ...]]):
         self.recorded, self.random = recorded, random.Random(1)
@@ -206,7 +207,7 @@ def build(options: argparse.Namespace) -> Opened:
 
 
 class Bench:
-    """Engines over the same parameters, and what they answer to the prompts."""
+    """Engines over the same parameters, and their outputs for the prompts."""
 
     def __init__(self, options: argparse.Namespace, pair: Opened):
         self.slots, self.tokens = options.slots, options.tokens
@@ -215,7 +216,8 @@ class Bench:
         self.milliseconds: dict[str, dict[str, float]] = {"exact": {}, "buckets": {}}
 
     def engine(self, case: Case) -> Engine:
-        """Without `exact` an engine has one batch size: compiling takes longer than decoding."""
+        """The engine of a case. Without `exact` it has one batch size only, because compiling takes
+        longer than decoding."""
         exact = case.part == "exact"
         slots = 1 if case.company == ALONE and not exact else self.slots
         key = case.part, case.method, slots
@@ -240,7 +242,7 @@ class Bench:
         return self.engines[key]
 
     def compile(self, cases: Sequence[Case]) -> int:
-        """Every program of these cases, once."""
+        """Compiles every program of these cases once, and returns their number."""
         programs: dict[str, Program] = {}
         for case in (REFERENCE, *cases):
             engine = self.engine(case)
@@ -249,7 +251,7 @@ class Bench:
         return compile_side_by_side(programs.values())
 
     def run(self, case: Case, prompts: Prompts) -> list[RequestOutput]:
-        """Every prompt's output; steps are timed if their number is known."""
+        """The output of every prompt. Steps are timed if their number is known."""
         engine = self.engine(case)
         params = SamplingParams(
             self.tokens, ignore_eos=True, logprobs=20 if case.part == "exact" else None
@@ -265,14 +267,14 @@ class Bench:
         return outputs
 
     def wait(self) -> None:
-        """Until the devices have run everything."""
+        """Waits until the devices have run everything."""
         for engine in self.engines.values():
             with engine.borrow_device():
                 engine.wait()
 
 
 def _identity(engine: Engine, program: Program) -> str:
-    """Equal for programs that are compiled once."""
+    """A key that is equal for programs that have to be compiled only once."""
     shapes = jax.tree.map(lambda leaf: leaf.shape, program.inputs)
     plan = engine.plan
     of_engine = plan.num_slots, plan.exact or plan.method == "ngram"
@@ -280,7 +282,8 @@ def _identity(engine: Engine, program: Program) -> str:
 
 
 def num_steps(case: Case, outputs: Sequence[RequestOutput]) -> int | None:
-    """Steps that requests took one after the other; None if some of them did not draft."""
+    """How many steps the requests took if they ran one after the other; None if some of the steps
+    did not draft."""
     if case.method == "none":
         return sum(len(output.token_ids) for output in outputs)
     if case.method in ("dflash", "replay"):
@@ -302,7 +305,7 @@ def among_others(engine: Engine, prompts: Prompts, params: SamplingParams) -> li
 
 
 def leads(outputs: Sequence[RequestOutput]) -> dict[str, float]:
-    """By how much every token is likelier than the next likely one."""
+    """By how much the likeliest token is likelier than the second likeliest, in log probability."""
     ranked = [sorted(one.values()) for output in outputs for one in output.logprobs or ()]
     of_tokens = sorted(values[-1] - values[-2] for values in ranked)
     return {
@@ -313,7 +316,8 @@ def leads(outputs: Sequence[RequestOutput]) -> dict[str, float]:
 
 
 def largest_difference(expected: RequestOutput, found: RequestOutput) -> float:
-    """Of two log probabilities of the same token, at positions before which all tokens agree."""
+    """The largest difference between two log probabilities of the same token, over the positions
+    before which all tokens agree."""
     largest = 0.0
     streams = zip(expected.token_ids, found.token_ids)
     for ours, theirs, (token, other) in zip(expected.logprobs or (), found.logprobs or (), streams):

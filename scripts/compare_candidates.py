@@ -1,10 +1,11 @@
-"""How many likely tokens a drafted place has to choose among, for a drafter with a transition.
+"""How many candidates each drafted position has to choose among, for a drafter with a transition.
 
     python scripts/compare_candidates.py --target DIR --draft DIR --prompts FILE --json FILE
 
-Fewer candidates cost less to walk over, and may lose the token that the transition would have
-chosen. Every number of candidates continues the same prompts greedily; 0 stands for all tokens. The
-prompts are lists of token ids, in the form of the golden trajectories.
+The candidates are the likeliest tokens. Fewer of them take less time, but the token that the
+transition would have chosen may be missing. The same prompts are continued greedily with every
+number of candidates; 0 stands for all tokens. The prompts are lists of token ids, in the form of
+the golden trajectories.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def parse() -> argparse.Namespace:
 
 
 def choosing_among(opened: Opened, number: int) -> Opened:
-    """The same models, each of whose drafted places chooses among so many tokens."""
+    """The same models, with `number` candidates at each drafted position."""
     drafter = opened.drafter
     if not isinstance(drafter, DFlash) or drafter.config.transition is None:
         raise UsageError("--draft is a drafter without a transition; expected one that has one")

@@ -2,10 +2,11 @@
 
     python scripts/compare_draft_sampling.py --target DIR --draft DIR --json sampling.json
 
-Both are lossless. Rejection sampling draws its drafts as the request asks and keeps them with
-min(1, p / q); sample-and-match takes the likeliest drafts and keeps those that the target draws
-too. Prompts are the beginnings of this package's own source files; every prompt is continued with
-several seeds. The interval is of the difference of mean acceptance lengths, by resampling prompts.
+Both are lossless. Rejection sampling draws its drafts as the request asks and keeps each with
+probability min(1, p / q). Sample-and-match takes the likeliest drafts and keeps those that the
+target draws too. Prompts are the beginnings of this package's own source files, and every prompt is
+continued with several seeds. The report has the difference of the mean acceptance lengths, with an
+interval from resampled prompts.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def parse() -> argparse.Namespace:
 
 
 def prompts_of(engine: jaxspec.Engine, options: argparse.Namespace) -> list[list[int]]:
-    """Beginnings of the longest files, which are in none of our training texts."""
+    """The beginnings of this package's longest files, which are in none of our training texts."""
     assert engine.tokenizer is not None, f"{options.target} has no tokenizer"
     encode = engine.tokenizer.encode
     files = sorted(Path(jaxspec.__file__).parent.rglob("*.py"), key=lambda f: -f.stat().st_size)

@@ -4,17 +4,17 @@
     git archive REVISION jaxspec pallas_kernels ':!jaxspec/demo' | tar -x -C before
     python scripts/compare_steps.py --before before --model qwen3-8b --json compare.json
 
-Each version runs in a process of its own, the same `steps_of_a_version.py` through the engine's
-public functions alone, and both stay alive with their weights. They compile at the same time; then
-they are timed in turns, so that a device that becomes slower is slower for both. Weights are
-random, and synthetic acceptance keeps three drafts in every step.
+Each version runs in a process of its own. Both run the same `steps_of_a_version.py`, which calls
+public functions of the engine only, and stay alive with their weights. They compile at the same
+time; then they are timed in turns, so that a device that becomes slower is slower for both. Weights
+are random, and synthetic acceptance keeps three drafts in every step.
 
 For every method and number of requests that decode at once it reports:
 
     step_ms     time of the engine's step while all of them decode
-    host_us     the same less the time in which the host waits for results
+    host_us     the same without the time in which the host waits for results
     cpu_us      processor time of the step in the host's main thread
-    programs    compiled in the first run, by name
+    programs    programs that were compiled in the first run, by name
 """
 
 import argparse
@@ -32,7 +32,7 @@ from jaxspec.measure.environment import code
 
 METHODS = ("plain", "dflash")
 SHARE_OF_MEMORY = "0.45"
-"""Of the device, for each version."""
+"""The share of the device's memory that each version may use."""
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
 
 
 class Worker:
-    """A process with one version of the code, which times the steps that it is asked for."""
+    """A process with one version of the code, which times steps on request."""
 
     def __init__(self, name: str, folder: Path, options: argparse.Namespace):
         self.name = name
@@ -134,7 +134,7 @@ def middle_and_least(values: Sequence[float]) -> dict[str, float]:
 
 
 def over_rounds(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """The median of the rounds' medians, and the least of all."""
+    """The median of the rounds' medians, and the least of all times."""
     return {
         name: {
             "median": round(statistics.median(one[name]["median"] for one in rounds), 4),

@@ -1,7 +1,7 @@
 """The archive of text that the demo pair is trained on: a compressed tar of documents.
 
-known/PACKAGE/PATH is learned from, held_out/PACKAGE/PATH never is, and manifest.json says where
-each package is from.
+The models learn from known/PACKAGE/PATH and never from held_out/PACKAGE/PATH; manifest.json says
+where each package is from.
 """
 
 import io
@@ -17,7 +17,7 @@ from jaxspec.training.pretraining.corpus import Document
 
 MANIFEST = "manifest.json"
 WINDOW = 1 << 27
-"""Bytes over which repetitions are found, so that one package says less of the next."""
+"""Bytes over which the compression finds repetitions: enough to find those between packages."""
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": WINDOW}]
 
 
@@ -28,7 +28,8 @@ class Archive(NamedTuple):
 
 
 def write_archive(path: Path, archive: Archive) -> None:
-    """Every document's path begins with its package. The same content makes the same file."""
+    """Writes the archive. Every document's path begins with its package. Equal content gives an
+    equal file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         lzma.open(path, "wb", format=lzma.FORMAT_XZ, filters=FILTERS) as compressed,

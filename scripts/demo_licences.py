@@ -27,9 +27,9 @@ PERMISSIVE = {
 
 
 def licence_of(metadata: str) -> str | None:
-    """The permissive licence of a wheel's METADATA; None if it has none, or others beside it.
+    """The permissive licence in a wheel's METADATA; None if it has none, or others beside it.
 
-    The expression counts if there is one, then the classifiers, then the free field.
+    If there is a licence expression, it counts, otherwise the classifiers, then the free field.
     """
     fields = email.message_from_string(metadata)
     expression = fields.get("License-Expression")
@@ -46,7 +46,8 @@ def licence_of(metadata: str) -> str | None:
 
 
 def of_expression(expression: str) -> str | None:
-    """A licence that may be chosen among several, or one that holds besides others."""
+    """The permissive part of a licence expression: choices joined by OR, of which those with a
+    licence that is not permissive are left out; None if none is left."""
     choices = [joined(one.strip("() ").split(" AND "), " AND ") for one in expression.split(" OR ")]
     return " OR ".join(choice for choice in choices if choice is not None) or None
 

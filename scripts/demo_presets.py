@@ -24,10 +24,10 @@ class Preset:
     """Shortest and longest beginning, in tokens, that the target continues."""
     on_policy_sequences: int
     on_policy_seconds: float
-    """Time after which no more sequences are continued."""
+    """Seconds after which no more sequences are continued."""
     reserve: float
     """Share of the documents that the target is not trained on. Half of the on-policy sequences
-    begin in them, because a target continues text that it has memorized in another way than new
+    begin in them, because a target continues text that it has memorized differently from new
     text."""
     held_out_sequences: int
     on_policy_batch: int
@@ -75,8 +75,9 @@ LIBRARY = Preset(
     drawing=Drawing(share=0.5, temperature=0.8),
     most_repeated=0.5,
 )
-"""The pair in the package, for the text of gather_demo_text.py. Few and wide layers, only three of
-them in the drafter, and short blocks, because on a CPU a step's time grows with all of these."""
+"""The pair in the package, for the text of gather_demo_text.py. It has few and wide layers, only
+three of them in the drafter, and short blocks, because on a CPU a step takes longer with more
+layers and with longer blocks."""
 
 LARGE = Preset(
     target=TargetShape(
@@ -153,7 +154,7 @@ def add_overrides(group: Any) -> None:
 
 
 def with_overrides(preset: Preset, options: argparse.Namespace) -> Preset:
-    """The preset with what the flags change."""
+    """The preset with the values that the flags change."""
     target = with_method(preset.target_options, options.target_method, options.target_rate)
     if options.target_decay is not None:
         target = dataclasses.replace(target, weight_decay=options.target_decay)

@@ -1,4 +1,4 @@
-"""Who holds the copyright of what the demo pair learned from, and the page that goes with it."""
+"""Copyright notices of the text that the demo pair learned from, and the page that lists them."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from zipfile import ZipFile
 
 LICENCE_FILES = ("LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "AUTHORS")
 NOTICE = re.compile(r"(?:copyright|\(c\)|©).*(?:\(c\)|©|(?:19|20)\d\d)", re.IGNORECASE)
-"""A line that begins so is a notice; other lines with the word are a licence's own text."""
+"""A line that begins like this is a notice; other lines with the word are text of the licence."""
 UNNAMED = "named in its distribution"
 PAGE = """\
 # What the demo pair learned from
@@ -26,7 +26,7 @@ what some say who do not say which. `python` is the standard library of CPython,
 
 
 def notices_of(wheel: ZipFile) -> list[str]:
-    """The lines of a wheel's licence files that say whose the copyright is."""
+    """The lines in a wheel's licence files that say who holds the copyright."""
     files = [name for name in sorted(wheel.namelist()) if is_licence_file(PurePosixPath(name))]
     texts = (wheel.read(name).decode(errors="replace") for name in files)
     lines = (line.strip(" \t#*") for text in texts for line in text.splitlines())
@@ -39,7 +39,7 @@ def is_licence_file(path: PurePosixPath) -> bool:
 
 
 def sources_page(rows: Iterable[dict[str, Any]]) -> str:
-    """A line for each distribution of which something was taken."""
+    """The page, with a line for each distribution from which something was taken."""
     used = (row for row in rows if row["documents"])
     return PAGE + "".join(line_of(row) for row in used)
 

@@ -1,12 +1,12 @@
-"""Step times of every kind of drafter beside what they may be.
+"""Compares the step times of every kind of drafter with the longest that they may be.
 
     python scripts/measure_all.py --only drafters --out FOLDER --device h200
     python scripts/drafter_bars.py FOLDER --device h200
 
-A step of DSpark or DFlash2 may take 4 % longer than one of DFlash that verifies as many tokens, and
-in addition what reading its drafter's extra bytes takes at the speed of a large copy. A step of
-EAGLE-3 with three drafts may take 6.6 ms for one request on an H100. `measure_all.py` prints the
-same when it has measured this group.
+A step of DSpark or DFlash2 may take 4 % longer than a step of DFlash that verifies as many tokens,
+and in addition the time for reading its drafter's extra bytes at the speed of a large copy. A step
+of EAGLE-3 with three drafts may take 6.6 ms for one request on an H100. `measure_all.py` prints the
+same comparison when it has measured this group.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 COPIES = {"H100": 2.95e12, "H200": 4.3e12}
-"""Bytes per second of a large copy, by what the name of a device contains."""
+"""Bytes per second of a large copy, by a part of the device's name."""
 LONGER = 1.04
 EAGLE3_MS = 6.6
 PAIRS = {"dflash2": 16, "dspark": 8}
-"""Kinds that are held against DFlash, and the tokens that their steps verify for each request."""
+"""Kinds that are compared with DFlash, and the tokens that their steps verify for each request."""
 
 
 class Bar(NamedTuple):
@@ -29,7 +29,7 @@ class Bar(NamedTuple):
     step_ms: float
     dflash_ms: float | None
     extra_bytes: int
-    """What the drafter reads in a step besides what the DFlash drafter reads."""
+    """Bytes that the drafter reads in a step beyond those that the DFlash drafter reads."""
     most_ms: float
     """The longest that the step may take."""
 
@@ -44,7 +44,7 @@ class Bar(NamedTuple):
 
 
 def bars(folder: Path, device: str) -> list[Bar]:
-    """Those of all kinds whose files are there."""
+    """The bars of all kinds whose files are there."""
     found = []
     for kind, width in PAIRS.items():
         own, plain = (_report(folder, one, width, device) for one in (kind, "dflash"))

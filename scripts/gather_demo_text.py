@@ -4,10 +4,10 @@
 
 demo_packages.txt names the packages, their versions and the hashes of their wheels, which pip
 downloads and checks; PIP_INDEX_URL and pip's other variables say where from. Only packages under a
-permissive licence are read, and of them the library proper: no tests, no generated code, no copies
-of other projects, nothing that mostly repeats what came before it. The list of what was taken, with
-licences and notices of copyright, is in the archive, is written into docs/results with --json, and
-as the page that goes with the weights with --sources.
+permissive licence are read, and only their own library code: no tests, no generated code, no copies
+of other projects, nothing that mostly repeats what came before it. The archive lists what was
+taken, with licences and copyright notices. With --json the list is also written to a file of
+docs/results, and with --sources to the page that goes with the weights.
 """
 
 import argparse
@@ -42,8 +42,8 @@ PACKAGES = HERE / "demo_packages.txt"
 HELD_OUT = HERE / "demo_held_out.txt"
 PSF = "Copyright (c) 2001-2024 Python Software Foundation; All Rights Reserved"
 HELD_OUT_PACKAGES = ("boltons", "more-itertools", "toolz")
-"""Packages none of whose files is learned from: the judge's functions are from them and from the
-held-out files of the standard library."""
+"""Packages from which nothing is learned. The functions for judging a pair come from them and from
+the held-out files of the standard library."""
 
 
 class Package(NamedTuple):
@@ -51,9 +51,9 @@ class Package(NamedTuple):
     version: str
     licence: str
     sha256: str | None
-    """Hash of the wheel; the standard library comes from a folder."""
+    """Hash of the wheel; None for the standard library, which comes from a folder."""
     copyright: list[str]
-    """Its notices of copyright."""
+    """Its copyright notices."""
     documents: list[Document]
 
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def standard_library(folder: Path) -> Package:
-    """The standard library of the CPython whose lib/python3.x is given."""
+    """The standard library of a CPython, whose folder lib/python3.x is given."""
     documents = [
         (PurePosixPath(path.relative_to(folder).as_posix()), path.read_bytes())
         for path in sorted(folder.rglob("*.py"))
@@ -85,7 +85,7 @@ def standard_library(folder: Path) -> Package:
 
 
 def downloaded(requirements: Path) -> Iterator[Package]:
-    """The packages of a list of requirements in its order, each from the wheel pip fetches."""
+    """The packages of a list of requirements, in its order, from the wheels that pip downloads."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         subprocess.run(
@@ -115,7 +115,7 @@ def normal(name: str) -> str:
 
 
 def readable(files: Iterable[tuple[PurePosixPath, bytes]]) -> Iterator[Document]:
-    """The files of the library proper that are worth learning, cleaned."""
+    """The files of a package's own library code that are worth learning from, cleaned."""
     for path, content in files:
         if not in_library(path):
             continue
@@ -129,8 +129,8 @@ def readable(files: Iterable[tuple[PurePosixPath, bytes]]) -> Iterator[Document]
 
 
 def gather(packages: Iterable[Package], held_out: set[str], most: int) -> Archive:
-    """Takes at most so many characters of each package but the standard library, and nothing that
-    repeats what is held out or what was taken before."""
+    """Takes at most `most` characters of each package, and all of the standard library. Nothing is
+    taken that repeats what is held out or what was taken before."""
     packages = list(packages)
     unseen = [d for package in packages for d in named(package, held_out_of(package, held_out))]
     hidden = {line for _, text in unseen for line in distinctive_lines(text)}
@@ -154,7 +154,7 @@ def gather(packages: Iterable[Package], held_out: set[str], most: int) -> Archiv
 
 
 def by_chance(document: Document) -> bytes:
-    """An order of documents that has nothing to do with their names, and is always the same."""
+    """A sort key that puts documents in an order that looks random and is always the same."""
     return hashlib.sha256(document[0].as_posix().encode()).digest()
 
 

@@ -4,11 +4,11 @@
     python scripts/judge_pair.py --text demo-text.tar.xz --target DIR --draft DIR --json FILE
 
 The headers of demo_headers.json, each with an end of line, are continued greedily and at a
-temperature, and the prompts of demo_typed.txt greedily. Of the first 300 characters of each greedy
-continuation the report says whether the text repeats itself, and after a header whether the
-function parses up to its end. The loss is per character of the archive's held-out documents, so
-that targets of other vocabularies can be compared. Lengths of acceptance are given over all steps,
-and over those up to the function's end, which loops lengthen less.
+temperature, and the prompts of demo_typed.txt greedily. The report says whether the first 300
+characters of each greedy continuation repeat themselves, and for a header whether the function
+parses up to its end. The loss is per character of the archive's held-out documents, so that targets
+with different vocabularies can be compared. Mean acceptance lengths are given over all steps, and
+over the steps up to the function's end, because text that repeats itself raises those less.
 """
 
 import argparse
@@ -46,8 +46,8 @@ from jaxspec.training.scores import bound
 
 HEADERS = Path(__file__).with_name("demo_headers.json")
 TYPED = Path(__file__).with_name("demo_typed.txt")
-"""Prompts as somebody types them who tries the pair, one a line; whether their continuations loop
-is judged, and nothing else."""
+"""Prompts like those that somebody types to try the pair, one per line. Of their continuations it
+is only judged whether they repeat themselves."""
 PAGE_SIZE = 64
 PIECE = 1200
 """Characters of a held-out document that are read at once."""
@@ -100,7 +100,7 @@ def judge(options: argparse.Namespace) -> dict[str, Any]:
 def continued(
     options: argparse.Namespace, opened: Opened, prompts: Sequence[str], temperature: float
 ) -> tuple[RequestOutput, ...]:
-    """Drafted continuations; in float32 the greedy ones are those of the target alone."""
+    """Continues prompts with drafts. In float32, greedy outputs equal those of the target alone."""
     assert opened.tokenizer is not None
     encoded = [opened.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     prompt_lengths = sorted({len(ids) for ids in encoded})
@@ -149,7 +149,7 @@ def lengths(
 
 
 def steps_within(one: RequestOutput, characters: int, tokenizer: Tokenizer) -> list[int]:
-    """The lengths of the steps that begin within so many characters."""
+    """The lengths of the steps that begin within the first `characters` characters."""
     inside, tokens = [], 1
     for length in one.stats.acceptance_lengths:
         if len(tokenizer.decode(one.token_ids[:tokens])) >= characters:
@@ -160,7 +160,7 @@ def steps_within(one: RequestOutput, characters: int, tokenizer: Tokenizer) -> l
 
 
 def losses(options: argparse.Namespace, opened: Opened) -> dict[str, float]:
-    """Of the held-out documents of each package, in nat per character."""
+    """The loss on the held-out documents of each package, in nats per character."""
     packages: dict[str, list[Document]] = {}
     for path, text in read_archive(options.text).held_out:
         packages.setdefault(path.parts[0], []).append((path, text))
@@ -171,7 +171,7 @@ def losses(options: argparse.Namespace, opened: Opened) -> dict[str, float]:
 
 
 def loss_per_character(opened: Opened, documents: Sequence[Document], most: int) -> float:
-    """Over `most` pieces drawn evenly, each read from the beginning with no text before it."""
+    """The loss over at most `most` pieces, spread evenly, each read without earlier text."""
     tokenizer, target = opened.tokenizer, opened.models.target
     assert tokenizer is not None and isinstance(target, CheckpointTarget)
     pieces = [
@@ -199,7 +199,7 @@ def loss_per_character(opened: Opened, documents: Sequence[Document], most: int)
 def log_probabilities(
     target: CheckpointTarget, params: Params, tokens: Int[Array, "batch length"]
 ) -> Float[Array, "batch length-1"]:
-    """Of every token but the first, after those before it."""
+    """The log probability of every token but the first, given those before it."""
     model = bound(target, params)
     hidden, _ = causal_hidden(model, tokens)
     all_of_them = jax.nn.log_softmax(model.logits(hidden[:, :-1]).astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""How a continuation of a function's header is judged: does it parse, and does it repeat itself."""
+"""Judges a continuation of a function's header: does it parse, and does it repeat itself?"""
 
 import ast
 import codeop
@@ -8,7 +8,7 @@ import warnings
 CHARACTERS = 300
 """Characters of a continuation that are judged, so that all vocabularies are judged alike."""
 PIECE = 20
-"""Characters of the pieces by which text is found to repeat itself."""
+"""Characters of the pieces that are searched for in earlier text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Verdict:
     ended: bool
     """Whether the function came to its end within the characters that are judged."""
     parses: bool
-    """Whether header and body are Python as they stand."""
+    """Whether the header and the body together are valid Python."""
     sound: bool
-    """Whether they are, or are its beginning, for example up to the middle of a docstring."""
+    """Whether they are at least the beginning of valid Python, such as half of a docstring."""
     loops: bool
 
 
@@ -55,7 +55,7 @@ def is_python(source: str) -> bool:
 
 
 def begins_python(source: str) -> bool:
-    """Whether more text could make it Python."""
+    """Whether the source could become valid Python with more text."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -65,9 +65,9 @@ def begins_python(source: str) -> bool:
 
 
 def loops(text: str) -> bool:
-    """Whether more than half of the pieces of its second half stand in the text earlier.
+    """Whether more than half of the pieces in the second half of the text occur earlier in it.
 
-    Spaces and ends of lines count as one space.
+    Any run of spaces and line breaks counts as one space.
     """
     plain = " ".join(text.split())
     starts = range(len(plain) // 2, len(plain) - PIECE + 1)

@@ -16,10 +16,10 @@ GEOMETRIES = {
     "3.5-4B": (4096, 2560, 9216, 12352),
     "tiny": (128, 128, 256, 128),
 }
-"""Sizes of Qwen3 models: what attention gives per token, hidden, inner, the next layer's q|k|v. Of
-Qwen3.5 what reads the residual stream in a recurrent layer."""
+"""Sizes of Qwen3 models: attention's outputs per token, the hidden size, the MLP's inner size, and
+the next layer's q|k|v. For Qwen3.5 the last one is the projection of a recurrent layer."""
 HYBRID = ("3.5-9B", "3.5-4B")
-"""Those with norm scales in float32."""
+"""The models whose norm scales are in float32."""
 
 
 def name_of(model: str) -> str:
@@ -96,11 +96,11 @@ class DeltaCase:
     slots: int
     width: int
     counts: int
-    """Rows of the block that are folded in; delta_prefill runs all."""
+    """Rows of the block that are folded into the state; delta_prefill folds in all of them."""
     key_heads: int = 16
     value_heads: int = 32
     dim: int = 128
-    """Of keys and of values."""
+    """Size of keys and of values."""
 
     @property
     def name(self) -> str:
@@ -128,14 +128,14 @@ class DeltaCase:
 
 @dataclasses.dataclass(frozen=True)
 class MixerCase:
-    """What a recurrent layer does in a decode step with what it makes of its tokens."""
+    """The work of a recurrent layer in a decode step, after its projection."""
 
     op: str
-    """mixer_step or block_step, which read a block and fold it in, row by row or in matrix
-    products; or mixer_fold or block_fold, which only fold."""
+    """mixer_step or block_step read a block and fold it into the state, row by row or in matrix
+    products; mixer_fold and block_fold only fold."""
     slots: int
     counts: int
-    """Rows that are folded in."""
+    """Rows that are folded into the state."""
     width: int = 16
     key_heads: int = 16
     value_heads: int = 32
@@ -148,7 +148,7 @@ class MixerCase:
 
     @property
     def moved_bytes(self) -> int:
-        """Of states, and of what is read and written for each row."""
+        """Bytes of the states, and of what is read and written for each row."""
         reads, in_blocks = self.op.endswith("_step"), self.op.startswith("block")
         keys, values = self.key_heads * self.dim, self.value_heads * self.dim
         projected, left = 2 * (2 * keys + values), 2 * keys + 4 * values
@@ -159,7 +159,7 @@ class MixerCase:
 
     @property
     def operations(self) -> int:
-        """Of the row by row form."""
+        """Operations of the row by row form."""
         reads = 7 * self.width if self.op.endswith("_step") else 0
         return (reads + 5 * self.counts) * self.slots * self.value_heads * self.dim**2
 
@@ -228,7 +228,7 @@ class ProductCase:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Inputs and outputs."""
+        """The numbers of inputs and of outputs."""
         attended, hidden, inner, qkv = GEOMETRIES[self.model]
         return {
             "out": (attended, hidden),
@@ -254,10 +254,10 @@ Case = AttentionCase | WriteCase | ChainCase | DeltaCase | MixerCase | ProductCa
 
 @dataclasses.dataclass(frozen=True)
 class Cases:
-    """What is timed in one run."""
+    """The cases that are timed in one run."""
 
     contexts: Sequence[tuple[int, int]]
-    """Slots and context of the sweep over sizes."""
+    """Slots and contexts for the sweep over sizes."""
     attention: Sequence[AttentionCase]
     writes: Sequence[WriteCase]
     chains: Sequence[ChainCase]
@@ -331,7 +331,7 @@ CASES = {
             for matrix in MATRICES
         ],
     ),
-    # For the reference on a CPU, to see that the script works.
+    # For the reference on a CPU, to check that the script works.
     "tiny": Cases(
         ((1, 64),),
         [AttentionCase(1, 64, 4, True, heads=4, kv_heads=2, head_dim=16)],

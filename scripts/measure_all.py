@@ -5,13 +5,13 @@
     python scripts/measure_all.py --out results --gpus 4              # groups side by side
     python scripts/measure_all.py --out results --only 8b --seconds 580
 
-Every measurement is a process of its own and writes its file into the folder as it goes, beside a
-log of the same name. Measurements of a group follow each other on one GPU, and share compiled
-programs through JAX's compilation cache. When `--seconds` have passed, what still runs is ended,
-and what did not run is named, so that `--only` can ask for it in the next call. `measured.json`
-has the seconds and the exit code of each.
+Every measurement is a process of its own. It writes its file into the folder as it goes, and a log
+of the same name. The measurements of a group run one after the other on one GPU, and share compiled
+programs through JAX's compilation cache. When `--seconds` have passed, running measurements are
+ended, and those that did not run are named, so that the next call can do them with `--only`.
+`measured.json` has the seconds and the exit code of each.
 
-On a machine that has a copy of the checkout without its history, the environment variable
+If the machine has a copy of the checkout without its history, the environment variable
 JAXSPEC_COMMIT gives the commit.
 """
 
@@ -39,9 +39,10 @@ from jaxspec.measure.environment import code
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = "docs/results/peers-h100.json"
 MIXED = "6.54+4.24"
-"""Acceptance lengths of Qwen3-8B's drafter: half of the requests GSM8K's, half MT-Bench's."""
+"""Acceptance lengths of Qwen3-8B's drafter, on GSM8K for half of the requests and on MT-Bench for
+the others."""
 ENDING_SECONDS = 20
-"""Seconds that a process has to end, once it was asked to."""
+"""Seconds that a process has to end after it was asked to."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,18 @@ class Measurement:
     """A command that writes one results file."""
 
     name: str
-    """Name of the results file, of the log and of the plot, to which the device's is added."""
+    """Name of the results file, of the log and of the plot; the device's name is added to it."""
     command: str
-    """Arguments of python, without the files that are written."""
+    """Arguments for python, without the files that are written."""
     seconds: int
-    """About how long it takes on an H100 with an empty cache; after the first of its group less.
-    Those of `drafters`, `hybrid` and `fp8` are of an H200; those of `serving` and `splits` are
-    guesses."""
+    """About how long it takes on an H100 with an empty cache; it takes less if it is not the first
+    of its group. The seconds of `drafters`, `hybrid` and `fp8` are of an H200; those of `serving`
+    and `splits` are guesses."""
     plot: bool = False
     """Whether it also draws a plot."""
 
     def arguments(self, files: Path) -> list[str]:
-        """Of python; `files` is the path of those that are written, without an ending."""
+        """All arguments for python. `files` is the path of the written files, without a suffix."""
         written = ["--json", f"{files}.json"]
         written += ["--plot", f"{files}.png"] if self.plot else []
         return [*shlex.split(self.command), *written]
@@ -71,7 +72,7 @@ class Measurement:
 
 
 def bench(size: str, lengths: str, seconds: int) -> Measurement:
-    """Steps have the sizes that `steps` has, so that the two share compiled programs."""
+    """A benchmark. Its steps have the sizes of those of `steps`, so that the two share programs."""
     command = (
         f"-m jaxspec.bench --model-shape qwen3-{size} --dataset random --input-len 512 "
         "--output-len 192 --max-model-len 1024 --ignore-eos --num-prompts 32 "
@@ -92,7 +93,7 @@ def kernels(name: str, flags: str, seconds: int) -> Measurement:
 
 
 def steps_of(kind: str, block_size: int) -> Measurement:
-    """Drafters of a kind, beside DFlash of the same width."""
+    """Step times of a kind of drafter, beside those of DFlash at the same width."""
     command = (
         f"scripts/bench_steps.py --model qwen3-8b --kind {kind} --draft dflash-b{block_size} "
         "--concurrency 1 8 32"
@@ -237,7 +238,7 @@ class Run:
             lane.join()
 
     def lane(self, gpu: int, waiting: "queue.SimpleQueue[list[Measurement]]") -> None:
-        """Takes one group after the other, for as long as there is time."""
+        """Runs one waiting group after the other on a GPU, for as long as there is time."""
         while time.monotonic() < self.deadline:
             try:
                 group = waiting.get_nowait()

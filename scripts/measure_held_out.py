@@ -5,12 +5,12 @@
 
 Every file of demo_held_out.txt that the folder has gives one prompt: `--prompt-tokens` tokens
 from the start of the first line after a third of the file. Each is continued by `--tokens` tokens,
-greedily or at `--temperature`. Every program is compiled and run before the clock starts, and the
-fastest of `--passes` counts.
+greedily or at `--temperature`. Every program is compiled and run before the clock starts, and of
+`--passes` passes the fastest counts.
 
 In float32, with matrix products in full float32, greedy tokens must equal those of plain decoding.
-In bfloat16 other shapes round differently; the report counts the equal streams. Sampled streams are
-not compared, because drafts are drawn too, so that the same seed gives other tokens.
+In bfloat16, steps of different shapes round differently, and the report counts the equal streams.
+Sampled streams are not compared: drafts are drawn too, so the same seed gives other tokens.
 """
 
 import argparse
@@ -77,8 +77,8 @@ def engine_of(
     tokens: int,
     page_size: int,
 ) -> Engine:
-    """An engine with programs for these batch sizes and prompts only, and room for so many tokens
-    after each prompt."""
+    """An engine with programs for these batch sizes and prompts only, and with room for `tokens`
+    tokens after each prompt."""
     longest = max(prompt_lengths)
     block = opened.models.proposers[0].num_drafts + 1
     pages = -(-(longest + tokens + block) // page_size)

@@ -1,6 +1,6 @@
 """What the measuring scripts share: timers, progress on stderr, JSON files.
 
-Every results file begins with what `about()` returns. On a machine that has a copy of the checkout
+Every results file begins with what `about()` returns. If the machine has a copy of the checkout
 without its history, the environment variable JAXSPEC_COMMIT gives the commit.
 """
 
@@ -23,7 +23,8 @@ def about() -> dict[str, Any]:
 
 
 def milliseconds_per_call(call: Callable[[], Any], calls: int, rounds: int = 5) -> dict[str, float]:
-    """Time of one of `calls` asynchronous calls in a row, over several rounds."""
+    """Milliseconds per call of `calls` asynchronous calls in a row: median, least and most of
+    several rounds."""
     times = [1e3 * seconds for seconds in seconds_per_call(call, calls, rounds)]
     return {"median": statistics.median(times), "least": min(times), "most": max(times)}
 

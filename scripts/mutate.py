@@ -3,11 +3,12 @@
     python scripts/mutate.py --json docs/results/mutations.json    all, some minutes
     python scripts/mutate.py --only verify-pos k-mail --json ...   some, the file's other rows stay
 
-Each entry of scripts/mutations.json replaces a piece of code by a wrong one, which a review of the
-project once found no test to notice (`origin` is `audit`), or one that resembles it (`kin`). It is
-made in a copy of the files that git tracks, and the entry's tests run there. Before that they run
-on the copy as it is, and have to pass. A mutation is killed if a test fails; it survives if all
-pass. Anything else, such as code that cannot be imported, says nothing and counts as an error.
+Each entry of scripts/mutations.json replaces a piece of code by a wrong one. Either a review of the
+project once found that no test noticed this (`origin` is `audit`), or it resembles such a case
+(`kin`). The mutation is made in a copy of the files that git tracks, and the entry's tests run
+there. Before that the tests run on the unchanged copy, where they must pass. A mutation is killed
+if a test fails, and survives if all pass. Anything else, such as code that cannot be imported,
+proves nothing and counts as an error.
 """
 
 import argparse
@@ -42,17 +43,17 @@ LONGEST_S = 900
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """A piece of code, and what takes its place."""
+    """A piece of code, and the wrong code that replaces it."""
 
     id: str
     breaks: str
-    """What is wrong with the code that takes the place."""
+    """What is wrong with the new code."""
     file: str
     old: str
-    """Occurs once in the file."""
+    """The code to replace, which occurs once in the file."""
     new: str
     tests: tuple[str, ...]
-    """Arguments of pytest: the tests that should notice."""
+    """Arguments for pytest: the tests that should fail."""
     origin: str
     """`audit` or `kin`."""
 
@@ -71,7 +72,7 @@ class Mutation:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What pytest said."""
+    """The outcome of a run of pytest."""
 
     code: int
     failed: str | None
@@ -105,8 +106,8 @@ def copies(count: int) -> Iterator["queue.Queue[Path]"]:
 
 
 def run_tests(root: Path, tests: Sequence[str]) -> Run:
-    """Until the first one fails."""
-    # No bytecode: an undone file could be taken for the mutated one of the same second.
+    """Runs tests until the first one fails."""
+    # No bytecode, because that of a mutated file could be used for the restored one of that second.
     env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     begin = time.perf_counter()
@@ -120,7 +121,7 @@ def run_tests(root: Path, tests: Sequence[str]) -> Run:
 
 
 def check_tests(free: "queue.Queue[Path]", tests: tuple[str, ...]) -> None:
-    """Refuses tests that fail anyway."""
+    """Refuses tests that fail without a mutation."""
     root = free.get()
     run = run_tests(root, tests)
     free.put(root)
@@ -130,7 +131,7 @@ def check_tests(free: "queue.Queue[Path]", tests: tuple[str, ...]) -> None:
 
 
 def attempt(free: "queue.Queue[Path]", mutation: Mutation, commit: str) -> dict[str, Any]:
-    """A row of the report."""
+    """Runs the tests with a mutation, and returns its row of the report."""
     root = free.get()
     with mutation.applied(root):
         run = run_tests(root, mutation.tests)
@@ -146,7 +147,7 @@ def attempt(free: "queue.Queue[Path]", mutation: Mutation, commit: str) -> dict[
 
 
 def written(path: Path, rows: list[dict[str, Any]], versions: dict[str, Any]) -> None:
-    """Rows of the file that were not made again stay."""
+    """Writes the report. Rows that the file has already stay if they were not made again."""
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     by_id = {row["id"]: row for row in [*earlier, *rows]}
     ordered = [by_id[one.id] for one in mutations() if one.id in by_id]

@@ -2,7 +2,8 @@
 
     python scripts/pretrain_target.py --text FOLDER [FOLDER ...] --pattern '*.py' --out DIR
 
-DIR/target is a Hugging Face folder; DIR/work has states, log and plot. The same command resumes.
+DIR/target is a Hugging Face folder; DIR/work has the states of training, the log and the plot. The
+same command resumes the training.
 """
 
 import argparse

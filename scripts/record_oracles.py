@@ -2,12 +2,12 @@
 
     python scripts/record_oracles.py [qwen3] [qwen35] [dflash] [wide] [hybrid_pair]
 
-writes tests/data/oracles/{qwen3,qwen35,dflash,wide}/*.{json,npz}, or only those that are named, and
-with `qwen35` the names of a folder with a vision part (qwen35_layout.json). It needs torch and
-transformers, which the package itself never imports, and for `wide` 8 GB of memory. Weights,
-prompts and features are random numbers seeded by their names (tests/oracles/draws.py,
-hybrid_draws.py, wide_case.py), so only configs and outputs are kept. `hybrid_pair` runs the trained
-pair in tests/data/hybrid_pair and writes its trajectories.json.
+writes tests/data/oracles/{qwen3,qwen35,dflash,wide}/*.{json,npz}, or only those that are named.
+With `qwen35` it also writes the tensor names of a folder with a vision part (qwen35_layout.json).
+It needs torch and transformers, which the package itself never imports, and 8 GB of memory for
+`wide`. Weights, prompts and features are random numbers seeded by their names
+(tests/oracles/draws.py, hybrid_draws.py, wide_case.py), so only configs and outputs are stored.
+`hybrid_pair` runs the trained pair in tests/data/hybrid_pair and writes its trajectories.json.
 """
 
 # torch is no dependency of the project, and oracles is only found through the path set below.

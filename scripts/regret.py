@@ -14,7 +14,8 @@ PAGE_SIZE = 64
 
 
 class Regret:
-    """Judges streams by reading them in one go; `longest` is a whole number of pages."""
+    """Judges streams by reading each in one go. `longest` is the most tokens of a stream with its
+    prompt, a whole number of pages."""
 
     def __init__(self, target: Target, params: Params, longest: int):
         self.params, self.longest = params, longest
@@ -31,7 +32,8 @@ class Regret:
 
 
 def regrets(target: Target, params: Params, tokens: Int[Array, " width"]) -> Float[Array, " next"]:
-    """Of every token but the first: log probability of the likeliest one less its own."""
+    """The regret of every token but the first: the log probability of the likeliest token at its
+    position, minus its own."""
     width = tokens.size
     num_pages = width // PAGE_SIZE
     cache = target.new_cache(1, 1 + num_pages, PAGE_SIZE)

@@ -1,4 +1,4 @@
-"""Runs the cases of the early reviews again that fit into a command or a few lines of Python.
+"""Runs those cases of the early reviews again that fit into a command or a few lines of Python.
 
     python scripts/review_cases.py                 prints what each gives now
     python scripts/review_cases.py --check         compares that with docs/notes/review-cases.md
@@ -41,7 +41,7 @@ def engine() -> Engine:
 
 
 def command(module: str, *arguments: str) -> str:
-    """The exit code of a command, and the last line that it says on standard error."""
+    """The exit code of a command, and the last line that it writes to standard error."""
     out, err = io.StringIO(), io.StringIO()
     main = importlib.import_module(f"jaxspec.{module}").main
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -53,7 +53,7 @@ def command(module: str, *arguments: str) -> str:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    """What an exception of ours says."""
+    """The type and the message of the error that a call raises."""
     try:
         return f"not refused: {call()!r}"
     except JaxspecError as error:
@@ -66,7 +66,7 @@ def prompt_of(prompt: Any) -> str:
 
 
 def same_text(prompt: Any) -> str:
-    """Whether a prompt in another form continues as the text does."""
+    """Says whether a prompt in another form is continued like the text."""
     one, other = engine().generate(prompt, GREEDY), engine().generate(IMPORTS, GREEDY)
     return "the tokens of the text" if one.token_ids == other.token_ids else "other tokens"
 
@@ -84,7 +84,7 @@ def tiny_top_p() -> str:
 
 
 def template(source: str) -> str:
-    """What is said of a chat template."""
+    """The error message about a chat template."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "chat_template.jinja").write_text(source)
         chat = [{"role": "user", "content": "hi"}]
@@ -93,7 +93,7 @@ def template(source: str) -> str:
 
 
 def with_config(change: Mapping[str, Any], remove: tuple[str, ...] = ()) -> str:
-    """What is said of the demo target with entries of its config changed."""
+    """The error message about the demo target if entries of its config are changed."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "target")
         shutil.copytree(jaxspec.demo_pair()[0], copy)
@@ -109,7 +109,7 @@ def without_trace() -> str:
 
 
 def line_of_prompts(text: str) -> str:
-    """How many prompts a file is."""
+    """Says how many prompts are in a file with this text."""
     from jaxspec.console.prompts import PromptSources, read_prompts
 
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ CASES: dict[str, Callable[[], str]] = {
 
 
 def listed() -> dict[str, str]:
-    """What the page says of each case."""
+    """What the page says about each case."""
     rows = RUN.finditer(PAGE.read_text())
     return {row["name"]: " ".join(re.findall(r"`([^`]*)`", row["now"])) for row in rows}
 

@@ -22,7 +22,7 @@ from typing import Any
 import jaxspec
 
 RAN = "outputs_of"
-"""Key in the notebook's metadata: the hash of the cells and models whose outputs are stored."""
+"""Key in the notebook's metadata, for the hash of the cells and models that gave the outputs."""
 
 
 def run(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _outputs(source: str, names: dict[str, Any], count: int) -> Iterator[dict[st
 
 
 def _drawings() -> Iterator[str]:
-    """Every open figure as a PNG file in base64; closes it."""
+    """Every open figure as a PNG file in base64. Closes the figures."""
     if "matplotlib.pyplot" not in sys.modules:
         return
     from matplotlib import pyplot

@@ -5,9 +5,9 @@ checked after every step.
     python scripts/run_random_lives.py --seconds 600    as many as there is time for
 
 A life is a request from its submission to its end: its last token, an abort, or an error of its
-own. The scheduler, the ledger and the book of pages are the real ones. The device is one of numpy
-functions that the tests bring; `tests/engine/random_lives.py` says what happens in a life and what
-is checked. The first thing that is not so ends the script with its seed.
+own. The scheduler, the ledger and the book of pages are the real ones. The device is the one of the
+tests, which is made of numpy functions; `tests/engine/random_lives.py` says what happens in a life
+and what is checked. The first check that fails ends the script, which names the seed.
 """
 
 import argparse
@@ -64,13 +64,13 @@ def parse() -> argparse.Namespace:
 
 
 def lives_of(seed: int, count: int, until: float) -> collections.Counter[str]:
-    """What happened in the lives of one engine; nothing if it is too late to begin."""
+    """Counts what happened in the lives of one engine; empty if it is too late to begin."""
     from random_lives import Lives  # pyright: ignore[reportMissingImports]
 
     if time.time() > until:
         return collections.Counter()
     try:
-        with mock.patch("jax.device_put", lambda value, *_, **__: value):  # half of the time
+        with mock.patch("jax.device_put", lambda value, *_, **__: value):  # saves half the time
             return Lives(seed).run(count)
     except AssertionError as error:
         raise LoadError(f"in the engine with seed {seed}: {error or 'an assertion'}") from error

@@ -4,17 +4,16 @@ schemathesis; and the server in Ray Serve.
     python scripts/serve_clients.py --folder clients --json clients.json
 
 Each client gets an environment of its own in the folder, which pip fills; what is there already is
-used again. Of vLLM only one file is taken out of its wheel, which is downloaded without its
-dependencies. The server runs on a CPU with the tiny pair of the tests. Needs Python 3.12 and some
-gigabytes, because lm-eval may bring torch.
+used again. vLLM's wheel is downloaded without its dependencies, and only one file is taken from it.
+The server runs on a CPU with the tiny pair of the tests. The script needs Python 3.12 and some
+gigabytes of disk, because lm-eval may install torch.
 
-What must hold: openai accepts the type of every field; vLLM's client accepts every stream and
-counts the tokens that were asked for; lm-eval's log likelihoods are those of the engine in this
-process; no random request that fits the description of the routes makes the server fail, or answer
-in another form than described; both replicas in Ray answer, with the texts of the engine.
+These things must hold: openai accepts the type of every field; vLLM's client accepts every stream
+and counts as many tokens as were asked for; lm-eval's log likelihoods are those of the engine in
+this process; random requests that fit the description of the routes never make the server fail, or
+answer in a form that is not described; both replicas in Ray answer with the texts of the engine.
 
-A client that cannot be run or fails is named in the report with the reason, and the script ends
-with 1.
+If a client cannot be run or fails, the report names it with the reason, and the exit code is 1.
 """
 
 import argparse
@@ -49,7 +48,7 @@ CHECKS = (
     "response_schema_conformance",
 )
 CLOSE = 2e-3
-"""Largest difference of two sums of log probabilities that batches of other shapes may make."""
+"""Largest difference of two sums of log probabilities from batches of different shapes."""
 SECONDS = 900
 
 
@@ -68,7 +67,7 @@ def main() -> None:
 
 
 def outcome(name: str, folder: Path, url: str) -> dict[str, Any]:
-    """What a client reports, with the seconds that it took; or why it failed."""
+    """What a client reports, or why it failed, with the seconds that it took."""
     begin = time.perf_counter()
     try:
         report = CLIENTS[name](folder, url)
@@ -87,7 +86,7 @@ def parse() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def served() -> Iterator[str]:
-    """The address of a server of the tiny pair."""
+    """Runs a server of the tiny pair, and yields its address."""
     command = [
         sys.executable, "-m", "jaxspec.serve", "--model", str(PAIR / "target"), "--draft-model",
         str(PAIR / "draft"), "--dtype", "float32", "--max-batch", "4", "--max-model-len",
@@ -113,7 +112,7 @@ def served() -> Iterator[str]:
 
 
 def environment_with(folder: Path, name: str, *packages: str) -> Path:
-    """The Python of an environment that has these packages."""
+    """The Python of an environment with these packages, which is made if it does not exist."""
     python = folder / name / "bin" / "python"
     if not python.exists():
         venv.create(folder / name, with_pip=True)
@@ -136,7 +135,7 @@ def run(command: list[str], **settings: Any) -> str:
 
 
 def openai(folder: Path, url: str) -> dict[str, Any]:
-    """The openai package accepts every field, and gets the texts of the engine."""
+    """Checks that the openai package accepts every field and gets the texts of the engine."""
     python = environment_with(folder, "openai", "openai")
     helper = [str(python), str(HERE / "clients" / "openai_requests.py")]
     seen = json.loads(run([*helper, url, MODEL, *prompts()]))
@@ -147,7 +146,7 @@ def openai(folder: Path, url: str) -> dict[str, Any]:
 
 
 def vllm_bench(folder: Path, url: str) -> dict[str, Any]:
-    """vLLM's client gets as many tokens as it asked for, in streams."""
+    """Checks that vLLM's client gets streams with as many tokens as it asked for."""
     python = environment_with(folder, "streams", "aiohttp", "regex", "tqdm")
     if not (wheels := sorted((folder / "vllm").glob("vllm-*.whl"))):
         download = [str(python), "-m", "pip", "download", "-q", "--no-deps", "vllm"]
@@ -164,7 +163,7 @@ def vllm_bench(folder: Path, url: str) -> dict[str, Any]:
 
 
 def lm_eval(folder: Path, url: str) -> dict[str, Any]:
-    """Log likelihoods of lm-eval's local-completions are the engine's."""
+    """Checks that the log likelihoods of lm-eval's local-completions are those of the engine."""
     python = environment_with(folder, "lm-eval", "lm-eval[api]")
     tasks, out = folder / "tasks", folder / "lm-eval-results"
     tasks.mkdir(exist_ok=True)
@@ -213,7 +212,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def likelihoods(path: Path) -> dict[tuple[str, str], tuple[float, bool]]:
-    """The sums that lm-eval found, and whether every token was the likeliest, by text and end."""
+    """By text and ending: the sum that lm-eval found, and whether every token was the likeliest."""
     found = {}
     for line in lines(path):
         for asked, [[value, greedy]] in zip(line["arguments"].values(), line["resps"]):
@@ -232,7 +231,7 @@ def engine() -> Any:
 
 
 def likelihood(text: str, end: str) -> tuple[float, bool]:
-    """The same of the engine in this process."""
+    """The same values from the engine in this process."""
     encode = lambda one: engine().tokenizer.encode(one, add_special_tokens=True)
     ids, begin = encode(text + end), len(encode(text))
     known = engine().generate(ids, max_tokens=0, prompt_logprobs=1).prompt_logprobs
@@ -250,7 +249,7 @@ def text_of(prompt: str) -> str:
 
 
 def schemathesis(folder: Path, url: str) -> dict[str, Any]:
-    """Random requests that fit the description get answers that fit it."""
+    """Checks that random requests that fit the description get answers that fit it."""
     python = environment_with(folder, "schemathesis", "schemathesis")
     command = [str(python.with_name("schemathesis")), "run", f"{url}/openapi.json"]
     command += ["--checks", ",".join(CHECKS), "--max-examples", "40", "--phases", "fuzzing"]
@@ -263,7 +262,7 @@ def schemathesis(folder: Path, url: str) -> dict[str, Any]:
 
 
 def ray(folder: Path, url: str) -> dict[str, Any]:
-    """Two replicas under Ray Serve, as `examples/ray_serve.py` deploys them, share the requests."""
+    """Checks that two replicas of `examples/ray_serve.py` under Ray Serve share the requests."""
     del url  # Ray's replicas are servers of their own
     python = environment_with(folder, "ray", "ray[serve]", f"{HERE.parent}[serve]")
     helper = [str(python), str(HERE / "clients" / "ray_replicas.py"), str(PAIR), str(TOKENS)]

@@ -1,4 +1,4 @@
-"""The loads that `bench_serving.py` puts on a server, each as requests of one client's process."""
+"""The loads that `bench_serving.py` puts on a server. One client process sends each load."""
 
 import argparse
 import itertools
@@ -20,11 +20,11 @@ from jaxspec.errors import LoadError
 CLIENT = Path(__file__).with_name("stream_client.py")
 HOST = "127.0.0.1"
 LONG_ANSWERS = 4
-"""How many times as long as the others the answers are during which other prompts arrive."""
+"""Answers during which other prompts arrive are this many times as long as the other answers."""
 ROUNDS = 5
-"""Most rounds in which no gap is found beside a long prompt."""
+"""The most rounds that are run to find a gap while a long prompt is read."""
 Seen = list[dict[str, Any]]
-"""What the client saw of each request."""
+"""What the client noted about each request."""
 
 
 class StepTimes(StepObserver):
@@ -48,7 +48,7 @@ class StepTimes(StepObserver):
 
 
 class Load:
-    """A server under load. Prompts are random tokens, and none is like another."""
+    """Puts load on a server. Prompts are random tokens, and no two are alike."""
 
     def __init__(self, port: int, options: argparse.Namespace):
         self.port, self.options = port, options
@@ -59,9 +59,9 @@ class Load:
         return self.random.integers(2, 400, sizes).tolist()
 
     def ask(self, requests: Sequence[tuple[float, list[int], int]], behind: int = 0) -> Seen:
-        """What the client saw of requests, each a time, a prompt and a number of tokens. Those
-        after the first `behind` are sent once all of these have begun to be answered, and their
-        times count from then on."""
+        """Sends requests, each given as a time, a prompt and a number of tokens, and returns what
+        the client noted. If `behind` is not 0, the requests after the first `behind` are sent once
+        all of the first ones have begun to get answers, and their times count from then on."""
         asked = [
             {
                 "at": at,
@@ -85,12 +85,12 @@ class Load:
         return seen
 
     def first_bytes(self) -> dict[str, float]:
-        """Of a lone request."""
+        """Times to the first token of a lone request."""
         seen = [self.ask([(0.0, prompt, 2)]) for prompt in self.prompts(8)]
         return quantiles([one[0]["times"][0] for one in seen][1:])
 
     def steps(self, engine: Engine, seconds: float) -> dict[str, float]:
-        """Steps in which all streams decode."""
+        """Times of the steps in which all streams decode."""
         times = StepTimes(engine, self.options.streams)
         deadline = time.perf_counter() + seconds
         with engine.observe(times):
@@ -100,9 +100,9 @@ class Load:
         return times.milliseconds
 
     def gaps(self, seconds: float) -> dict[str, float]:
-        """Between the pieces of half of the streams while others come and go, one every half
-        second. They count once all long answers have begun: until then their own prompts are read.
-        """
+        """Gaps between the pieces of half of the streams while other requests come and go, one
+        every half second. Gaps count once all long answers have begun, because before that their
+        own prompts are read."""
         long = self.decoding()
         count = max(int(2 * seconds), 2)
         short = [(0.5 * at, one, 8) for at, one in enumerate(self.prompts(count))]
@@ -111,7 +111,7 @@ class Load:
         return quantiles([gap for one in seen[: len(long)] for gap in gaps_in(one, begin, end)])
 
     def beside_a_long_prompt(self, seconds: float) -> dict[str, Any]:
-        """The same gaps while one prompt of many tokens is read."""
+        """The same gaps while one long prompt is read."""
         options, gaps, firsts = self.options, [], []
         deadline = time.perf_counter() + seconds
         for rounds in itertools.count(1):
@@ -135,12 +135,12 @@ class Load:
         }
 
     def decoding(self) -> list[tuple[float, list[int], int]]:
-        """Half of the streams, with long answers."""
+        """Requests for half of the streams, with long answers."""
         half = self.prompts(max(self.options.streams // 2, 1))
         return [(0.0, prompt, LONG_ANSWERS * self.options.tokens) for prompt in half]
 
     def at_rate(self, rate: float, seconds: float) -> dict[str, Any]:
-        """Prompts that come at random times, so many every second."""
+        """Latencies if prompts come at random times, `rate` per second on average."""
         count = max(int(rate * seconds), 2)
         due = np.cumsum(np.random.default_rng(4).exponential(1 / rate, count)).tolist()
         begin = time.perf_counter()
@@ -163,7 +163,7 @@ class Load:
 
 
 def gaps_in(one: dict[str, Any], begin: float, end: float) -> list[float]:
-    """Between the pieces of an answer that were on their way in this time of the client's."""
+    """The gaps between pieces of an answer that overlap this interval of the client's clock."""
     times = [one["sent"] + at for at in one["times"]]
     return [b - a for a, b in itertools.pairwise(times) if b > begin and a < end]
 

@@ -1,36 +1,37 @@
-"""What the loop makes of given step times under load. Deterministic, and needs no GPU.
+"""Simulates the engine's loop under load, with given step times. Needs no GPU.
 
     python scripts/simulate_load.py --json load.json
     python scripts/simulate_load.py --unsteady --only while_prompts_arrive at_rate
 
-The loop, its plan and its ledger are the real ones. In place of the device there is one that does
-no work: a program takes the time that was measured for it, begins when the one before it has ended,
-and its result can be read when it has ended. The clock of the requests is this simulated one. How
-many drafts a step accepts is drawn from the request's number and length, so that it does not depend
-on the policy.
+The loop, its plan and its ledger are the real ones. Only the device is simulated: a program does no
+work, takes the time that was measured for it, and begins when the program before it has ended. Its
+result can be read when it has ended. Requests are timed by the simulated clock. How many drafts a
+step accepts is drawn from the request's number and length, so that it does not depend on the
+policy. The same options always give the same figures.
 
-Times are of the 8B shape on one H100. Decode steps: `dflash_engine_ms` of steps-8b-h100.json, by
-batch size; that of 24 requests was not measured and is taken to be halfway between those of 16 and
-32. Prefill: the time per token of prefill-8b-h100.json for the tokens of the shape, padding
-among them, and for attention to what the prompts hold already; besides, `CALL_MS` per call, chosen
-so that calls of 1 and 4 prompts of 512 tokens take 13 and 44 ms, as in runs of the bench; but never
-less than a plain decode step at one slot, which reads the weights. A decode step that also reads a
-chunk of a prompt was not measured: each row of the chunk, of as many tokens as a request has in a
-step, is taken to cost what one more request costs, between the measured batch sizes and beyond the
-largest, although nothing is drafted for it; besides attention to what the prompt holds already.
-Every program takes its time exactly; `--unsteady` lets times vary as those of steps in the server
-did (`step_ms` of serving-h100.json), where the 99th percentile was 1.21 times the median.
-Host: the two figures of
-host-cpu.json for a step of 1 and of 32 requests, as a time per program and one per request that is
-read; and to give a request its slot, a 32nd of what the last of 32 requests waited for theirs in
-bench-8b-h100.json, whose engine gave all slots before it launched anything. Between two steps the
-caller takes no time.
+Times are of the 8B shape on one H100. A decode step takes `dflash_engine_ms` of steps-8b-h100.json
+for its batch size; 24 requests were not measured and are taken to be halfway between 16 and 32. A
+prefill takes the time per token of prefill-8b-h100.json for all tokens of its shape, padding
+included, the time for attention to the tokens that its prompts have in the cache, and `CALL_MS` per
+call. `CALL_MS` is chosen so that calls of 1 and 4 prompts of 512 tokens take 13 and 44 ms, as in
+runs of the bench. No prefill takes less than a plain decode step at one slot, which reads the
+weights. A decode step that also reads a chunk of a prompt was not measured. Each row of the chunk
+has as many tokens as a request in a step, and is taken to cost as much as one more request, between
+the measured batch sizes and beyond the largest, although nothing is drafted for it; attention to
+the cached tokens of the prompt is added. Every program takes exactly its time; with `--unsteady`
+times vary as those of steps in the server did (`step_ms` of serving-h100.json), where the 99th
+percentile was 1.21 times the median.
+
+The host's time per program and per request that is read follows from the two figures of
+host-cpu.json for a step of 1 and of 32 requests. Giving a request its slot takes a 32nd of what the
+last of 32 requests waited for its slot in bench-8b-h100.json, whose engine gave all slots before it
+launched anything. The caller takes no time between two steps.
 
 **The ideal** of a pass is what steady decoding and prefill allow: its prompt tokens at the time per
 token, and then its other tokens (all but the first of each request, which prefill gives) at the
-rate of a steady step in which every slot decodes, `slots x drawn acceptance length / step`. It has
-no beginning and no end, no padding, no call times, and no host. The share is the ideal time over
-the simulated one.
+rate of a steady step in which every slot decodes, `slots x drawn acceptance length / step`. It
+leaves out the pass's beginning and end, padding, the times per call, and the host. The share is the
+ideal time over the simulated one.
 """
 
 import argparse
@@ -56,7 +57,7 @@ PROMPT, OUTPUT, REQUESTS_PER_SLOT = 512, 192, 2
 LONG, SHORT = 8192, 50
 DRAWS = 12
 BAR = 1.3
-"""Gaps are to be no longer than this many median gaps while prompts come."""
+"""While prompts come, gaps should be no longer than this many times the median gap."""
 MOST_NAMED = 5
 
 
@@ -68,9 +69,9 @@ class Arrival:
     """A request of a scenario."""
 
     at_ms: float | None
-    """None for one that comes as soon as fewer than the most at once are there."""
+    """When it comes; None if it comes as soon as there is room among the requests at once."""
     prompt: int
-    """Tokens."""
+    """Tokens of the prompt."""
     output: int
 
 
@@ -89,17 +90,17 @@ class Life:
         return self.times[0] - self.came
 
     def gaps_between(self, begin: float, end: float) -> list[float]:
-        """Between pieces of the answer that were on their way in this time."""
+        """The gaps between pieces of the answer that overlap this interval."""
         return [after - before for before, after in self.pieces_between(begin, end)]
 
     def pieces_between(self, begin: float, end: float) -> list[tuple[float, float]]:
-        """When a piece of the answer came and the next one did, for those of this time."""
+        """The beginning and the end of each gap between pieces that overlaps this interval."""
         pairs = itertools.pairwise(self.times)
         return [(before, after) for before, after in pairs if after > begin and before < end]
 
 
 def lived(engine: Engine, arrivals: Sequence[Arrival], at_once: int) -> list[Life]:
-    """Runs requests to their ends, at most so many at once."""
+    """Runs requests to their ends, at most `at_once` at a time."""
     clock = device_of(engine).clock
     due, live, lives = deque(arrivals), {}, []
     while due or live:
@@ -131,7 +132,7 @@ def _note(life: Life, event: Any, now: float) -> None:
 
 
 def whole_passes(times: Times, slots: int, **options: Any) -> dict[str, Any]:
-    """The bench's pass, with several draws of what is accepted; details are those of the first."""
+    """The bench's pass, with several draws of acceptance. All but the shares are of the first."""
     seeds = [1000 * draw for draw in range(DRAWS)]
     passes = [whole_pass(times, slots, **{"seed": seed} | options) for seed in seeds]
     shares = [one["share"] for one in passes]
@@ -139,7 +140,7 @@ def whole_passes(times: Times, slots: int, **options: Any) -> dict[str, Any]:
 
 
 def half_full(times: Times, slots: int, **options: Any) -> dict[str, Any]:
-    """Half as many requests at once as there are slots, a new one as one ends."""
+    """Half as many requests at once as there are slots. A new request comes when another ends."""
     speeds, gaps, firsts = [], [], []
     for draw in range(DRAWS):
         engine = simulated_engine(times, slots, **{"seed": 1000 * draw} | options)
@@ -154,7 +155,7 @@ def half_full(times: Times, slots: int, **options: Any) -> dict[str, Any]:
 
 
 def whole_pass(times: Times, slots: int, **options: Any) -> dict[str, Any]:
-    """As many requests at once as there are slots, a new one as one ends."""
+    """As many requests at once as there are slots. A new request comes when another ends."""
     engine = simulated_engine(times, slots, **options)
     work = [Arrival(None, PROMPT, OUTPUT)] * (REQUESTS_PER_SLOT * slots)
     lives = lived(engine, work, at_once=slots)
@@ -176,7 +177,7 @@ def whole_pass(times: Times, slots: int, **options: Any) -> dict[str, Any]:
 
 
 def beside_a_long_prompt(times: Times, decoding: int, **options: Any) -> dict[str, Any]:
-    """Requests decode, then a prompt of 8k tokens comes, and right behind it a short one."""
+    """Requests decode; then a prompt of 8k tokens comes, and immediately after it a short one."""
     engine = simulated_engine(times, 32, **options)
     came = 1500.0
     others = [Arrival(0.0, PROMPT, 4 * OUTPUT + 2000)] * decoding
@@ -208,7 +209,7 @@ def while_prompts_arrive(times: Times, decoding: int, **options: Any) -> dict[st
 
 
 def at_rate(times: Times, rate: float, **options: Any) -> dict[str, Any]:
-    """Prompts come at random times, so many every second."""
+    """Prompts come at random times, `rate` per second on average."""
     engine, count = simulated_engine(times, 32, **options), int(20 * rate)
     due = np.cumsum(np.random.default_rng(4).exponential(1e3 / rate, count))
     lives = lived(engine, [Arrival(float(at), PROMPT, OUTPUT) for at in due], at_once=count)
@@ -221,7 +222,7 @@ def at_rate(times: Times, rate: float, **options: Any) -> dict[str, Any]:
 
 
 def long_gaps(engine: Engine, lives: Sequence[Life], begin: float, end: float) -> dict[str, Any]:
-    """The share of gaps that are longer than the bar, and what ran in them."""
+    """The share of the gaps that are longer than the bar, and what ran in those."""
     pairs = [pair for one in lives for pair in one.pieces_between(begin, end)]
     bar = BAR * statistics.median([after - before for before, after in pairs])
     device, ran = device_of(engine), collections.Counter()
@@ -266,7 +267,7 @@ def _named(program: tuple[str, int, int]) -> str:
 
 
 Case = tuple[str, Callable[..., dict[str, Any]], tuple[Any, ...], dict[str, Any]]
-"""A name, a function, what it is given besides the times, and options of the engine."""
+"""A name, a function, its arguments after the times, and options of the engine."""
 
 
 def cases() -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Slots that all decode, as steps that are measured need them."""
+"""Makes all slots decode, which is the state in which steps are measured."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from jaxspec.engine.step.state import occupied
 
 @contextmanager
 def occupied_device(engine: Engine, batch: int, context: int) -> Iterator[Device]:
-    """The device of an engine without requests, with `batch` slots in the middle of a
+    """Yields the device of an engine without requests, with `batch` slots in the middle of a
     generation."""
     with engine.borrow_device() as device:
         assert device.state is not None, "the device has no state"
@@ -22,13 +22,13 @@ def occupied_device(engine: Engine, batch: int, context: int) -> Iterator[Device
 
 
 def random_prompts(engine: Engine, count: int, length: int) -> list[list[int]]:
-    """Always the same ones."""
+    """Random prompts, which are the same in every call."""
     random, vocab_size = np.random.default_rng(0), engine.models.target.vocab_size
     return random.integers(0, vocab_size, (count, length)).tolist()
 
 
 def step_until_all_decode(engine: Engine, ids: Sequence[int]) -> list[StreamEvent]:
-    """Steps until each of these requests has its first token; returns what they were given."""
+    """Runs steps until each of these requests has its first token, and returns the events."""
     events = []
     while engine.num_decoding < len(ids):
         new = engine.step(ids)

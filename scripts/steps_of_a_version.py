@@ -1,7 +1,7 @@
 """Times decode steps of the version of the code that it imports; compare_steps runs it twice.
 
-It takes the sizes as JSON, answers a line when its engines are ready, and from then on one line
-for each that it reads: {"method": "dflash", "slots": 8, "steps": 100}.
+It takes the sizes as JSON and prints a line when its engines are ready. From then on it prints a
+line for each line that it reads, such as {"method": "dflash", "slots": 8, "steps": 100}.
 """
 
 import gc
@@ -27,7 +27,7 @@ from jaxspec.models.qwen3 import Qwen3
 ACCEPTED = 3
 TOKENS_PER_STEP = {"plain": 1, "dflash": 1 + ACCEPTED}
 SETTLING = 5
-"""Steps in which every request decodes before the first that is timed."""
+"""Steps in which every request decodes before the first timed one."""
 PREFILL_BATCH = 4
 """Prompts that an engine reads in one step."""
 PAGE_SIZE = 64
@@ -46,7 +46,8 @@ class Sizes:
 
     @property
     def vocab_size(self) -> int:
-        """Of the tiny model small, so that the host has its share of a step on a CPU."""
+        """Tokens of the vocabulary. The tiny model has few, so that on a CPU the host's share of a
+        step can be seen."""
         return 512 if self.model == "tiny" else qwen3(self.model).vocab_size
 
 
@@ -88,7 +89,7 @@ class Compiling:
         self.cache_hits += event == "/jax/compilation_cache/cache_hits"
 
     def take(self) -> dict[str, Any]:
-        """What there was since the last call."""
+        """What was compiled since the last call."""
         taken = {
             "programs": Counter(self.names),
             "compile_s": round(sum(self.seconds), 2),
@@ -99,7 +100,7 @@ class Compiling:
 
 
 class Waiting:
-    """Counts the seconds in which the host waits for arrays of the device."""
+    """Counts the seconds in which the host waits for arrays from the device."""
 
     def __init__(self) -> None:
         self.seconds, self.asarray = 0.0, np.asarray
@@ -160,7 +161,7 @@ def build_engines(sizes: Sizes) -> dict[str, Engine]:
 
 
 def models_of(target: Qwen3, drafter: DFlash | None) -> Any:
-    """As each version takes them."""
+    """The models in the form that the version takes."""
     try:
         from jaxspec.engine.step.io import Models
         from jaxspec.proposers.dflash import DFlashProposer
@@ -172,7 +173,7 @@ def models_of(target: Qwen3, drafter: DFlash | None) -> Any:
 
 
 def budget(method: str, slots: int, steps: int) -> int:
-    """Tokens with which every request still decodes when the last has done its timed steps."""
+    """How many tokens a request needs so that all still decode when the timed steps are done."""
     reading = -(-slots // PREFILL_BATCH)
     return TOKENS_PER_STEP[method] * (reading + SETTLING + steps + 3)
 
@@ -194,7 +195,7 @@ def run_steps(engine: Engine, sizes: Sizes, method: str, slots: int, steps: int)
 
 
 def steps_that_decode(engine: Engine, ids: Sequence[int]) -> Iterator[tuple[float, float, float]]:
-    """Steps to the end; yields the times of those in which all requests decode."""
+    """Runs steps until all requests end, and yields the times of those in which all decode."""
     decoding, ended, settled = set(), set(), 0
     while len(ended) < len(ids):
         with Waiting() as waiting:

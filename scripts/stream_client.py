@@ -1,8 +1,8 @@
 """Sends requests to a server at given times and notes when each piece of their answers arrives.
 
-A process of its own for `bench_serving.py`, so that the client's work takes nothing from the
-server's interpreter. It reads a plan from standard input and writes what it saw to standard output,
-both as JSON. It imports nothing but the standard library.
+It is a process of its own for `bench_serving.py`, so that the client's work takes no time from the
+server's interpreter. It reads a plan from standard input and writes what it noted to standard
+output, both as JSON. It imports nothing but the standard library.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ async def one_request(
     begun: list[asyncio.Event],
     place: int,
 ) -> dict[str, Any]:
-    """Times in seconds since the request was sent; `at` is when it was to be sent, in seconds since
-    the first `behind` requests have begun to be answered. `sent` counts from the beginning of all.
-    """
+    """Sends a request, and returns when its pieces came, in seconds since it was sent. It is sent
+    `at` seconds after the beginning, or after the first `behind` requests have begun to get
+    answers. The returned `sent` is in seconds since the beginning."""
     if asked["behind"]:
         await asyncio.gather(*(one.wait() for one in begun[: asked["behind"]]))
         begin_of_this = time.perf_counter()

@@ -2,12 +2,12 @@
 every request gets its tokens, that nothing is leaked and that the engine goes on.
 
     python scripts/sweep_faults.py --json docs/results/fault-sweep.json    all of it, half an hour
-    python scripts/sweep_faults.py --jobs 9 ...                            by so many processes
+    python scripts/sweep_faults.py --jobs 9 ...                            in so many processes
     python scripts/sweep_faults.py --stride 37                             every 37th, some minutes
     python scripts/sweep_faults.py --device --samples 40                   on this machine's device
 
-The sweep runs on a device of numpy functions that the tests bring. `--device` runs a sample of it
-with the demo pair, in bfloat16 on a GPU and float32 on a CPU.
+The sweep runs on the device of the tests, which is made of numpy functions. `--device` runs a
+sample of it with the demo pair, in bfloat16 on a GPU and in float32 on a CPU.
 """
 
 import argparse
@@ -36,15 +36,15 @@ from jaxspec.measure.environment import environment
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "engine")]
 LONGEST_S = 0.15
-"""A signal comes this late at most: as long as a scenario takes on the fake device."""
+"""The latest time of a signal, in seconds: as long as a scenario takes on the fake device."""
 
 
 @dataclasses.dataclass
 class Row:
-    """What came of the faults in one engine."""
+    """The outcomes of the faults in one engine."""
 
     lines: int = 0
-    """Lines of the engine that run; of several engines, each line once for every engine."""
+    """Lines of the engine that run. In a sum of rows a line counts once for every engine."""
     injections: int = 0
     outcomes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     wrong: list[str] = dataclasses.field(default_factory=list)
@@ -61,7 +61,7 @@ class Row:
             print(f"WRONG {self.wrong[-1]}", flush=True)
 
     def __add__(self, other: "Row") -> "Row":
-        """What came of both."""
+        """The outcomes of both."""
         return Row(
             self.lines + other.lines,
             self.injections + other.injections,
@@ -72,7 +72,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one process does of a sweep. The first part counts the lines."""
+    """The part of a sweep that one process does. The first part counts the lines."""
 
     engine: str
     part: int
@@ -86,7 +86,7 @@ def sweep(stride: int, each_line_once: bool, jobs: int) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     engines = importlib.import_module("sweep_configs").fakes()
     shares = [Share(e, part, jobs, stride, each_line_once) for e in engines for part in range(jobs)]
-    # Processes that are spawned: those that are forked would share what jax has started.
+    # Processes are spawned, because forked ones would share what jax has started.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         for share, row in zip(shares, pool.map(swept, shares)):
             rows[share.engine] = rows[share.engine] + row if share.part else row
@@ -115,7 +115,7 @@ def swept(share: Share) -> Row:
 
 @functools.cache
 def each_line_once() -> dict[str, list[Any]]:
-    """Found once for all engines of a process: every engine runs for it."""
+    """One injection for each line, found once per process because every engine runs for it."""
     configs = importlib.import_module("sweep_configs")
     return configs.each_line_once(configs.fakes())
 

@@ -1,4 +1,4 @@
-"""Times what a recurrent layer does in a decode step: for `bench_kernels.py`."""
+"""Chains of what a recurrent layer does in a decode step, which `bench_kernels.py` times."""
 
 import functools
 from collections.abc import Callable
@@ -16,8 +16,8 @@ TAPS = 4
 
 
 def chain_of(case: MixerCase, implementation: Implementation, calls: int) -> Callable[..., Any]:
-    """Layers one after the other. Their states are in one array, so that each waits for the one
-    before. Outputs are returned, or nothing would compute them."""
+    """Layers one after the other. Their states are in one array, so that each layer waits for the
+    one before. Their outputs are returned, because otherwise XLA would not compute them."""
     layer = functools.partial(LAYERS[case.op], implementation)
 
     def chain(carried: tuple, inputs: Array, of_rows: tuple, left: Any) -> tuple:
@@ -43,7 +43,7 @@ def mixer_step(implementation: Implementation, given: tuple, counts: Array, left
 def only_mixer_fold(
     implementation: Implementation, given: tuple, counts: Array, left: Any
 ) -> tuple:
-    """The tails stay as they are, which in a layer another kernel moves on."""
+    """Folds the states only. The tails stay as they are; in a layer another kernel updates them."""
     folded: tuple[Any, ...] = *given, counts
     return None, (given[1], mixer_fold(*folded, implementation=implementation))
 
@@ -71,8 +71,8 @@ LAYERS = {
 
 
 def inputs_of(case: MixerCase, layers: int) -> tuple[Array, tuple, tuple, Any]:
-    """The projection, what rows are made with, tails and states of so many layers, and what a read
-    has left for the fold."""
+    """The projection, the parameters from which rows are made, the tails and states of `layers`
+    layers, and what a read leaves for the fold."""
     keys = jax.random.split(jax.random.key(0), 4)
     channels = (2 * case.key_heads + case.value_heads) * case.dim
     outputs = channels + case.value_heads * (case.dim + 2)

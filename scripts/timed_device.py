@@ -1,4 +1,4 @@
-"""An engine whose device takes the time that was measured for each program, and does nothing.
+"""An engine whose device does no work, but takes the time that was measured for each program.
 
 `simulate_load.py` says where the times come from.
 """
@@ -35,15 +35,15 @@ TOKEN = 5
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Milliseconds of the steps."""
+    """Milliseconds of each kind of work."""
 
     decode: dict[int, float]
-    """By batch size."""
+    """A decode step, by batch size."""
     least: float
-    """Of any program that reads all weights."""
+    """The least time of any program that reads all weights."""
     per_token: float
     attention_per_pair: float
-    """Of one token that attends to one token before it, in all layers."""
+    """Attention of one token to one earlier token, in all layers."""
     per_program: float
     """The host's work for a program."""
     per_request: float
@@ -51,12 +51,12 @@ class Times:
     admission: float
     """The host's work until a request has its slot."""
     spread: tuple[float, float] | None = None
-    """The 95th and the 99th percentile of a step's time, in medians; None if every program takes
-    its time exactly."""
+    """The 95th and the 99th percentile of a step's time, as multiples of the median; None if every
+    program takes exactly its time."""
 
     def drawn(self, took: float, random: np.random.Generator) -> float:
-        """The time of one run of a program, which is as often too short as too long, and never by
-        more than in the 99th percentile."""
+        """A random time for one run of a program. It is longer than `took` as often as it is
+        shorter, and never by more than the 99th percentile."""
         if self.spread is None:
             return took
         beyond = [0, *(factor - 1 for factor in self.spread)]
@@ -64,8 +64,8 @@ class Times:
         return took * (1 + random.choice((-1, 1)) * float(off))
 
     def mixed(self, batch: int, rows: int, pairs: int) -> float:
-        """A decode step that also reads so many rows of a prompt. A row is taken to cost what one
-        more request costs a decode step, which also drafts for it."""
+        """The time of a decode step that also reads `rows` rows of a prompt. A row is taken to cost
+        as much as one more request, although a step also drafts for a request."""
         sizes, measured = [*self.decode], [*self.decode.values()]
         per_row = (measured[-1] - measured[-2]) / (sizes[-1] - sizes[-2])
         beyond = max(batch + rows - sizes[-1], 0) * per_row
@@ -78,11 +78,11 @@ class Times:
 
 
 HALFWAY = 24
-"""A batch size that engines have by default, whose steps were not measured."""
+"""A batch size that engines have by default and whose steps were not measured."""
 
 
 def read_times(unsteady: bool = False) -> Times:
-    """The measured times; `unsteady` ones vary as those of steps in the server did."""
+    """The measured times. If `unsteady`, they vary as those of steps in the server did."""
     rows = results("steps-8b-h100.json")["rows"]
     decode = {row["concurrency"]: row["dflash_engine_ms"] for row in rows}
     decode[HALFWAY] = float(np.interp(HALFWAY, [*decode], [*decode.values()]))
@@ -140,22 +140,22 @@ class Result:
 
 
 class TimedDevice(Device):
-    """Runs programs by their times."""
+    """A device on which a program takes its time and does nothing else."""
 
     def __init__(self, models: Models, plan: Plan, times: Times):
-        super().__init__(models, {}, object.__new__(EngineState))  # nothing looks into it
+        super().__init__(models, {}, object.__new__(EngineState))  # nothing reads it
         self.times, self.plan = times, plan
         self.clock: SimulatedClock = SimulatedClock()
         self.rate = from_length(ACCEPTANCE_LENGTH, plan.block_size - 1).conditional_rates[0]
         self.free_at = 0.0
-        """When the last program that was launched ends."""
+        """When the program that was launched last ends."""
         slots = plan.num_slots + 1
         self.lengths, self.limits, self.seeds = np.zeros((3, slots), int)
         self.busy = 0.0
         self.launched: list[tuple[str, int, int]] = []
         """Name, batch and width of every program that read tokens."""
         self.ended: list[float] = []
-        """When each of them ended."""
+        """When each of these programs ended."""
         self.random = np.random.default_rng(0)
 
     def run(self, step: Any, *inputs: Any, **static: Any) -> Any:
@@ -223,7 +223,7 @@ class TimedDevice(Device):
             self.ended.append(self.free_at)
         when = self.free_at, self.clock
         tokens = np.full((len(emitted), self.plan.width), TOKEN)
-        result = object.__new__(StepResult)  # whose fields are arrays of the device otherwise
+        result = object.__new__(StepResult)  # its fields are usually arrays of the device
         fields = {
             "tokens": Result(tokens, *when, host_work=self.times.per_request * requests),
             "emitted": Result(emitted, *when),

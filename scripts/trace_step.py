@@ -3,7 +3,7 @@
     python scripts/trace_step.py
 
 Runs the demo pair with one request, and follows every call within the package during one step of
-the overlapped driver whose programs have been compiled. A function counts with all its lines, once.
+the overlapped driver whose programs have been compiled. A function counts once, with all its lines.
 """
 
 import argparse
@@ -44,7 +44,8 @@ class Walk:
 
 
 def is_named_function(code: CodeType) -> bool:
-    """Generated methods have no file; lambdas and comprehensions are lines of their function."""
+    """Whether code is a function with a name and a file. Generated methods have no file, and
+    lambdas and comprehensions are lines of their function."""
     return code.co_filename.startswith(str(PACKAGE)) and not code.co_name.startswith("<")
 
 

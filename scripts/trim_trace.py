@@ -2,8 +2,8 @@
 
     python scripts/trim_trace.py trace small-trace
 
-`python -m jaxspec.profile` reads it as it reads the whole. Most of a trace are copies of the
-programs, for viewers.
+`python -m jaxspec.profile` reads a small trace like a whole one. What is left out is mostly copies
+of the programs, which are for viewers.
 """
 
 import argparse
@@ -43,7 +43,8 @@ def main() -> None:
 
 
 def kept_lines(planes: Iterable[Any]) -> list[tuple[str, str, list[tuple]]]:
-    """(plane, line, events); an event is name, start, length in nanoseconds, stats."""
+    """The lines to keep, as (plane, line, events). An event is a name, a start, a length in
+    nanoseconds, and stats."""
     lines = ((plane, line, kept_events(plane, line)) for plane in planes for line in plane.lines)
     return [
         (plane.name, line.name, events)
@@ -53,7 +54,7 @@ def kept_lines(planes: Iterable[Any]) -> list[tuple[str, str, list[tuple]]]:
 
 
 def kept_events(plane: Any, line: Any) -> list[tuple[str, float, float, dict[str, Any]]]:
-    """All events of a stream, the step marks of a host thread."""
+    """All events of a stream; of a host thread only the step marks."""
     if is_stream(plane, line):
         return [event_of(event) for event in line.events]
     if plane.name != "/host:CPU":

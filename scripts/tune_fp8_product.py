@@ -2,9 +2,9 @@
 
     python scripts/tune_fp8_product.py --model 8B --tokens 128 256 512 --json splits.json
 
-Every way is checked against XLA first; one that is wrong is told and not timed. At the end it
-prints the fastest of each shape as lines of the table in `pallas_kernels/fp8_product/measured.py`.
-`--rounded` is for inputs that are rounded to 8 bits.
+Every split is first compared with XLA; a wrong one is reported and not timed. At the end the script
+prints the fastest split of each shape as lines of the table in
+`pallas_kernels/fp8_product/measured.py`. `--rounded` is for inputs that are rounded to 8 bits.
 """
 
 import argparse
@@ -41,9 +41,9 @@ from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.split_product import total_of
 
 LARGEST_ERROR = 4e-3
-"""Of a product in bfloat16, relative to its norm."""
+"""Largest error of a product in bfloat16, relative to its norm."""
 SLOWEST = 1.5
-"""Splits whose estimated time is longer than the best one's times this are not tried."""
+"""A split is tried only if its estimated time is at most this many times that of the best one."""
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def tried(case: ProductCase, options: argparse.Namespace) -> list[dict[str, Any]
 
 @contextlib.contextmanager
 def turn(lock: Path | None) -> Iterator[None]:
-    """Processes that are given the same file use the GPU one after the other."""
+    """Waits for the GPU: processes with the same lock file use it one after the other."""
     if lock is None:
         yield
         return
@@ -183,7 +183,7 @@ class Trial:
 
 
 def splits_of(plan: Plan) -> list[Split]:
-    """Those that may be fast, and the one that the plan chooses."""
+    """The splits that may be fast, and the one that the plan chooses."""
     least = min(map(plan.time, plan.splits))
     fast = [one for one in plan.splits if plan.time(one) <= SLOWEST * least]
     return list(dict.fromkeys([*fast, plan.split]))
@@ -206,7 +206,7 @@ def told(row: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The fastest split of each shape; rows of a shape come with the fastest first."""
+    """Lines with the fastest split of each shape. In `rows` the fastest of a shape comes first."""
     fastest = {row["shape"]: row["split"] for row in reversed(rows) if "us" in row}
     for shape in reversed(fastest):
         yield f"    {shape!r}: {fastest[shape]},"

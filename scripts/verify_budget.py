@@ -4,15 +4,16 @@ It is a calculation from measured step times, without a device:
 
     python scripts/verify_budget.py --json docs/results/verify-budget.json
 
-Half of the requests have GSM8K's mean acceptance length, half MT-Bench's, drawn at one rate for all
-places. A policy that knows these rates, and knows nothing of a single draft before it is verified,
-can do no better than to give the tokens of a step to the largest chances. So for each number of
-tokens that a step verifies there is a most that it emits, and a longest time that it may take.
+Half of the requests have GSM8K's mean acceptance length, half MT-Bench's, with one acceptance rate
+for all positions of a block. A policy that knows these rates, and nothing about a single draft
+before it is verified, can do no better than to verify the drafts with the largest chances. So for
+each number of tokens that a step verifies, there is a largest number of tokens that it emits, and a
+longest time that it may take.
 
-A step of many requests that verifies few tokens was not timed. Its least time follows from a timed
-step that verifies as many tokens with fewer requests, by what it does besides: draft for the other
-requests at the rate of a large product, and read their keys and values at the rate of a large copy.
-Nothing is added for what such a step would lose, so the true time is longer.
+A step of many requests that verifies few tokens was not timed. Its least time is that of a timed
+step that verifies as many tokens with fewer requests, plus the work for the other requests:
+drafting at the rate of a large product, and reading keys and values at the rate of a large copy. No
+other losses are added, so the true time is longer.
 """
 
 import argparse
@@ -35,18 +36,18 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 GSM8K, MT_BENCH = 6.54, 4.24
 DRAFTS, STEPS = 15, 300
 WANTED = 1.25
-"""Times the tokens per second of steps that verify every request's whole block."""
+"""The speed that is wanted, as a multiple of that of steps that verify whole blocks."""
 FLOPS, BYTES = 798e12, 2.95e12
-"""Per second, of a large bfloat16 product and of a large copy on an H100."""
+"""FLOPs of a large bfloat16 product and bytes of a large copy, per second on an H100."""
 LAYER, HEAD, LAYERS, DRAFTER_LAYERS = 192.9e6, 622.3e6, 36, 5
 """Weights of a layer and of the head of Qwen3-8B, and how many layers it and its drafter have."""
 CACHED = 2 * 8 * 128 * 2
 """Bytes of the keys and values of one token in one layer."""
 CONTEXT = 512
-"""Tokens of a context when the steps were timed, at least."""
+"""The fewest tokens of a context when the steps were timed."""
 
 Times = Mapping[tuple[int, int], float]
-"""Milliseconds of a step, by its batch size and width; it verifies their product of tokens."""
+"""Milliseconds of a step, by batch size and width. It verifies their product of tokens."""
 
 
 def main() -> None:
@@ -63,13 +64,13 @@ def main() -> None:
 
 
 def timed(name: str) -> dict[int, tuple[float, float]]:
-    """Milliseconds of steps that verify whole blocks, and of plain ones, by the batch size."""
+    """Milliseconds of steps that verify whole blocks and of plain steps, by batch size."""
     rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return {row["concurrency"]: (row["dflash_engine_ms"], row["plain_engine_ms"]) for row in rows}
 
 
 def least_times(timed: Mapping[int, tuple[float, float]], block: int = DRAFTS + 1) -> Times:
-    """The least that steps of these batch sizes take, at the widths of an adaptive engine."""
+    """The least times of steps of these batch sizes, at the widths of an adaptive engine."""
     times = {}
     for batch, (whole, plain) in timed.items():
         times |= {(batch, 1): plain, (batch, block): whole}
@@ -80,7 +81,7 @@ def least_times(timed: Mapping[int, tuple[float, float]], block: int = DRAFTS + 
 
 
 def added_by(requests: int, block: int) -> float:
-    """Milliseconds that so many requests more add at least, if no more tokens are verified."""
+    """The least milliseconds that `requests` more requests add if no more tokens are verified."""
     weights = DRAFTER_LAYERS * LAYER + HEAD
     drafting = requests * block * 2 * weights / FLOPS
     reading = requests * CONTEXT * CACHED * (LAYERS + DRAFTER_LAYERS) / BYTES
@@ -88,7 +89,7 @@ def added_by(requests: int, block: int) -> float:
 
 
 def rows_of(batch: int, times: Times) -> list[dict[str, Any]]:
-    """For several numbers of verified tokens: what they give at best, and what they may take."""
+    """For several numbers of verified tokens: the most emitted tokens, and the longest time."""
     whole = best_tokens(batch, batch * (DRAFTS + 1)) / times[batch, DRAFTS + 1]
     rows = []
     for tokens in sorted({batch * width for width in (4, 6, 8, 9, 10, 11, 12, 14, 16)}):
@@ -103,7 +104,7 @@ def rows_of(batch: int, times: Times) -> list[dict[str, Any]]:
 def best_tokens(
     batch: int, verified: int, lengths: tuple[float, float] = (GSM8K, MT_BENCH)
 ) -> float:
-    """Tokens that a step emits on average if every request's rate is known."""
+    """The most tokens that a step emits on average if every request's rate is known."""
     chances = np.cumprod(rates_of(batch, lengths), axis=1)
     return expected_tokens(chances, verified - batch)
 
@@ -114,7 +115,7 @@ def rates_of(batch: int, lengths: tuple[float, float]) -> Float[np.ndarray, "bat
 
 
 class Load:
-    """Requests of two kinds, which go on for ever."""
+    """Requests of two kinds, which never end."""
 
     def __init__(self, batch: int, lengths: tuple[float, float], times: Times):
         self.batch, self.times, self.rates = batch, times, rates_of(batch, lengths)
@@ -122,7 +123,7 @@ class Load:
         self.milliseconds, self.tokens = 0.0, 0
 
     def step(self, width: int, num_drafts: Int[np.ndarray, " batch"]) -> Int[np.ndarray, " batch"]:
-        """How many drafts are accepted of each request."""
+        """Runs a step, and returns how many drafts of each request are accepted."""
         right = np.cumprod(self.random.random(self.rates.shape) < self.rates, axis=1).sum(axis=1)
         accepted = np.minimum(right, num_drafts)
         self.milliseconds += self.times[self.batch, width]
@@ -144,8 +145,8 @@ def fixed(batch: int, lengths: tuple[float, float], width: int, times: Times) ->
 
 
 def shared(batch: int, lengths: tuple[float, float], times: Times) -> float:
-    """The engine's speed: the host chooses the width with results of the step before the last, and
-    the device shares out the tokens."""
+    """The speed of the engine's policy: the host chooses the width from the results of the step
+    before the last, and the device shares the tokens out among the requests."""
     seconds = {key: value for key, value in times.items() if key[0] == batch}
     load, adaptive = Load(batch, lengths, times), AdaptiveWidth(seconds, shares_tokens=True)
     tried = kept = np.zeros((batch, DRAFTS), np.float32)
@@ -169,7 +170,7 @@ def shared(batch: int, lengths: tuple[float, float], times: Times) -> float:
 
 
 def engine_speed(batch: int, times: Times) -> dict[str, Any]:
-    """The engine on several loads, as a share of whole blocks and of the best fixed width."""
+    """The engine's speed on several loads, relative to whole blocks and to the best fixed width."""
     widths = [width for size, width in times if size == batch]
     report = {}
     for lengths in ((GSM8K, MT_BENCH), (6.4, 3.0), (7.87, 7.87), (GSM8K, GSM8K), (1.3, 1.3)):

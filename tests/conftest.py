@@ -1,5 +1,5 @@
-"""Where the tests run and what watches them. Imports neither jax nor the packages: the hook that
-checks shapes has to come before them."""
+"""Settings and hooks of all tests. Imports neither jax nor the packages, because the hook that
+checks shapes has to be installed before them."""
 
 import collections
 import dataclasses
@@ -15,16 +15,16 @@ import pytest
 CHECKED = "array shapes: checked by beartype through jaxtyping"
 UNCHECKED = "array shapes: NOT CHECKED, beartype is not installed"
 NO_SKIPS = "JAXSPEC_NO_SKIPS"
-"""Environment variable with which a skipped test is a failure, as continuous integration wants it
-where everything that tests need was installed."""
+"""Environment variable that makes a skipped test a failure. Continuous integration sets it if
+everything that tests need is installed."""
 
 MOST_MAPPINGS = 25_000
-"""Linux allows a process 65,530 mappings by default. A program for CPUs takes several, and where no
-more are to be had XLA ends the process."""
+"""Compiled programs are freed above this number of memory mappings. Linux allows a process 65,530
+by default, a program for CPUs takes several, and XLA ends the process if it gets no more."""
 
 BETWEEN_COUNTS_S = 1.0
-"""Counting mappings takes up to 30 ms, and most tests end sooner. What compiles for a second adds
-few."""
+"""Seconds between two counts of mappings. A count takes up to 30 ms, which is longer than most
+tests, and what is compiled in a second adds few mappings."""
 
 FOLDER_OF_THE_RUN = "JAXSPEC_TESTS_PROGRAMS"
 """Environment variable with the folder of the programs that the processes of one run share."""
@@ -45,11 +45,11 @@ LONG_FILES = (
     "test_hits_and_misses.py",
     "test_qwen35_parity.py",
 )
-"""Those that take longest, about a minute or more of an idle core."""
+"""The files that take longest, about a minute or more of an idle core."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ["JAXSPEC_CACHE_DIR"] = ""  # nothing of one run may decide the next
+    os.environ["JAXSPEC_CACHE_DIR"] = ""  # no run may depend on an earlier one
     if not wants_gpu(config):
         os.environ["JAX_PLATFORMS"] = "cpu"
         # Threads for the interpreted kernels' warpgroups, which wait for each other.
@@ -72,8 +72,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """With -m gpu, imports only files with GPU tests: they need no more than jax and pytest, and
-    a GPU machine often has no more."""
+    """With -m gpu, imports only files with GPU tests: these need only jax and pytest, and a GPU
+    machine often has no more."""
     return True if wants_gpu(config) and not holds_gpu_tests(collection_path) else None
 
 
@@ -88,9 +88,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """On CPUs one process runs all tests of a file: they share engines, and so compiled programs.
-    Files begin in the order in which the processes collect them. Tests on a GPU share little, and a
-    file has up to 60 of them: any process takes the next one."""
+    """On CPUs one process runs all tests of a file, because they share engines and compiled
+    programs. Files begin in the order in which the processes collect them. Tests on a GPU share
+    little, and a file has up to 60 of them, so there any process takes the next test."""
     from xdist.scheduler import LoadFileScheduling, LoadScheduling
 
     if config.getvalue("dist") != "load":
@@ -104,9 +104,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """A fault in a kernel spoils everything that its process does on the GPU from then on. So the
-    process ends, and another one takes the tests that it still had. The report of the test has been
-    sent; xdist adds that its process has ended."""
+    """Ends the process if the GPU no longer works in it: a fault in a kernel spoils everything that
+    its process does on the GPU afterwards. Another process takes the remaining tests. The report of
+    the test has been sent; xdist adds that its process has ended."""
     done = yield
     config = item.config
     if hasattr(config, "workerinput") and wants_gpu(config) and not gpu_answers():
@@ -115,7 +115,7 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 
 _counted_at = 0.0
-"""When mappings were counted last."""
+"""The time at which mappings were counted last."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -141,8 +141,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Asking for GPU tests where none can run is a failure, not a pass; so is any skipped test if
-    the environment forbids it."""
+    """Makes the run fail if GPU tests were asked for and there is no GPU, or if tests were skipped
+    and the environment forbids it."""
     if exitstatus != pytest.ExitCode.OK:
         return
     if forbidden_skips(session.config) or (wants_gpu(session.config) and not has_gpu()):
@@ -150,8 +150,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def long_files_first(items: list[pytest.Item]) -> None:
-    """So that no process is left alone with a long one at the end: those that are known to be long,
-    then those with slow tests, then those with many tests."""
+    """Sorts the files: first those that are known to be long, then those with slow tests, then
+    those with many tests, so that no process is left alone with a long file at the end."""
     slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
     tests = collections.Counter(item.path for item in items)
 
@@ -163,8 +163,8 @@ def long_files_first(items: list[pytest.Item]) -> None:
 
 
 def long_tests_apart(items: list[pytest.Item]) -> None:
-    """Whole models take longest. Processes take two tests at a time to begin with, so a short one
-    follows each of these."""
+    """Puts a short test after each long one. Tests of whole models take longest, and processes take
+    two tests at a time at the beginning."""
     long = [item for item in items if item.path.parent.name == "gpu"]
     short = [item for item in items if item not in long]
     pairs = [item for pair in zip(long, short) for item in pair]
@@ -173,8 +173,8 @@ def long_tests_apart(items: list[pytest.Item]) -> None:
 
 
 def rebuild_records_unchecked() -> None:
-    """Records are checked where our code makes them, not where JAX takes them apart and puts them
-    together again: it does so around shapes, host arrays and marks of its own as well."""
+    """Makes JAX rebuild records without checking them, because it does so also with shapes, host
+    arrays and objects of its own as fields. Records that our code makes are checked."""
     import jax
 
     as_before = jax.tree_util.register_dataclass
@@ -203,15 +203,15 @@ def rebuild_records_unchecked() -> None:
 
 
 def share_the_gpu() -> None:
-    """Many processes at once: each takes the memory that it needs when it needs it, and computes
-    what a test expects on one core. Processes that this one starts inherit it."""
+    """Lets many processes use the GPU at once. Each allocates memory when it needs it, and computes
+    expected results on one core. Processes that this one starts inherit these settings."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def share_programs(config: pytest.Config) -> None:
-    """Equal programs are compiled once in a run: in whichever process needs them first, or after
-    `free_programs`. The folder begins empty and is removed, so no run decides the next."""
+    """Makes the processes of a run share their compiled programs, so that equal ones are compiled
+    once. The folder begins empty and is removed, so no run depends on an earlier one."""
     if os.environ.get(FOLDER_OF_THE_RUN):
         return  # the folder of the process that started this one
     folder = tempfile.mkdtemp(prefix="jaxspec-tests-")
@@ -228,14 +228,14 @@ def forget_shared(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def compiles_anew():
-    """For tests about compiling: nothing comes out of the folder of the run, and nothing did
-    before, since on a CPU a program that jax has read cannot be written again."""
+    """For tests about compiling: switches off the shared folder, and frees programs that came from
+    it, because on a CPU a program that jax has read cannot be written again."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     def switch(on: bool) -> None:
         jax.config.update("jax_enable_compilation_cache", on)
-        compilation_cache.reset_cache()  # else jax goes on as it began
+        compilation_cache.reset_cache()  # otherwise jax keeps its old choice
 
     before = jax.config.jax_enable_compilation_cache
     switch(False)
@@ -245,7 +245,7 @@ def compiles_anew():
 
 
 def num_mappings() -> int:
-    """Pieces of memory that the system keeps for this process; 0 if it does not say."""
+    """How many memory mappings this process has; 0 if the system does not say."""
     try:
         return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
@@ -253,7 +253,8 @@ def num_mappings() -> int:
 
 
 def free_programs() -> None:
-    """Programs that somebody still holds go on running; others are compiled again when needed."""
+    """Frees compiled programs. Those that are still referenced stay; the others are compiled again
+    when they are needed."""
     import jax
 
     from jaxspec.engine.step import compiled
@@ -274,14 +275,14 @@ def has_gpu() -> bool:
 
 
 def gpu_answers() -> bool:
-    """Whether numbers still come back from the GPU as they were sent."""
+    """Whether numbers come back from the GPU as they were sent."""
     import jax
     import numpy as np
 
     sent = np.arange(4)
     try:
         return bool((np.asarray(jax.device_put(sent)) == sent).all())
-    except Exception:  # whatever it is, this process computes nothing any more
+    except Exception:  # after any error this process can compute nothing
         return False
 
 
@@ -294,8 +295,8 @@ def forbidden_skips(config: pytest.Config) -> list[pytest.TestReport]:
 
 
 def leave_time_to_hypothesis() -> None:
-    """No example has a deadline, because how long it takes depends on what else the machine does.
-    GPU machines often have no hypothesis."""
+    """Removes the deadline of hypothesis's examples, because their time depends on what else the
+    machine does. GPU machines often have no hypothesis."""
     if importlib.util.find_spec("hypothesis") is None:
         return
     from hypothesis import HealthCheck, settings
@@ -310,6 +311,6 @@ def has_beartype() -> bool:
 
 
 def holds_gpu_tests(path: pathlib.Path) -> bool:
-    """Whether a file or a folder has GPU tests: those of a folder `gpu` have their mark by name."""
+    """Whether a file or a folder has GPU tests. In a folder named `gpu`, all tests are."""
     files = [path] if path.is_file() else path.rglob("test_*.py")
     return any(file.parent.name == "gpu" or "mark.gpu" in file.read_text() for file in files)

@@ -29,8 +29,8 @@ def differences_from_plain(
     params: SamplingParams,
     outputs: Sequence[RequestOutput],
 ) -> list[Difference]:
-    """Decodes without drafts, with the same parameters, and returns the differences. The usual
-    reason for one is a tie in bfloat16."""
+    """Decodes the prompts without drafts, with the same parameters, and returns the differences.
+    The usual cause of a difference is a tie between two logits in bfloat16."""
     plain = engine.plain().generate(prompts, params, logprobs=2, errors="return")
     return first_differences(outputs, plain)
 

@@ -1,4 +1,4 @@
-"""How fast tokens come, without the time in which programs are loaded or compiled."""
+"""Measures how fast tokens are generated, without the time for loading or compiling programs."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from jaxspec.engine.event_stream import StreamEvent
 
 
 class ProgramTimer:
-    """Programs for which an engine's steps have waited since the timer was made."""
+    """Counts the programs for which an engine's steps have waited since the timer was made."""
 
     def __init__(self, engine: Engine):
         self._clock = engine.loop.device.clock
@@ -25,7 +25,7 @@ class ProgramTimer:
 
 
 class DecodeClock:
-    """The rate at which tokens come after the first one of each prompt, which ends its reading."""
+    """The rate of tokens, without the first token of each prompt, which belongs to reading it."""
 
     def __init__(self, waited: Callable[[], float] = lambda: 0.0):
         """`waited` returns seconds that do not count, such as those of compiling."""

@@ -1,4 +1,4 @@
-"""A conversation: what was said, and what the model reads of it."""
+"""A conversation: its messages, and the token ids that the model reads."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ FULL = "the context is full: {used} of {most} tokens; /reset begins a new conver
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """A chat with a model that has a chat template. Changes make a new record."""
+    """A chat with a model that has a chat template. Every change returns a new record."""
 
     template: ChatTemplate
     system: str | None = None
@@ -42,7 +42,7 @@ class Conversation:
         return dataclasses.replace(self, system=text, messages=())
 
     def token_ids(self, encode: Encode) -> list[int]:
-        """What the model reads before it answers."""
+        """The token ids that the model reads before it answers."""
         first = ({"role": "system", "content": self.system},) if self.system else ()
         text = render_chat(
             self.template, [*first, *self.messages], enable_thinking=self.enable_thinking
@@ -61,7 +61,7 @@ class Document:
     text: str = ""
 
     def asked(self, text: str) -> "Document":
-        """What the user writes begins a new line."""
+        """The document with what the user wrote added, on a new line."""
         between = "" if not self.text or self.text.endswith("\n") else "\n"
         return Document(f"{self.text}{between}{text}")
 
@@ -77,15 +77,16 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What a line of the user's means."""
+    """The meaning of a line that the user typed."""
 
     kind: Literal["say", "help", "reset", "system", "exit", "unknown", "nothing"]
     text: str = ""
-    """What is said, the new system message, or the answer to an unknown command."""
+    """The message, the new system message, or the answer to an unknown command."""
 
 
 def parsed(line: str) -> Line:
-    """A line is a command if its first word is a slash and letters, so that a path can be said."""
+    """Reads a line. It is a command if its first word is a slash and letters, and otherwise a
+    message, so that a message may begin with a path such as /etc/hosts."""
     if not line.strip():
         return Line("nothing")
     word, _, rest = line.strip().partition(" ")

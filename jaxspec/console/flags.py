@@ -46,8 +46,8 @@ def flag_of(name: str) -> str:
 
 
 def help_of(record: type[Any], name: str) -> str:
-    """The docstring of a field as help, with other fields replaced by their flags, and with the
-    default."""
+    """The docstring of a field as help text: names of fields become flags, and the default is added
+    at the end."""
     fields = _fields(record)
     mention = lambda match: flag_of(match[1]) if match[1] in fields else match[1]
     text = re.sub(r"`(\w+)`", mention, docstrings(record)[name]).rstrip(".").replace("%", "%%")
@@ -102,7 +102,8 @@ def _first_of_union(kind: Any) -> Any:
 
 
 def filled[Record](record: type[Record], flags: Mapping[str, Any]) -> Record:
-    """A record from the flags with its fields' names; a flag that is None leaves the default."""
+    """A record whose fields have the values of the flags of the same names. A field keeps its
+    default if its flag is None."""
     values = {name: flags[name] for name in _fields(record) if flags.get(name) is not None}
     return record(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxspec.engine.plan.options import EngineOptions
 
 Report = Callable[[int, int], None]
-"""Is told how much is done, and of how much."""
+"""A function that is called with how much is done and how much there is to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +52,8 @@ def check_models(named: NamedModels, methods: tuple[str, ...]) -> None:
 
 
 def chosen_models(named: NamedModels) -> NamedModels:
-    """The same with target and dtype: by default the demo pair's. If only a drafter is named, the
-    target is the one that its config names."""
+    """The models with the target and the dtype filled in. If nothing is named, they are the demo
+    pair; if only a drafter is named, the target is the one that its config names."""
     from jaxspec.engine.setup.load_models import auto_dtype, named_target
 
     if named.is_demo:

@@ -1,4 +1,4 @@
-"""Opens the engine of a command, and says meanwhile on which device, with which models."""
+"""Opens the engine of a command, and tells the user which models run on which device."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,8 +18,8 @@ Say = Callable[[str], None]
 def say_what_runs(
     named: NamedModels, say: Say, quiet: bool = False, devices: int = 1
 ) -> NamedModels:
-    """Chooses the models and says so, with the devices. If quiet, only models that the user did not
-    name are said."""
+    """Chooses the models, and tells the user which models run on which devices. If `quiet`, it does
+    so only if the user named no target."""
     chosen = chosen_models(named)
     if not quiet or named.model is None:
         say(f"running on {device_in_words(devices)}: {in_words(named, chosen)}")
@@ -31,7 +31,7 @@ def say_what_runs(
 def opened_engine(
     chosen: NamedModels, options: "EngineOptions", say: Say, quiet: bool = False
 ) -> "Engine":
-    """The engine, with a bar while weights are read and a line afterwards."""
+    """Opens the engine, with a progress bar while weights are read and a line afterwards."""
     read, watch = 0, Stopwatch()
     with bar("reading weights", "B", shown=not quiet) as show:
 
@@ -53,7 +53,8 @@ def warmed_up(
     say: Say,
     quiet: bool = False,
 ) -> None:
-    """Makes ready what the first steps of these prompts need, with a bar and a line."""
+    """Loads or compiles the programs that the first steps of these prompts need, with a progress
+    bar and a line afterwards."""
     watch = Stopwatch()
     with bar("loading or compiling programs", shown=not quiet, grows=True) as report:
         count = engine.warm_up(prompts, params, report)

@@ -12,7 +12,7 @@ FROM_ENVIRONMENT = {
     "process_id": "JAX_PROCESS_ID",
 }
 DEAD_AFTER_S = 30
-"""Seconds without a sign of life after which a process counts as dead, and the others end."""
+"""Seconds without a sign of life after which a process counts as dead and the others end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Together:
 
 
 def completed(flags: Together) -> Together:
-    """The flags, completed by the environment. Refuses them if one is missing or does not fit."""
+    """The flags, with missing ones taken from environment variables. Refuses them if one is still
+    missing or if they do not fit together."""
     found = {
         name: os.environ.get(variable) if getattr(flags, name) is None else getattr(flags, name)
         for name, variable in FROM_ENVIRONMENT.items()

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 Report = Callable[[int, int], None]
-"""Is told how much is done, and of how much."""
+"""A function that is called with how much is done and how much there is to do."""
 
 THREAD = "progress bar"
 TICK_SECONDS, LEAST_SECONDS = 0.2, 0.05
@@ -20,10 +20,11 @@ FORMAT_OF_BEGINNING = "{desc} [{elapsed}]"
 
 
 class Bar:
-    """A bar that also moves while nothing is reported, so that nobody takes it for dead."""
+    """A progress bar whose clock also runs while nothing is reported, so that the program does not
+    seem to hang."""
 
     def __init__(self, name: str, unit: str = "", shown: bool = True, grows: bool = False):
-        """`grows`: more to do is found on the way, so that a share of it would go back."""
+        """`grows` says that the total grows during the work, so no percentage is shown."""
         self._format = FORMAT_OF_GROWING if grows else FORMAT
         self._bar: Any = tqdm(
             desc=name,
@@ -64,7 +65,7 @@ class Bar:
 
 @contextmanager
 def bar(name: str, unit: str = "", shown: bool = True, grows: bool = False) -> Iterator[Report]:
-    """A bar in the terminal, and what it is told; without a terminal nothing is shown."""
+    """Shows a progress bar if stderr is a terminal, and yields the function that reports to it."""
     opened = Bar(name, unit, shown, grows)
     try:
         yield opened.report
@@ -73,7 +74,7 @@ def bar(name: str, unit: str = "", shown: bool = True, grows: bool = False) -> I
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Measures the seconds since it was made."""
 
     def __init__(self) -> None:
         self.begin = time.perf_counter()

@@ -44,7 +44,7 @@ def read_prompts(sources: PromptSources, stdin: TextIO | None) -> list[Prompt]:
 def _read_text(stdin: TextIO | None) -> str:
     try:
         return _opened(stdin).read()
-    except (OSError, ValueError) as error:  # a ValueError if it is closed, or no text
+    except (OSError, ValueError) as error:  # a ValueError if it is closed or is not text
         raise _unreadable("standard input", error) from error
 
 
@@ -97,13 +97,14 @@ def _ids(text: str) -> list[int]:
 
 
 Render = Callable[[str], str]
-"""From a prompt to the text that the model reads."""
+"""A function from a prompt to the text that the model reads."""
 
 
 def chat_of(
     template: ChatTemplate | None, system: str | None = None, enable_thinking: bool = False
 ) -> Render | None:
-    """Renders a prompt as a chat; None without a template, which then can be given nothing."""
+    """The function that renders a prompt as a chat; None if there is no template. Without one, a
+    system prompt and thinking are refused."""
     if template is None:
         if system or enable_thinking:
             flag = "--system-prompt" if system else "--enable-thinking"

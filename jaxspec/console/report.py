@@ -41,27 +41,28 @@ def stats_object(stats: AcceptanceCounts) -> dict[str, Any]:
 
 
 PLACES = 5
-"""First places of a block whose shares of accepted drafts are printed; --json has all."""
+"""For how many positions of a block, from the first on, the share of accepted drafts is printed;
+--json has all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunTimes:
-    """How long a run took. None of the seconds is in another."""
+    """How long a run took. No second is counted in two of these fields."""
 
     seconds: float
     """Reading the prompts and decoding."""
     start_s: float
     """Everything before that: imports, reading weights, making programs ready."""
     late_programs: int = 0
-    """Programs that were made only while the run needed them."""
+    """Programs that were not ready when the run needed them."""
     late_s: float = 0.0
-    """Seconds that the run waited for these."""
+    """Seconds that the run waited for these programs."""
     tokens_per_s: float | None = None
     """Tokens after the first of each prompt, per second; None if there were none."""
     plain_tokens_per_s: float | None = None
-    """The same of plain decoding on the same prompts; None if it was not measured."""
+    """The same rate in plain decoding of the same prompts; None if it was not measured."""
     plain_tokens: int = 0
-    """Tokens that this was measured with."""
+    """Tokens from which the rate of plain decoding was measured."""
 
 
 def summary(outputs: Sequence[RequestOutput], times: RunTimes) -> list[str]:
@@ -82,8 +83,8 @@ def summary(outputs: Sequence[RequestOutput], times: RunTimes) -> list[str]:
 
 
 def passes(output: RequestOutput) -> int:
-    """Forward passes of the target that gave tokens to a request; the first one ends the reading of
-    the prompt."""
+    """Forward passes of the target that gave tokens to a request. The first one is the pass that
+    ends the reading of the prompt."""
     return len(output.stats.itl_s) + 1 if output.token_ids else 0
 
 

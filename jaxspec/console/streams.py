@@ -1,4 +1,4 @@
-"""Standard output and error of a command, if they are full, closed, or not there at all."""
+"""Standard output and standard error of a command, which may be full, closed, or missing."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from jaxspec.errors import LoadError, one_line
 
 
 class _Results:
-    """Standard output whose failures are errors in one line. A reader that left, as `head` does, is
-    no failure: its BrokenPipeError passes through."""
+    """Standard output that raises a LoadError if it cannot be written to. A BrokenPipeError passes
+    through, because a reader that leaves, as `head` does, is no failure."""
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -46,8 +46,8 @@ class _Results:
 
 @contextmanager
 def open_streams() -> Iterator[None]:
-    """Inside, standard output fails in words, and what is said on standard error is discarded if
-    there is no standard error."""
+    """Inside the context, a failure of standard output is a LoadError, and if there is no standard
+    error, what is written to it is discarded."""
     before = sys.stdout, sys.stderr
     results: Any = _Results(sys.stdout)
     sys.stdout = results
@@ -63,7 +63,7 @@ def write_no_more(stream: Any) -> None:
     """Discards the rest of a stream that cannot be written, so that it does not fail at exit."""
     try:
         number = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # no file of the system's
+    except (OSError, ValueError, AttributeError):  # not a file of the operating system
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)

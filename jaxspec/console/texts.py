@@ -30,9 +30,9 @@ def dim(text: str, stream: Any) -> str:
 class Texts:
     """Writes continuations in the order of their prompts.
 
-    In a terminal each follows its prompt, which is dim. In a file or a pipe there is only the
-    continuation, as another program wants it. Several prompts have a heading each, as those of
-    `head` and `tail` for several files, unless `headings` is off.
+    In a terminal each continuation follows its prompt, which is dim. A file or a pipe gets only the
+    continuations, because they are for another program. If there are several prompts, each has a
+    heading, as in the output of `head` for several files, unless `headings` is off.
     """
 
     def __init__(self, prompts: Sequence[str], continues: bool, headings: bool = True):
@@ -44,7 +44,7 @@ class Texts:
         self._turn = 0
         """The prompt whose text is being written."""
         self._waiting = dict.fromkeys(range(len(prompts)), "")
-        """What is not written yet of it and of the prompts after it."""
+        """By prompt, the text that came and is not written yet."""
         self._ended: set[int] = set()
 
     def begin(self) -> None:
@@ -52,7 +52,7 @@ class Texts:
         sys.stdout.flush()
 
     def add(self, index: int, text: str, is_last: bool) -> None:
-        """Takes more of one prompt's text, and writes all that it is the turn of."""
+        """Takes more text of one prompt, and writes what is next in the order of the prompts."""
         self._waiting[index] += text
         if is_last:
             self._ended.add(index)

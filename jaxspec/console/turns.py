@@ -1,4 +1,4 @@
-"""The turns of a conversation in the terminal: a line of the user's, then the model's answer."""
+"""The turns of a conversation in the terminal: a line from the user, then the model's answer."""
 
 import dataclasses
 import sys
@@ -25,7 +25,7 @@ NO_TEMPLATE = (
     "this model has no chat template, so it is no chat model: it continues the text that you write"
 )
 FIRST_WORDS = "hello"
-"""What the programs of the first turn are prepared for."""
+"""A stand-in for the first message, for which programs are made ready before it is typed."""
 
 
 class Talk:
@@ -48,7 +48,7 @@ class Talk:
         self.goes_on = True
         self.encode = engine.tokenizer.encode
         self.prepared: set[int] = set()
-        """Sizes of prompts whose programs are ready."""
+        """The widths for which the programs that read prompts are ready."""
 
     def greet(self) -> None:
         if isinstance(self.said, Document):
@@ -61,7 +61,7 @@ class Talk:
         self._prepare_for(self.said.asked(FIRST_WORDS).token_ids(self.encode))
 
     def take(self, line: str) -> None:
-        """Does what a line of the user's says. What goes wrong is said, and the talk goes on."""
+        """Carries out a line that the user typed. Errors are printed, and the talk goes on."""
         try:
             self._take(parsed(line))
         except JaxspecError as error:
@@ -93,7 +93,7 @@ class Talk:
             self.say(f"system message: {self.said.system or 'none'}")
 
     def _answer(self, text: str) -> None:
-        """A turn of the model's. An interrupt ends it, and what came so far is kept."""
+        """Lets the model answer. An interrupt ends the answer, and its text so far is kept."""
         asked = self.said.asked(text)
         ids = asked.token_ids(self.encode)
         most = self.engine.max_model_len
@@ -112,7 +112,7 @@ class Talk:
             self.say(FULL.format(used=most, most=most))
 
     def _streamed(self, ids: list[int], params: SamplingParams) -> tuple[str, RequestOutput | None]:
-        """The answer as far as it came; no output if it was interrupted."""
+        """The text of the answer, and its output; None for the output if it was interrupted."""
         timer, text, output = ProgramTimer(self.engine), "", None
         clock = DecodeClock(lambda: timer.seconds)
         try:

@@ -28,21 +28,21 @@ class Contender:
     """A method, and the synthetic acceptance it is measured with, if any."""
 
     method: str
-    """A name of `METHODS`."""
+    """A name in `METHODS`."""
     engine: Engine
     """The engine, which contenders share if they differ only in synthetic acceptance."""
     label: str = ""
     """Name of the synthetic acceptance, for example "GSM8K"; empty if there is only one."""
     synthetic: SyntheticAcceptance | None = None
-    """How acceptance is drawn; None compares the drafts."""
+    """How acceptance is drawn; if None, the target decides which drafts are accepted."""
 
     @property
     def name(self) -> str:
         return f"{self.method} {self.label}".rstrip()
 
     def set_acceptance(self) -> None:
-        """Prepares the engine for this contender. Acceptance rates are data of its programs, which
-        need not be compiled again."""
+        """Prepares the engine for this contender. Acceptance rates are inputs of its programs, so
+        nothing is compiled again."""
         if self.synthetic is not None:
             self.engine.set_synthetic_acceptance(self.synthetic)
 
@@ -69,9 +69,9 @@ def benchmark(
     breakdown: bool,
     progress_bar: ProgressBar,
 ) -> Iterator[dict[str, Any]]:
-    """Runs the benchmark and yields the figures after every pass, at last all of them. Without a
-    bandwidth, that of a copy is measured on an accelerator; `breakdown` also times the parts of
-    steps."""
+    """Runs the benchmark and yields all figures so far after every pass. If no bandwidth is given,
+    that of a copy is measured, on accelerators only. `breakdown` also times the parts of a step and
+    yields once more."""
     clock = CompileClock()
     bandwidth = bytes_per_second or _measured_bandwidth()
     warm_up(contenders, schedule, progress_bar)
@@ -91,8 +91,8 @@ def benchmark(
 
 
 def _measured_bandwidth() -> float | None:
-    """None on a CPU, whose caches hold much of what a small model reads, so that the bytes of a
-    step over the speed of a large copy are no lower bound there."""
+    """The bandwidth of large copies; None on a CPU. Its caches hold much of what a small model
+    reads, so a step there may be faster than a copy of the same bytes."""
     return None if jax.default_backend() == "cpu" else copy_bytes_per_second()
 
 
@@ -133,7 +133,7 @@ def compare(
     bytes_per_second: float | None,
     progress_bar: ProgressBar,
 ) -> Iterator[list[Row]]:
-    """After every pass, a row per contender and concurrency over the passes so far."""
+    """Yields after every pass a row per contender and concurrency, over all passes so far."""
     clock = CompileClock()
     runs: dict[tuple[str, int], list[Run]] = {}
     compile_s: dict[tuple[str, int], float] = {}

@@ -19,7 +19,7 @@ from jaxspec.proposers.device import Drafts
 
 CALLS, ROUNDS = 10, 5
 PARTS = ("draft", "verify", "accept")
-"""accept: acceptance and commit."""
+"""The parts that are timed; `accept` is acceptance and commit together."""
 
 
 def part_ms(engine: Engine, batch: int, context: int) -> dict[str, float]:

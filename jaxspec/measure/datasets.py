@@ -47,7 +47,7 @@ def built_in(name: str) -> list[Sample]:
 
 
 def read_file(path: str, layout: str = "auto") -> list[Sample]:
-    """The prompts of a file; only the first turn of a conversation."""
+    """The prompts of a file. A conversation counts with its first turn only."""
     layouts = ("auto", *LAYOUTS)
     if layout not in layouts:
         raise UsageError(f"dataset format {layout!r}; expected one of {', '.join(layouts)}")

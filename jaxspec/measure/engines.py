@@ -50,7 +50,7 @@ def random_models(
 
 
 def spread_over(opened: Opened, devices: int) -> Opened:
-    """The same pair with its parameters spread over so many devices."""
+    """The same pair with its parameters spread over this many devices."""
     models = with_shards(opened.models, Shards(devices))
     return dataclasses.replace(opened, params=spread_params(models, opened.params))
 
@@ -113,8 +113,8 @@ def engine_for(
 ) -> Engine:
     """An engine that compiles decode steps only for these batch sizes, and prefill steps only in
     the widths that prompts of these lengths need. An adaptive engine keeps its default batch sizes.
-    Without `prefix_caching` every prompt is read in full, so that the times of reading are honest;
-    without `compile_ahead` nothing else runs beside the steps.
+    `prefix_caching` is off by default, so that every prompt is read in full and its time counts;
+    `compile_ahead` is off, so that nothing else runs beside the steps.
     """
     options.setdefault("prefix_caching", False)
     options.setdefault("compile_ahead", False)
@@ -147,6 +147,6 @@ def compile_all(
     engines: Sequence[Engine], draws: bool, progress: Callable[[int, int], None] | None = None
 ) -> int:
     """Compiles every program that these engines can need, and returns their number. `progress` is
-    called with how many are ready, and of how many so far."""
+    called with how many are ready and how many are known so far."""
     programs = (p for engine in engines for p in engine.programs(draws, only_needed=True))
     return compile_side_by_side(programs, progress)

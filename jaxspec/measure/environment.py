@@ -24,7 +24,7 @@ GIT_SECONDS = 10
 
 
 def environment() -> dict[str, Any]:
-    """What every results file says of the machine and of the code that ran."""
+    """What every results file says about the machine and about the code that ran."""
     device = jax.devices()[0]
     return {
         "device": device.device_kind,
@@ -36,15 +36,15 @@ def environment() -> dict[str, Any]:
 
 
 def code() -> dict[str, Any]:
-    """The commit and the versions. Leaves the device alone, which a process that only starts others
-    must not take."""
+    """The commit and the versions. It does not start the device, so that a process that only starts
+    other processes can use it without taking the device from them."""
     versions = {"jaxspec": jaxspec.__version__} | {name: version(name) for name in PACKAGES}
     return {"commit": commit(), "versions": versions}
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit of the code that runs: what `JAXSPEC_COMMIT` says, or git if this is a checkout,
-    or the version of the package. A checkout with changes that are not committed ends in -dirty."""
+    """The commit of the code that runs, from `JAXSPEC_COMMIT` or from git; without both, the
+    version of the package. It ends in -dirty if a checkout has uncommitted changes."""
     return os.environ.get(COMMIT_VARIABLE) or _described(root) or f"release {jaxspec.__version__}"
 
 

@@ -21,7 +21,7 @@ COPIES_IN_A_ROW, ROUNDS = 8, 3
 
 @dataclasses.dataclass(frozen=True)
 class StepBytes:
-    """Bytes that a decode step reads at least, by phase."""
+    """The bytes that a decode step has to read at least, by phase."""
 
     verify: int
     """The target's layers, norms and head."""
@@ -39,7 +39,7 @@ class StepBytes:
 
 
 def step_bytes(models: Models, params: Params) -> StepBytes:
-    """Those of one device, if the models are spread over several."""
+    """The least bytes of a step of these models; of one device, if they are spread over several."""
     params = on_one_device(params)
     target = _bytes_by_path(params["target"])
     head = target.get("head/kernel") or target["embedding/embedding"]

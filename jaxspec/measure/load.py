@@ -21,7 +21,7 @@ class Work:
     prompt: tuple[int, ...]
     """Token ids."""
     params: SamplingParams
-    """How to continue it."""
+    """How the prompt is continued."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Run:
     """Seconds from the first submission to the last token."""
     outputs: tuple[RequestOutput, ...]
     step_s: tuple[float, ...]
-    """Seconds of the steady steps: every slot of the load was decoding, no prompt was read."""
+    """Seconds of each step in which every slot of the load decoded and no prompt was read."""
 
 
 def run_load(

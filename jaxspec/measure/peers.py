@@ -64,8 +64,8 @@ def _our_steps(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
 
 
 def _steady(system: str, step_ms: float, row: Row) -> Row:
-    """The rate of a step of this length with the acceptance length of our `row`; for synthetic
-    acceptance, with the mean that it was drawn from."""
+    """The rate of a system whose steps take `step_ms`, with the acceptance length of our `row`. If
+    that acceptance is synthetic, its length is the mean of the distribution it was drawn from."""
     concurrency = row["concurrency"]
     length = row.get("drawn_length", row["speculation"]["mean_acceptance_length"])
     return {

@@ -12,8 +12,8 @@ from jaxspec.engine.step.io import Models
 from jaxspec.models.targets import without_features
 
 MOST_TOKENS, MOST_SECONDS, FEWEST_TOKENS = 32, 5.0, 8
-"""Plain decoding is measured for so many tokens per prompt, or until so many seconds have passed
-and so many tokens have come."""
+"""Plain decoding is measured for MOST_TOKENS per prompt, or until MOST_SECONDS have passed and
+FEWEST_TOKENS have come."""
 
 
 def plain_engine(engine: Engine, longest_prompt: int, tokens: int) -> Engine:
@@ -29,7 +29,7 @@ def plain_engine(engine: Engine, longest_prompt: int, tokens: int) -> Engine:
         exact=False,
         width=None,
         prefix_caching=False,
-        # These would have no effect, which the log would say.
+        # These would have no effect, and the log would warn of it.
         adaptive=False,
         num_snapshots=None,
         memory_fraction=EngineOptions.memory_fraction,
@@ -39,8 +39,8 @@ def plain_engine(engine: Engine, longest_prompt: int, tokens: int) -> Engine:
 
 
 def _pages(engine: Engine, positions: int) -> int:
-    """Pages for as many such requests as run at once; a power of two, so that another prompt needs
-    no other program."""
+    """The number of pages for as many such requests as run at once, rounded up to a power of two so
+    that prompts of other lengths use the same programs."""
     plan = engine.plan
     needed = plan.num_slots * -(-(positions + plan.block_size) // plan.page_size)
     return max(plan.max_pages, min(engine.total_pages, 1 << (needed - 1).bit_length()))
@@ -52,8 +52,8 @@ def plain_decoding(
     params: SamplingParams,
     progress: Callable[[int, int], None],
 ) -> DecodeClock:
-    """Decodes the beginnings of the same outputs without drafts. Nothing of making programs ready
-    is in the rate."""
+    """Decodes the beginnings of the same outputs without drafts. The rate leaves out the time in
+    which programs are made ready."""
     limited = dataclasses.replace(
         params, max_tokens=min(params.max_tokens, MOST_TOKENS), logprobs=None
     )

@@ -86,8 +86,7 @@ def _label_speedups(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _acceptance(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
-    """Shows the highest concurrency of every contender, since concurrency does not change
-    acceptance."""
+    """Draws every contender at its highest concurrency only, which does not change acceptance."""
     axes.set(title="Acceptance per position", xlabel="place in the block", ylabel="share of steps")
     axes.set_ylim(0, 1.3)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -165,7 +164,8 @@ def _label_parts(axes: Any) -> None:
 
 
 def _step_bar(axes: Any, x: float, width: float, colour: str, row: Row) -> None:
-    """A bar for the step, or a stack of its parts with a mark for it; a line for the floor."""
+    """A bar for the step, or a stack of its parts with a mark for the whole step, and a line for
+    the floor."""
     bottom = 0.0
     for part, value in (row.get("part_ms") or {}).items():
         axes.bar(x, value, width, bottom, color=colour, alpha=ALPHA_OF_PART[part])
@@ -199,7 +199,7 @@ def _steps_of_all_systems(axes: Any, steady: Sequence[Row]) -> None:
 
 
 def _steady_decode(axes: Any, steady: Sequence[Row], colours: dict[str, str]) -> None:
-    """Our rates as lines, and as crosses the best of the other systems at the same acceptance."""
+    """Draws our rates as lines, and the best other system at the same acceptance as crosses."""
     for name, own in grouped(steady, lambda row: row["name"]).items():
         ours = {r["concurrency"]: r["tokens_per_s"] for r in own if r["system"] == "jaxspec"}
         others = grouped((r for r in own if r["system"] != "jaxspec"), lambda r: r["concurrency"])

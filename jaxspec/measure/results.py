@@ -18,14 +18,14 @@ Row = dict[str, Any]
 
 PERCENTILES = (50, 90, 99)
 COMPILE_S_WORTH_A_WARNING = 0.1
-"""Seconds of compiling within the measured passes."""
+"""The report has a warning if more seconds of compiling than these fell into measured passes."""
 
 
 def row_of(
     concurrency: int, runs: Sequence[Run], least: StepBytes, bytes_per_second: float | None
 ) -> Row:
-    """Medians over the passes, percentiles over all of their requests, counts pooled. Without a
-    bandwidth there is no floor."""
+    """The row of a contender: medians over the passes, percentiles over all of their requests, and
+    the sums of their counts. If there is no bandwidth, there is no floor."""
     outputs = [output for run in runs for output in run.outputs]
     stats = [output.stats for output in outputs]
     least_bytes = least.of_step(concurrency, _mean_context(stats))
@@ -73,7 +73,7 @@ def name_of(row: Row) -> str:
 
 
 def grouped[Key: Hashable](rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """The rows by key, keys in the order in which they first occur."""
+    """The rows by key. Keys are in the order in which they first occur."""
     groups: dict[Key, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -167,8 +167,8 @@ HEADINGS = (
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The table of the rows. `accept` is the mean acceptance length, `floor` the share of the
-    memory bandwidth, which is left out if no row has one, as on a CPU."""
+    """The table of the rows. `accept` is the mean acceptance length, and `floor` the share of the
+    memory bandwidth. The column `floor` is left out if no row has a value, as on a CPU."""
     lines = [*map(list, zip(*HEADINGS)), *map(_cells, rows)]
     if all(row["floor_fraction"] is None for row in rows):
         without = HEADINGS.index(FLOOR)

@@ -32,7 +32,7 @@ class Format(Protocol):
         ...
 
     def ending(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """The events after those of all choices."""
+        """The events that end the stream, after those of all choices."""
         ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -92,7 +92,8 @@ class Answer:
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
-        """The status is sent with the first event, so that what is refused at once has its own."""
+        """Streams the answer. The status is sent only with the first event, so that a request that
+        the engine refuses gets the status of an error."""
         begun = False
         try:
             while not self._is_complete:

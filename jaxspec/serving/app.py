@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and what is around them."""
+"""The ASGI application: the routes and the middleware around them."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -28,9 +28,9 @@ def app_of(service: Service) -> Starlette:
 def asgi_app(
     open_engine: Callable[[], Engine], name: str, options: ServingOptions | None = None
 ) -> Starlette:
-    """The application for any ASGI server that tells it when it starts and ends, as the protocol's
-    lifespan messages do. The engine is opened at the start, on a thread of its own; at the end,
-    requests that run have the time of `shutdown_timeout`."""
+    """The application for any ASGI server that sends the protocol's lifespan messages. The engine
+    is opened when the server starts, on a thread of its own. When the server ends, running requests
+    have `shutdown_timeout` seconds to finish."""
     options = options or ServingOptions()
 
     @contextlib.asynccontextmanager

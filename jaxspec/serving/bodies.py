@@ -8,13 +8,13 @@ from jaxspec.serving.fields import json_object
 from jaxspec.serving.refusals import Refusal
 
 LONGEST_BODY = 64 * 2**20
-"""Bytes of the longest body: a prompt of the longest context fits many times."""
+"""Bytes of the longest body, many times as long as a prompt that fills the longest context."""
 JSON = "application/json"
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object in the body. The type has to be JSON's, because a web page of any origin may
-    send the browser's other types without asking."""
+    """The JSON object in the body. The content type must be JSON, because browsers let a web page
+    of any origin send plain text or forms without asking the server first."""
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind != JSON:
         raise Refusal(

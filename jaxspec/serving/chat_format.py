@@ -26,8 +26,8 @@ class ChatFormat:
         texts: TokenTexts,
         closing_token: int | None,
     ):
-        """`split` is where every answer begins; `closing_token` is the token that ends thinking, if
-        a single one does."""
+        """`split` is the state in which every answer begins; `closing_token` is the token that ends
+        thinking, or None if no single token does."""
         self._envelope = envelope
         self._request = request
         self._begin = split
@@ -105,8 +105,8 @@ class ChatFormat:
         return sum(self._thought_of(output) for output in outputs)
 
     def _thought_of(self, output: RequestOutput) -> int:
-        """Tokens up to the one that ends thinking, or all if none does; 0 for an answer without
-        thinking."""
+        """How many tokens are thinking: those up to the one that ends it, all of them if none does,
+        0 if the answer has no thinking."""
         split, parts = reasoning.feed(self._begin, output.text)
         if not parts.reasoning and split.mode != reasoning.THINKING:
             return 0
@@ -121,7 +121,7 @@ class ChatFormat:
 def _choice(
     index: int, key: str, value: dict[str, Any], output: RequestOutput | None = None
 ) -> dict[str, Any]:
-    """A choice with a message or a delta; with its output, its end."""
+    """A choice with a message or a delta. With `output`, it also says why the choice ended."""
     choice = {"index": index, key: value, "logprobs": None, "finish_reason": None}
     if output is None:
         return choice
@@ -129,7 +129,7 @@ def _choice(
 
 
 def _reasoning(text: str) -> dict[str, Any]:
-    """Thinking under the name that vLLM has for it and the one that others have."""
+    """The thinking under the name that vLLM uses and under the one that others use."""
     return {"reasoning": text, "reasoning_content": text} if text else {}
 
 

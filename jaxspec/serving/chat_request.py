@@ -83,13 +83,13 @@ def _message(index: int, message: Any) -> Mapping[str, Any]:
     read = dict(message)
     read["role"] = ROLES.get(message["role"], message["role"])
     read["content"] = _content(f"{where}.content", message.get("content"))
-    if "reasoning" in message:  # the name in templates is the older one
+    if "reasoning" in message:  # templates read the older name
         read.setdefault("reasoning_content", message["reasoning"])
     return read
 
 
 def _content(where: str, content: Any) -> str:
-    """The text of a message. The texts of several parts become lines of one."""
+    """The text of a message. If it has several parts, their texts are joined by line breaks."""
     if content is None:
         return ""
     if isinstance(content, str):

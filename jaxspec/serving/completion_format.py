@@ -34,7 +34,7 @@ class CompletionFormat:
         count = request.generation.n * len(prompts)
         self._around = [around(envelope.chunk(_choice(i, BLANK), 0), BLANK) for i in range(count)]
         self._offsets = [0] * count
-        """Characters of the tokens so far, of each choice."""
+        """By choice, how many characters its tokens so far have."""
         self._echoes = {i: self._prompt(i).text for i in range(count)} if request.echo else {}
         """Texts of the prompts that are still to be sent, by choice."""
         self._always_whole = (
@@ -46,7 +46,7 @@ class CompletionFormat:
     def piece(self, choice: int, delta: Delta) -> bytes:
         self._completion_tokens += len(delta.token_ids)
         if self._request.echo and self._logprobs is not None:
-            # The engine returns the prompt's log probabilities, which come first, at the end.
+            # The prompt's log probabilities come first here, but the engine returns them last.
             return self._event(self._whole(choice, delta.output)) if delta.output else b""
         text = self._echoes.pop(choice, "") + delta.text
         if delta.output is None and not self._always_whole:
@@ -96,7 +96,7 @@ class CompletionFormat:
 def _choice(
     index: int, text: str, output: RequestOutput | None = None, include_stop: bool = False
 ) -> dict[str, Any]:
-    """A choice; with its output, its end."""
+    """A choice. With `output`, it also says why the choice ended."""
     choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
     if output is None:
         return choice

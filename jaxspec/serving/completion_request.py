@@ -33,8 +33,8 @@ class CompletionRequest:
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """What the engine is asked for about the prompt. A request for no tokens needs it, too,
-        because the engine has nothing else to do then."""
+        """How many log probabilities the engine returns for each token of the prompt; None for none
+        at all. A request for no tokens asks for at least 0, so that the engine reads the prompt."""
         if not self.echo:
             return None
         return (self.generation.logprobs or 0) if self.max_tokens == 0 else self.generation.logprobs

@@ -26,9 +26,9 @@ class Job:
     params: Sequence[SamplingParams]
     mailbox: Mailbox
     streams: bool
-    """Whether the answer wants every event, or only the last one of each choice."""
+    """Whether the answer needs every event; otherwise it gets only the last one of each choice."""
     ids: tuple[int, ...] = ()
-    """The engine's numbers of the choices while they run."""
+    """The numbers that the engine gave the choices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ Order = Callable[[], None]
 class EngineThread(threading.Thread):
     """Runs steps while there are requests, and otherwise sleeps until there is an order.
 
-    All that a step has to tell goes to the event loop in one call, because each call wakes it.
+    All news of a step goes to the event loop in one call, because each call wakes it.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class EngineThread(threading.Thread):
         self._orders.put(lambda: self._submit(job))
 
     def abort(self, job: Job) -> None:
-        """Ends what still runs of a job, without news of it."""
+        """Ends the choices of a job that still run, without sending news of them."""
         self._orders.put(lambda: self._abort(job))
 
     def call(self, work: Callable[[Engine], None]) -> None:
-        """Runs something between two steps."""
+        """Runs `work` on the engine's thread, between two steps."""
         self._orders.put(lambda: work(self._engine))
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ class EngineThread(threading.Thread):
     def _tell(self, call: Callable[[], None]) -> None:
         try:
             self._events.call_soon_threadsafe(call)
-        except RuntimeError:  # the event loop is closed: nobody listens any more
+        except RuntimeError:  # the event loop is closed
             self._stopped = True
 
 

@@ -1,4 +1,4 @@
-"""What is around the choices of an answer: its identity and its usage."""
+"""The parts of an answer around its choices: its identity and its usage."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from jaxspec.serving.generation import Generation
 from jaxspec.serving.usage import Tokens, tokens_of, usage, usage_so_far
 
 CHUNKS = {"chat.completion": "chat.completion.chunk"}
-"""The kinds of answers whose chunks are called something else."""
+"""The kind of a chunk, for the kinds of answers whose chunks have a kind of their own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What every chunk of an answer says about it."""
+    """The fields that every chunk of an answer repeats."""
 
     id: str
     object: str
@@ -32,7 +32,7 @@ class Envelope:
     identity: Identity
     generation: Generation
     prompt_tokens: int
-    """Of all prompts together."""
+    """Tokens of all prompts together."""
     show_cached: bool
     """Whether usage says how many of them were found in the prefix cache."""
 
@@ -45,7 +45,7 @@ class Envelope:
         return made | {"usage": None} if self.generation.include_usage else made
 
     def ending(self, outputs: Sequence[RequestOutput], reasoning_tokens: int = 0) -> bytes:
-        """The chunk at the end of a stream that has the usage, if that is wanted."""
+        """The chunk with the usage that ends a stream; empty if the request does not want it."""
         if not self.generation.include_usage:
             return b""
         counts = usage(self._tokens(outputs, reasoning_tokens), self.show_cached)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def escaped(text: str) -> bytes:
-    """A text as JSON."""
+    """A text as a JSON string."""
     return encode_basestring_ascii(text).encode()
 
 
@@ -15,8 +15,8 @@ def event(value: dict[str, Any]) -> bytes:
 
 
 def around(value: dict[str, Any], text: str) -> tuple[bytes, bytes]:
-    """The bytes of an event before and after a text in it, so that most events are made by putting
-    another text between them."""
+    """The bytes of an event before and after a text in it. Most events of a stream differ in that
+    text only, so they are made by putting another text in between."""
     before, found, after = event(value).partition(escaped(text))
     assert found, f"{text!r} is not in the event"
     return before, after

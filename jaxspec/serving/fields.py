@@ -15,7 +15,7 @@ def json_object(body: bytes) -> dict[str, Any]:
         value = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:
         raise bad_request("the body is nested too deeply; expected a JSON object") from None
-    except ValueError as error:  # of the syntax, the encoding, or an integer of too many digits
+    except ValueError as error:  # wrong syntax or encoding, or an integer with too many digits
         raise bad_request(f"the body is not JSON ({error}); expected a JSON object") from None
     if not isinstance(value, dict):
         raise bad_request(f"the body is {shown(value)}; expected a JSON object")

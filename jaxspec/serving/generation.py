@@ -19,13 +19,14 @@ class Generation:
     model: str | None
     """The name of the model; None for the only one."""
     max_tokens: int | None
-    """Most tokens of a choice; None if the request does not say."""
+    """Most tokens of a choice; None if the request sets no limit."""
     n: int
     """Choices per prompt."""
     params: SamplingParams
-    """How to sample, apart from `max_tokens`, and from the seeds of further choices."""
+    """How to sample. `max_tokens` and the seeds of choices after the first are set later."""
     logprobs: int | None
-    """Likeliest tokens whose log probabilities are wanted next to each token's own, or None."""
+    """How many of the likeliest tokens are listed beside each token's own log probability; None for
+    no log probabilities."""
     include_stop_text: bool
     """Whether a stop string that ended a text stays at its end."""
     stream: bool
@@ -38,7 +39,8 @@ class Generation:
 
 
 def read_generation(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Generation:
-    """The common fields; `max_tokens` and `logprobs` have other names or rules in each kind."""
+    """Reads the common fields. `max_tokens` and `logprobs` are given, because their names or rules
+    differ between the two kinds of requests."""
     stream = fields.flag("stream", False)
     options = _stream_options(fields, stream)
     salt = fields.text("cache_salt")
@@ -96,8 +98,8 @@ def read_logprobs(fields: Fields, name: str) -> int | None:
 def params_of_choice(
     generation: Generation, choice: int, max_tokens: int, prompt_logprobs: int | None
 ) -> SamplingParams:
-    """The parameters of one of a prompt's choices. The first has the seed of the request, so that
-    it is the only choice of the same request with n = 1; each further one has the next seed."""
+    """The parameters of one choice of a prompt. The first choice has the seed of the request, so it
+    is the same as the only choice with n = 1; each further choice has the next seed."""
     seed = generation.params.seed
     return dataclasses.replace(
         generation.params,

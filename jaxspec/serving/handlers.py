@@ -66,7 +66,7 @@ def _job(
     max_tokens: list[int],
     prompt_logprobs: int | None,
 ) -> Job:
-    """The choices of a request: all of the first prompt, then all of the next."""
+    """The job of a request: all choices of the first prompt, then all of the next one."""
     every = [(at, choice) for at in range(len(prompts)) for choice in range(generation.n)]
     return Job(
         prompts=[with_salt(prompts[at], generation.cache_salt) for at, _ in every],
@@ -80,8 +80,8 @@ def _job(
 
 
 def _rest(service: Service, prompt_tokens: int) -> int:
-    """Most tokens of an answer to a chat that does not say. If there is no room for any, the engine
-    will say so of one token."""
+    """Most tokens of an answer if the request sets no limit. The result is at least 1: if the
+    context has no room for even one token, the engine refuses the request with its own message."""
     rest = max(service.engine.most_tokens(prompt_tokens), 1)
     return min(rest, service.options.default_max_tokens or rest)
 
@@ -93,8 +93,8 @@ def _identity(request: Request, prefix: str, kind: str) -> Identity:
 
 
 def _split(service: Service, chat: ChatPrompt, prompt: str) -> ReasoningSplit:
-    """Where the thinking of an answer begins. If the request or the template has switched thinking
-    off, an answer that mentions the tags is not cut."""
+    """The state in which the split of an answer into thinking and content begins. If the request
+    has switched thinking off, nothing is split, even if the answer contains the tags."""
     if not _splits_reasoning(service) or chat.template_variables.get("enable_thinking") is False:
         return reasoning.whole_answer()
     return reasoning.split_after(prompt)

@@ -6,8 +6,8 @@ from jaxspec.errors import LoadError, UsageError, one_line
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens. It is made before anything slow, so that a taken port is said at
-    once."""
+    """A listening socket. It is made before anything slow, so that a port that is taken is reported
+    at once."""
     try:
         [(family, kind, number, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

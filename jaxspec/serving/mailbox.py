@@ -1,4 +1,4 @@
-"""Between the engine's thread, which adds events, and the answer of a request, which takes them."""
+"""Holds the events of a request between the engine's thread and the answer, which takes them."""
 
 import asyncio
 import dataclasses
@@ -37,12 +37,12 @@ class Mailbox:
         self._filled.set()
 
     def fail(self, error: Exception) -> None:
-        """The request cannot go on; whoever takes next gets the error."""
+        """Stores the error for which the request cannot go on; the next `take` raises it."""
         self._error = error
         self._filled.set()
 
     async def take(self) -> dict[int, Delta]:
-        """Waits until there is something, and returns it by choice."""
+        """Waits until there are events or an error, and returns what is new, by choice."""
         await self._filled.wait()
         self._filled.clear()
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""What happens around every route: numbers of requests, and keys."""
+"""What happens around every route: request ids and API keys."""
 
 import hashlib
 import hmac
@@ -13,7 +13,7 @@ from jaxspec.serving.refusals import error_body
 REQUEST_ID = "x-request-id"
 LONGEST_ID = 128
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version", "/load", "/openapi.json"})
-"""Paths that need no key: those that orchestrators and monitors ask."""
+"""Paths that need no key, because orchestrators and monitors request them."""
 
 
 class RequestIds:
@@ -37,7 +37,7 @@ class RequestIds:
 
 
 def _usable(id: str | None) -> str | None:
-    """An id that is safe in a header and in a line of a log."""
+    """The id if it is safe in a header and in a line of a log; otherwise None."""
     if id is None or not 0 < len(id) <= LONGEST_ID or not id.isascii() or not id.isprintable():
         return None
     return id

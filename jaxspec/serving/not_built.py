@@ -1,7 +1,7 @@
 """Fields of requests that stand for something that does not exist here.
 
-Clients send many of them with the value that changes nothing, so that value is accepted. Any other
-value is refused with the name of the field, because an answer without it would be another answer.
+Clients send many of them with a value that changes nothing, so such a value is accepted. Any other
+value is refused with the name of the field, because the answer would not be what was asked for.
 """
 
 import json
@@ -50,7 +50,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""The values of each field that change nothing, besides null."""
+"""The values of each field that change nothing; null is always accepted, too."""
 
 NEUTRAL_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),

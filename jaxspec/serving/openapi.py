@@ -1,7 +1,7 @@
 """A description of the routes in the form of OpenAPI 3.1, served at /openapi.json.
 
-It is meant for tools that make requests and check answers: it names the fields that change what is
-answered here, and leaves out those that are ignored.
+It is meant for tools that make requests and check answers: it names the fields that change an
+answer, and leaves out those that are ignored.
 """
 
 from typing import Any
@@ -142,7 +142,7 @@ def _get(content: dict[str, Any] | None, *errors: int) -> dict[str, Any]:
     return {"get": {"responses": _answers(content, *errors)}}
 
 
-STREAM = {"text/event-stream": {}}  # readers of descriptions differ in what a schema says of it
+STREAM = {"text/event-stream": {}}  # tools disagree on what a schema of a stream means
 DESCRIPTION: dict[str, Any] = {
     "openapi": "3.1.0",
     "info": {"title": "jaxspec", "version": __version__},

@@ -13,8 +13,8 @@ from jaxspec.serving.refusals import bad_request, failed
 from jaxspec.serving.service import Service
 
 SHRINKS = 3
-"""How much shorter a text can become before it is cut into tokens: a tokenizer may compose several
-characters into one."""
+"""The factor by which a tokenizer may shorten a text before it splits it into tokens, because it
+may compose several characters into one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ async def read_chat(service: Service, chat: ChatPrompt) -> ReadText:
 
 
 def refuse_longer_than_context(engine: Engine, texts: Sequence[str], least_tokens: int = 0) -> None:
-    """Refuses a text that is too long whatever its tokens are. Cutting a text of megabytes into
-    tokens takes seconds, so that is not done to find out what its length says already."""
+    """Refuses texts that are too long whatever their tokens are. Tokenizing megabytes takes
+    seconds, which are not worth spending if the number of characters already decides."""
     if texts and engine.tokenizer is not None:
         size = sum(map(len, texts))
         least_tokens = size // (engine.tokenizer.longest_token * SHRINKS)
@@ -92,7 +92,7 @@ def _read(engine: Engine, prompt: TextOrIds, add_special_tokens: bool, with_text
 
 
 async def _apart[Read](service: Service, read: Callable[[], Read]) -> Read:
-    """Runs it in a thread for prompts; what is wrong with the prompt becomes a Refusal."""
+    """Runs `read` in one of the threads for prompts. Its errors become refusals."""
     try:
         return await asyncio.get_running_loop().run_in_executor(service.readers, read)
     except UsageError as error:

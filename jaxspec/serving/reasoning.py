@@ -1,4 +1,4 @@
-"""Splits the text of a model that thinks into its thinking and its answer, however it is cut.
+"""Splits a model's text into thinking and answer, whatever pieces the text arrives in.
 
 Qwen3 writes `<think>`, its thoughts, `</think>`, and then the answer; a chat template may have
 written the first of the tags at the end of the prompt. Line breaks around the tags belong to
@@ -15,13 +15,13 @@ MODES = BEGIN, THINKING, BEFORE_ANSWER, ANSWER = "begin", "thinking", "before_an
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningSplit:
-    """Where in such a text we are."""
+    """The state of splitting one text."""
 
     mode: str = BEGIN
-    """begin: it is not known yet whether it thinks; thinking; before_answer: the thoughts have
-    ended and only line breaks came since; answer."""
+    """begin: it is not known yet whether the text has thoughts; thinking; before_answer: the
+    thoughts have ended and only line breaks came since; answer."""
     held: str = ""
-    """The end of the text so far if more text must come before it is known what it is."""
+    """The end of the text so far, held back until more text shows to which part it belongs."""
     started: bool = False
     """Whether some of the thoughts have been released."""
 
@@ -35,13 +35,13 @@ class Parts:
 
 
 def split_after(prompt: str) -> ReasoningSplit:
-    """The beginning of an answer to a rendered prompt."""
+    """The state in which the answer to a rendered prompt begins."""
     opened = prompt.rfind(OPEN) > prompt.rfind(CLOSE)
     return ReasoningSplit(THINKING if opened and prompt.rstrip().endswith(OPEN) else BEGIN)
 
 
 def whole_answer() -> ReasoningSplit:
-    """The beginning of a text that is all answer."""
+    """The state for a text that is all answer."""
     return ReasoningSplit(ANSWER)
 
 
@@ -73,7 +73,7 @@ def feed(split: ReasoningSplit, piece: str) -> tuple[ReasoningSplit, Parts]:
 
 
 def finish(split: ReasoningSplit) -> Parts:
-    """What is still held when the text has ended."""
+    """The text that is still held back when the text has ended."""
     if split.mode == THINKING:
         return Parts(reasoning=split.held)
     return Parts(content=split.held)

@@ -1,4 +1,4 @@
-"""Answers that say why there is no other: their status, their JSON, their headers."""
+"""Error answers: their status, their JSON and their headers."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ DO_NOT_RETRY: Mapping[str, str] = MappingProxyType({"x-should-retry": "false"})
 
 
 class Refusal(Exception):
-    """Raised wherever a request cannot be answered; becomes the answer."""
+    """Raised wherever a request cannot be fulfilled; it becomes the error answer."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ def bad_request(message: str, param: str | None = None) -> Refusal:
 
 
 def unavailable(message: str) -> Refusal:
-    """The server cannot do it now, and may soon."""
+    """A refusal of what the server cannot do now but may be able to do soon."""
     return Refusal(503, message, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 def failed(message: str) -> Refusal:
-    """The engine could not do it, and would not be able to if it were asked again."""
+    """A refusal after the engine has failed in a way in which it would fail again."""
     return Refusal(500, message, headers=DO_NOT_RETRY)
 
 

@@ -1,4 +1,4 @@
-"""The routes that do not generate: what the server is, how it is, and its tokenizer."""
+"""The routes that do not generate: about the server, its state, and its tokenizer."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ async def health(request: Request) -> Response:
     has ended by itself."""
     service = _service(request)
     if service.phase is not Phase.READY:
-        _ = service.engine  # raises why
+        _ = service.engine  # raises the reason
     return Response()
 
 
@@ -119,7 +119,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """What a client needs to know of the tokenizer to count tokens as the server does."""
+    """What a client must know about the tokenizer to count tokens as the server does."""
     engine = _service(request).engine
     tokenizer = _tokenizer(engine)
     names = {
@@ -160,6 +160,6 @@ def refused(request: Request, error: Exception) -> Response:
 
 
 async def broken(request: Request, error: Exception) -> Response:
-    """A mistake of ours; the log has its traceback."""
+    """The answer after a bug in jaxspec; the log has its traceback."""
     refusal = Refusal(500, f"the server failed: {type(error).__name__}")
     return refused(request, refusal)

@@ -14,7 +14,7 @@ from jaxspec.serving.service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_SECONDS = 10
-"""How long the engine's thread may take to end after its last step was to be the last."""
+"""How long the engine's thread may take to end after it was told to stop."""
 KEEP_ALIVE_SECONDS = 60
 """How long a connection may wait for its next request."""
 LAST_BYTES_SECONDS = 5
@@ -34,8 +34,9 @@ def run(
     listening: socket.socket,
     when_started: Callable[[Service], None] | None = None,
 ) -> bool:
-    """Serves until a signal, or until the engine ends. Raises what ended the engine. Returns
-    whether its thread has ended: if not, it is inside something long, such as compiling."""
+    """Serves until a signal comes or the engine ends. Raises the error that ended the engine.
+    Returns whether the engine's thread has ended: if not, it is inside something long, such as
+    compiling."""
     config = uvicorn.Config(_nothing, log_config=None)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(serve(make_service, listening, when_started))
@@ -46,8 +47,8 @@ async def serve(
     listening: socket.socket,
     when_started: Callable[[Service], None] | None = None,
 ) -> bool:
-    """The same inside an event loop. Signals are handled if this is the main thread; in another,
-    the server ends when somebody calls the service's `drain` on this event loop."""
+    """The same as `run`, inside an event loop. Signals are handled if this is the main thread; in
+    any other thread, the server ends when the service's `drain` is called on this event loop."""
     service = make_service()
     server = _http_server(service)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -68,7 +69,7 @@ async def serve(
 
 
 class _Draining:
-    """The end of the server: it begins with a signal, and a second signal makes it hurry."""
+    """The shutdown of the server. A signal begins it; a second signal ends all requests at once."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -81,8 +82,8 @@ class _Draining:
         self._tasks.append(asyncio.create_task(self._service.drain(seconds)))
 
     async def expired(self) -> None:
-        """Returns when the engine's thread should have ended long ago, or cannot end because it
-        still opens the engine."""
+        """Returns when waiting for the engine's thread to end is no longer worth it: it is late, or
+        it is still opening the engine, which cannot be interrupted."""
         await self._begun.wait()
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         if self._service.stats_engine is not None:
@@ -119,4 +120,4 @@ def _http_server(service: Service) -> HttpServer:
 
 
 async def _nothing(*_: object) -> None:
-    """An application for a configuration that is only asked for its event loop."""
+    """A stand-in for an application, in a configuration of which only the event loop is used."""

@@ -17,7 +17,8 @@ from jaxspec.serving.refusals import Refusal, bad_request, failed, unavailable
 from jaxspec.serving.token_texts import TokenTexts
 
 SWITCH_SECONDS = 0.0005
-"""How long the event loop may wait for the interpreter while the engine's thread computes."""
+"""How long the event loop may have to wait for Python's interpreter lock, which the engine's thread
+holds while it computes."""
 READERS = 2
 """Threads that render and tokenize prompts."""
 
@@ -58,7 +59,7 @@ class Service:
         self.error: BaseException | None = None
         """What ended the engine, if it ended by itself."""
         self.ready = asyncio.Event()
-        """Set when requests are answered, and also if that will never be."""
+        """Set when the server is ready for requests, and also if it never will be."""
         self.over = asyncio.Event()
         """Set when the engine's thread has ended."""
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompts")
@@ -77,7 +78,7 @@ class Service:
 
     @property
     def stats_engine(self) -> Engine | None:
-        """The engine for looking at its statistics, in every phase in which there is one."""
+        """The engine, for its statistics only, in every phase in which there is one."""
         return self._engine
 
     def start(self) -> None:
@@ -108,7 +109,7 @@ class Service:
         self.thread.submit(job)
 
     def end(self, job: Job, unfinished: int) -> None:
-        """Forgets a job. `unfinished` of its choices have not ended, and nobody waits for them."""
+        """Forgets a job. `unfinished` of its choices have not ended; they are aborted."""
         self._jobs.remove(job)
         self.unfinished -= len(job.prompts)
         if unfinished:
@@ -118,7 +119,7 @@ class Service:
             self._quiet.set()
 
     async def drain(self, seconds: float) -> None:
-        """Refuses new requests, waits for those that run, and ends what is left after that time."""
+        """Refuses new requests, waits for running ones, and fails those left after `seconds`."""
         if self.phase is not Phase.OVER:
             self.phase = Phase.DRAINING
         try:
@@ -131,7 +132,7 @@ class Service:
         self._engine = engine
         self.texts = TokenTexts(engine.tokenizer)
         gc.collect()
-        gc.freeze()  # what lives as long as the server is not looked through again
+        gc.freeze()  # these objects live as long as the server: never scan them again
         sys.setswitchinterval(SWITCH_SECONDS)
         if self.phase is Phase.STARTING:
             self.phase = Phase.READY

@@ -37,8 +37,8 @@ def completion_logprobs(
     texts: TokenTexts,
     offset: int = 0,
 ) -> dict[str, Any]:
-    """The object of a completion: parallel lists. `offset` is where the text of the first of these
-    tokens begins; the first token of a prompt has None for its log probabilities."""
+    """The `logprobs` of a completion, which are parallel lists. `offset` is where the text of the
+    first of these tokens begins; the first token of a prompt has None for its log probabilities."""
     names = [texts.text(id) for id in ids]
     own = [None if known is None else _shown(known[id]) for id, known in zip(ids, logprobs)]
     tops = [
@@ -55,7 +55,7 @@ def completion_logprobs(
 def chat_logprobs(
     ids: Sequence[int], logprobs: Sequence[TokenLogprobs], count: int, texts: TokenTexts
 ) -> dict[str, Any]:
-    """The object of a chat: a list with an entry per token."""
+    """The `logprobs` of a chat, which are a list with an entry per token."""
     content = []
     for id, known in zip(ids, logprobs):
         top = [_entry(other, value, texts) for other, value in _likeliest(known, count)]
@@ -68,8 +68,8 @@ def _entry(id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
 
 
 def _by_text(id: int, known: TokenLogprobs, count: int, texts: TokenTexts) -> dict[str, float]:
-    """The token's own and the likeliest, by their texts. Of two tokens with the same text, the
-    likelier one counts."""
+    """The log probabilities of the token and of the likeliest tokens, by text. If two tokens have
+    the same text, the likelier one counts."""
     shown: dict[str, float] = {}
     for other, value in [(id, known[id]), *_likeliest(known, count)]:
         name = texts.text(other)

@@ -12,17 +12,17 @@ class Tokens:
     """Counts for the usage of one request."""
 
     prompt: int = 0
-    """Of the prompts, each counted once however many choices it has."""
+    """Tokens of the prompts. A prompt counts once, however many choices it has."""
     completion: int = 0
-    """Of all choices, the tokens that ended them included."""
+    """Tokens of all choices, including the tokens that ended them."""
     cached: int = 0
-    """Of the prompts, those that were found in the prefix cache."""
+    """Tokens of the prompts that were found in the prefix cache."""
     accepted: int = 0
     """Drafts that were accepted."""
     rejected: int = 0
     """Drafts that were verified and not accepted."""
     reasoning: int = 0
-    """Of `completion`, the tokens of thinking."""
+    """Those tokens of `completion` that are thinking."""
 
 
 def tokens_of(

@@ -13,7 +13,7 @@ from jaxspec.text.chat import chat_template_of
 
 FIRST_PROMPT = (1, 2, 3, 4)
 FIRST_TOKENS = 64
-"""More than two steps make, so that the first request does not end by itself."""
+"""Most tokens of a first request. Two steps make fewer, so it does not end by itself."""
 GREEDY = SamplingParams(max_tokens=FIRST_TOKENS, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=FIRST_TOKENS, ignore_eos=True, temperature=1.0, seed=0)
 
@@ -29,8 +29,8 @@ def with_template(engine: Engine, file: str | None) -> None:
 
 
 def warm(engine: Engine, how_much: WarmUp, say: Callable[[str], None]) -> None:
-    """Makes programs ready, and runs a first request of each kind, so that no request of a client
-    waits for what only the first one has to do."""
+    """Makes programs ready, and runs a first request of each kind, so that no client's request
+    waits for work that only the first one causes."""
     if how_much == "auto":
         how_much = "first" if jax.default_backend() == "cpu" else "all"
     if how_much == "none":
@@ -44,7 +44,7 @@ def warm(engine: Engine, how_much: WarmUp, say: Callable[[str], None]) -> None:
 
 
 def _run_first_steps(engine: Engine, params: SamplingParams) -> None:
-    """Runs a request until its second event, and drops it, so that it is in no statistics."""
+    """Runs a request until its second event. Then it is dropped, so that no statistics count it."""
     stream = engine.stream(FIRST_PROMPT, params)
     for _ in range(2):
         next(stream)

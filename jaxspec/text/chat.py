@@ -25,9 +25,9 @@ class ChatTemplate:
     """The chat template of a model folder, known to be valid jinja."""
 
     source: str = field(repr=False)
-    """Renders a chat without tools."""
+    """The template for a chat without tools."""
     tools_source: str = field(repr=False)
-    """Renders a chat with tools; most models have one template for both."""
+    """The template for a chat with tools; most models have one template for both."""
     special_tokens: Mapping[str, str]
     """Text of the special tokens by role, which a template may use as variables."""
     folder: str
@@ -35,8 +35,8 @@ class ChatTemplate:
 
 
 def open_chat_template(folder: str | Path, seconds: float = RENDER_SECONDS) -> ChatTemplate:
-    """Compiles the templates of a folder, which may take so many seconds: compiling computes the
-    constants in them."""
+    """Compiles the templates of a folder. That may take at most `seconds`; it is limited because
+    compiling computes the constants in a template."""
     config = read_text_config(Path(folder))
     if "default" not in config.chat_templates:
         raise LoadError(
@@ -58,7 +58,7 @@ def open_chat_template(folder: str | Path, seconds: float = RENDER_SECONDS) -> C
 def chat_template_of(
     source: str, special_tokens: Mapping[str, str], where: str, seconds: float = RENDER_SECONDS
 ) -> ChatTemplate:
-    """Compiles a template that is in no model folder; `where` it is from is for error messages."""
+    """Compiles a template that is in no model folder. Error messages say `where` it is from."""
     return _checked(ChatTemplate(source, source, special_tokens, where), seconds)
 
 
@@ -78,8 +78,8 @@ def render_chat(
     variables: Mapping[str, Any] = MappingProxyType({}),
     seconds: float = RENDER_SECONDS,
 ) -> str:
-    """The prompt text. If `enable_thinking` is None, the template's default applies. More
-    `variables` may be given, which override those that the other arguments stand for."""
+    """The prompt text. If `enable_thinking` is None, the template's default applies. `variables`
+    are further variables of the template; they override those that the other arguments set."""
     _check_messages(messages)
     if "messages" in variables:
         raise UsageError("the template's variables hold `messages`; give them as messages only")
@@ -110,8 +110,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """A copy made of Python's own dicts, lists, tuples, texts and numbers only, as it can be sent
-    to another process."""
+    """A copy that consists of Python's own dicts, lists, tuples, texts and numbers only, so that it
+    can be sent to another process."""
     try:
         return _plain_copy(value)
     except RecursionError:
@@ -144,7 +144,7 @@ def _text(reply: Reply, folder: str, seconds: float) -> str:
 
 
 def _refusal(reply: Reply, template: str, seconds: float) -> JaxspecError:
-    """The error that a reply without a text stands for."""
+    """The error for a reply without a rendered text."""
     why, mib = reply.text, process.MEMORY_BYTES // 2**20
     if reply.expired:
         return LoadError(

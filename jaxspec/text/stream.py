@@ -1,6 +1,6 @@
 """Text in pieces: converts tokens to whole characters, and searches for stop strings.
 
-The state of either is an immutable record; feeding it returns the next one.
+Each of the two keeps its state in an immutable record, and feeding it returns the next record.
 """
 
 import codecs

@@ -1,12 +1,12 @@
 """Renders chat templates in a process that is ended when it takes too long.
 
 A template may come from a hub, so it is untrusted code. Jinja's sandbox keeps it from everything
-but computing, and here computing is bounded too, whatever the template computes: by a deadline,
-after which the process is killed, by a limit on its memory (where the system has one, which
-Windows has not), and by the length of the text.
+but computing. This module bounds computing, too: by a deadline, after which the process is killed,
+by a limit on its memory (except on Windows, which has no such limit), and by the length of the
+text.
 
-One process serves all templates of this process. It is started when the first one is opened, and
-again after it was ended; it ends with its parent, because its standard input is then closed.
+One process renders all templates of this process. It is started when the first template is opened,
+and again if it was ended. It ends with its parent, because its standard input is then closed.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from jaxspec.errors import LoadError
 
 PROGRAM = "jaxspec.text.template_program"
 HOME = str(Path(__file__).parents[2])
-"""The folder that has the package."""
+"""The folder that contains the package."""
 START_SECONDS = 60.0
 MEMORY_BYTES = 512 * 2**20
 LONGEST_TEXT = 16 * 2**20
@@ -54,15 +54,15 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, source: str, variables: Mapping[str, Any] | None, seconds: float) -> Reply:
-        """The answer for a template and its variables, which must be plain data; without any, the
-        template is only compiled."""
+        """The reply for a template and its variables, which must be plain data. If there are none,
+        the template is only compiled."""
         plain: Any = (source, variables, seconds)
         request = marshal.dumps(plain)
         with self._lock:
             process = self._running()
             try:
                 reply = _ask(process, request, seconds)
-            except BaseException:  # also an interrupt: this answer would be taken for the next one
+            except BaseException:  # interrupts, too: the late reply would be taken for the next
                 self._end()
                 raise
             if reply.expired or reply.status in ("", NO_MEMORY):
@@ -75,7 +75,7 @@ class TemplateProcess:
             self._end()
 
     def forget(self) -> None:
-        """Leaves the process to its owner, in a fork of that."""
+        """Gives the process up without ending it: in a fork, it still belongs to the parent."""
         self._lock, self._process = threading.Lock(), None
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -91,7 +91,7 @@ class TemplateProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # Isolated and without the site module it starts faster; it finds jinja where we would.
+    # It starts faster if isolated and without the site module; it looks for jinja where we do.
     limits = f"{MEMORY_BYTES}, {LONGEST_TEXT}"
     program = f"import sys; sys.path[:] = {[*sys.path, HOME]!r}; from {PROGRAM} import main"
     try:

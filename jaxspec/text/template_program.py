@@ -23,11 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 READY, TEXT, NOT_JINJA, REFUSED, UNSAFE, FAILED, TOO_LONG, NO_MEMORY = REPLIES = b"+tjrufom"
 LONGEST_ERROR = 300
-"""Characters of an error message, which may hold text of the template."""
+"""Most characters of an error message, which may contain text from the template."""
 COMPILED = 8
-"""Compiled templates that are kept."""
+"""How many compiled templates are kept."""
 GRACE_SECONDS = 1.0
-"""How long after the deadline this process ends by itself, if nobody else has ended it."""
+"""How long after the deadline this process ends by itself, if its parent has not ended it."""
 
 
 class _MessagesRefused(Exception):
@@ -162,7 +162,7 @@ def _limit_memory(memory_bytes: int) -> None:
 
 
 def _end_at(seconds: float) -> None:
-    """Ends this process after so many seconds, even if its parent is gone; 0 calls that off. The
-    operating system does it, so it also ends code that never returns to Python."""
+    """Ends this process after so many seconds, even if its parent is gone; 0 cancels that. A timer
+    of the operating system does it, so that code that never returns to Python is ended, too."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -11,7 +11,7 @@ from jaxspec.errors import LoadError, UsageError, one_line
 from jaxspec.text.tokenizer_files import VOCABULARY_FILE, read_text_config
 
 LONG_TEXT = 4096
-"""Characters from which on a text is worth a call that lets other threads run meanwhile."""
+"""Texts of at least this many characters are encoded while other threads may run."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Tokenizer:
     _known_bytes: dict[int, bytes] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The bytes of tokens that were asked for before."""
+    """The bytes of the tokens that were looked up before."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -46,8 +46,8 @@ class Tokenizer:
         return max(map(len, self.vocabulary.values()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids. `add_special_tokens` runs the tokenizer's post-processor; a rendered chat
-        already contains its special tokens."""
+        """Token ids of a text. `add_special_tokens` runs the tokenizer's post-processor; a rendered
+        chat does not need it, because it contains its special tokens already."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -56,7 +56,7 @@ class Tokenizer:
             ) from error
         if len(text) < LONG_TEXT:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        # Of the library's calls, those for several texts let other threads of Python run meanwhile.
+        # Only the library's calls for several texts let other Python threads run meanwhile.
         [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 

@@ -15,7 +15,7 @@ class Event:
 
     name: str
     device: str
-    """Which of several devices; on the CPU, its number."""
+    """Name of the device; on the CPU with its number, if jax shows the CPU as several devices."""
     line: str
     """Stream or thread."""
     start_ns: float
@@ -60,7 +60,7 @@ def device_events(planes: Sequence[Any]) -> Iterator[Event]:
 
 
 def host_events(planes: Sequence[Any]) -> Iterator[Event]:
-    """Events on the CPU: those in its threads that are instructions of programs."""
+    """Events on the CPU that are instructions of compiled programs."""
     for line in _host_lines(planes):
         events = (_event(event, line.name) for event in line.events)
         yield from (event for event in events if event.op)
@@ -95,6 +95,6 @@ def _event(event: Any, line: str, device: str | None = None) -> Event:
 
 
 def _stats(event: Any) -> dict[str, Any]:
-    with warnings.catch_warnings():  # a type in jaxlib has no module, which is deprecated
+    with warnings.catch_warnings():  # it warns of a type in jaxlib that has no module
         warnings.simplefilter("ignore", DeprecationWarning)
         return dict(event.stats)

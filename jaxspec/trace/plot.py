@@ -57,8 +57,8 @@ def _order_of(phase: str) -> int:
 
 
 def _kernels_of_middle_step(trace: Trace) -> list[Kernel]:
-    """The kernels of the middle step, on the CPU by the host's clock. All kernels if the step
-    cannot be found."""
+    """The kernels of the step in the middle of the trace; all kernels if no step can be found. On
+    the CPU, the host's marks say where the step begins and ends."""
     if trace.launches:
         longest = max(trace.launches, key=lambda launch: launch.end_ns - launch.start_ns).program
         steps = [launch for launch in trace.launches if launch.program == longest]

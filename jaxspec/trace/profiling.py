@@ -18,7 +18,7 @@ def profiled(
     draws: bool,
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Writes the programs, and records the engine inside the `with` block, if the flags are set."""
+    """Writes the programs and records the engine inside the `with` block, as far as flags say."""
     if flags.dump_programs:
         programs = dump_programs(engine, flags.dump_programs, draws)
         say(f"programs: {len(programs)} in {flags.dump_programs}, sizes in memory.json")

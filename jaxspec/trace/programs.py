@@ -1,4 +1,4 @@
-"""Records about compiled programs: scopes of their instructions, texts, sizes in memory."""
+"""Facts about compiled programs: their texts, their memory use, the scopes of instructions."""
 
 import re
 from typing import Any

@@ -19,7 +19,7 @@ class Kernel:
 
     name: str
     phase: str
-    """Phase of a step: prefill, draft, verify, accept, commit, seat, or `UNKNOWN`."""
+    """Phase of a step: prefill, draft, verify, accept, commit, admit, or `UNKNOWN`."""
     part: str
     """Part of a layer or of a model: qkv, attention, head ...; exchange, where devices wait for
     each other's numbers."""

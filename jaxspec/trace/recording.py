@@ -37,7 +37,7 @@ class Recorder(StepObserver):
         """Marks the step in the trace; None unless a step is being recorded."""
         self.recording = False
         self.batches: list[int] = []
-        """Running requests of every recorded step."""
+        """For every recorded step, how many requests were running."""
         self.ran: dict[Hashable, ProgramRun] = {}
         """The programs that ran in recorded steps, each once."""
 

@@ -39,8 +39,8 @@ OpNames = dict[tuple[str, int | None], dict[str, str]]
 
 def match_programs(events: Iterable[Event], programs: Sequence[dict[str, Any]]) -> OpNames:
     """For each program in the trace, the op_names of the recorded program that shares most
-    instructions with it. Names do not suffice: the programs of one step for different batch sizes
-    have the same name."""
+    instructions with it. Names alone do not tell programs apart, because the programs of a step for
+    different batch sizes have the same name."""
     instructions = defaultdict(set)
     for event in events:
         instructions[event.module, event.program].add(event.op)
@@ -60,7 +60,7 @@ def scope_of(op_name: str, module: str) -> tuple[str, str]:
 
 def _phase(path: Sequence[str], module: str) -> str:
     of_module = PHASE_OF_MODULE.get(module, UNKNOWN)
-    # Programs for several devices have `shard_map` before the phase, and parts of it nothing.
+    # In programs for several devices, the path has `shard_map` or nothing before the phase.
     return next((name for name in path[:3] if name in PHASES), of_module)
 
 

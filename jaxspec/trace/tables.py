@@ -10,13 +10,13 @@ from jaxspec.trace.reading import Kernel, Trace, busy
 from jaxspec.trace.scopes import PHASES
 
 COUNTED_GAP_NS = 1000.0
-"""Shortest gap that counts, in nanoseconds. Shorter ones are the launch of the next kernel."""
+"""Shortest gap that counts, in nanoseconds. A shorter gap is only the launch of the next kernel."""
 
 
 def summarise(trace: Trace) -> dict[str, Any]:
-    """The sums and tables of a trace. Milliseconds cover the whole recording, except those named
-    per step. If there are several devices, what is named per step, and how long a device was busy
-    or idle, is the mean of all."""
+    """The sums and tables of a trace. Milliseconds are of the whole recording, unless their name
+    says per step. If there are several devices, the figures per step and the times busy and idle
+    are means over the devices."""
     devices = sorted({kernel.device for kernel in trace.kernels})
     intervals = [busy(_of_device(trace, device)) for device in devices]
     steps = max(len(trace.steps), 1) * max(len(devices), 1)
@@ -52,8 +52,8 @@ def _length(intervals: Sequence[tuple[float, float]]) -> float:
 
 
 def _device(trace: Trace, device: str, wall: float) -> dict[str, Any]:
-    """How one of several devices spent the recording. What it exchanges takes until the last of
-    them has sent its part, so a device that is ahead has the longest exchanges."""
+    """How one of several devices spent the recording. An exchange takes until the last device has
+    sent its part, so the device that is ahead has the longest exchanges."""
     kernels, steps = _of_device(trace, device), max(len(trace.steps), 1)
     exchanges = [kernel.self_ns for kernel in kernels if kernel.part == "exchange"]
     busy_ns = _length(busy(kernels))
@@ -105,8 +105,8 @@ def _scope(
 
 
 def _floor(trace: Trace, phase: str, spent: float, steps: int) -> dict[str, Any]:
-    """The bytes of weights that a phase reads in every step, and the least time for them as a share
-    of the phase's time."""
+    """The bytes of weights that a phase reads in every step, and the least time in which they can
+    be read, as a share of the phase's time."""
     weights = trace.run.get("bytes", {}).get(phase)
     if not weights or not spent:
         return {}

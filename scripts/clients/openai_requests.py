@@ -1,4 +1,4 @@
-"""Asks with the openai package, which checks the type of every field, and prints the texts as JSON.
+"""Sends requests with the openai package, which checks all types, and prints the texts as JSON.
 
 Run by `serve_clients.py` in an environment with openai: URL MODEL PROMPT...
 """

@@ -1,8 +1,8 @@
-"""Deploys two replicas with `examples/ray_serve.py`, asks them, and prints what they said as JSON.
+"""Deploys two replicas with `examples/ray_serve.py`, and prints their answers as JSON.
 
 Run by `serve_clients.py` in an environment with ray[serve] and jaxspec: PAIR TOKENS PROMPT...
-Every prompt is asked several times, all at once. How many requests each replica has answered is
-read from its metrics, which it gives whenever a question for them comes to it.
+Every prompt is sent several times, all at once. How many requests each replica has answered is read
+from its metrics, whenever a request for metrics happens to reach it.
 """
 
 import concurrent.futures
@@ -17,9 +17,9 @@ from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_serve.py"
 ROUNDS = 4
-"""How many times every prompt is asked."""
+"""How many times every prompt is sent."""
 LOOKS = 60
-"""Most looks at the metrics until both replicas have shown theirs."""
+"""The most requests for metrics until both replicas have answered one."""
 
 
 def main(pair: str, tokens: str, *prompts: str) -> None:
@@ -58,7 +58,7 @@ def text_of(url: str, prompt: str, tokens: int) -> str:
 
 
 def answered_by_each(url: str, total: int) -> list[int]:
-    """The requests that each replica has answered, of so many in all."""
+    """How many requests each replica has answered, out of `total` in all."""
     seen: list[int] = []
     for _ in range(LOOKS):
         with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:

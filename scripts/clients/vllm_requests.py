@@ -1,4 +1,4 @@
-"""Sends streams with vLLM's own benchmark client, and prints what it made of the answers as JSON.
+"""Requests streams with vLLM's own benchmark client, and prints what it found in them as JSON.
 
 Run by `serve_clients.py` in an environment with aiohttp, regex and tqdm. The client is one file of
 vLLM, which is loaded by itself: FILE URL MODEL REQUESTS TOKENS.

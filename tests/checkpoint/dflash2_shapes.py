@@ -1,8 +1,8 @@
-"""Names and shapes of what DFlash2 drafters store beyond DFlash."""
+"""Names and shapes of the tensors that DFlash2 drafters have and DFlash drafters do not."""
 
 
 def added(vocab: int, hidden: int, layers: int, rank: int, taps: int, group: int) -> dict:
-    """Names and shapes of what DFlash2 stores beyond DFlash."""
+    """Names and shapes of the additional tensors of such a drafter."""
     selector = "candidate_selector"
     shapes = {
         f"{selector}.predecessor_codebook": (vocab, rank),

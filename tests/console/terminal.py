@@ -1,4 +1,4 @@
-"""Runs Python in a terminal of its own, as a person would: what it shows, and what is typed."""
+"""Runs Python in a terminal of its own, types what a person would, and records what is shown."""
 
 import errno
 import fcntl
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 SECONDS = 120.0
-# Takes the terminal as its own, so that Ctrl-C reaches it, and becomes what is to run.
+# Makes the terminal its controlling terminal, so that Ctrl-C reaches it, and becomes the program.
 IN_THIS_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -23,8 +23,8 @@ IN_THIS_TERMINAL = (
 def in_terminal(
     arguments: Sequence[str], typed: Sequence[tuple[str, str]] = (), **environment: str
 ) -> tuple[int, str]:
-    """Exit code, and everything that the terminal was sent. Each pair is a text to wait for, and
-    what is typed when it has come."""
+    """The exit code, and everything that was written to the terminal. Each pair of `typed` is a
+    text to wait for, and what is typed when it has come."""
     terminal, inside = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What must be so of a page book at any time."""
+"""Checks what must hold for a book of pages at any time."""
 
 import collections
 
@@ -8,8 +8,8 @@ from jaxspec.engine.schedule.pages import PageBook
 
 
 def check_book(book: PageBook, num_pages: int) -> None:
-    """Every page but the trash page is free or held; holders are counted right; the index is the
-    same from both of its sides."""
+    """Checks that every page but the trash page is free or held, that holders are counted right,
+    and that both directions of the index agree."""
     counts = collections.Counter(page for pages in book.held.values() for page in pages)
     assert dict(book.holders) == counts
     assert sorted([*counts, *book.free]) == list(range(1, num_pages))
@@ -32,8 +32,8 @@ def check_book(book: PageBook, num_pages: int) -> None:
 
 
 def check_saved(book: PageBook) -> None:
-    """Every row is free or holds the state of one text that can be found, or that its reader is
-    about to make known."""
+    """Checks that every row is free, or holds the state of one text that is in the index or that
+    the request reading it will put there."""
     states = book.index.states
     rows = [one.row for one in states.of_texts.values()]
     assert sorted([*rows, *states.free]) == list(range(states.total))
@@ -52,8 +52,8 @@ def whole_text(book: PageBook, key) -> tuple[int, ...] | None:
 
 
 def check_states(book: PageBook, rows: list[tuple[int, ...]], first: int) -> int:
-    """Rows from `first` on hold the states of the texts that the book says. How many of these were
-    compared as a whole."""
+    """Checks that the rows from `first` on hold the states of the texts that the book says. Returns
+    how many of these texts were compared as a whole."""
     whole = 0
     for key, one in book.index.states.of_texts.items():
         state, tokens = rows[first + one.row], whole_text(book, key)
@@ -66,12 +66,12 @@ def check_states(book: PageBook, rows: list[tuple[int, ...]], first: int) -> int
 
 
 def check_contents(book: PageBook, *pools: np.ndarray) -> None:
-    """Pages with an entry hold its tokens, in the target's pool and the drafter's."""
+    """Checks that a page with an entry holds its tokens, in the target's pool and the drafter's."""
     for (_, tokens), entry in book.index.entries.items():
         for pool in pools:
             assert tuple(pool[entry.page].tolist()) == tokens, f"page {entry.page}"
 
 
 def findable_pages(book: PageBook) -> set[int]:
-    """Pages that a request which is still to come may read."""
+    """The pages that a future request may read."""
     return set(book.index.keys)

@@ -1,7 +1,7 @@
-"""A device whose "model" is a hash: fast enough to try a whole life of the loop many times.
+"""A device whose "model" is a hash function, so fast that tests can run the loop very many times.
 
 Pages hold tokens. The next token is a hash of everything that a slot's pages hold, read through its
-page table, so a page in two hands, a row too few or a stale row changes what comes out.
+page table. So a page that belongs to two requests, a missing row or a stale row changes the output.
 """
 
 import dataclasses
@@ -33,19 +33,19 @@ VOCAB, EOS = 50, 0
 CURSED = 49
 """Programs that read this token fail."""
 OVERFLOWS, OVERFLOWS_AT = 48, 12
-"""After a text with this token, logits are not finite from this position on."""
+"""If a text has this token, its logits are not finite from this position on."""
 WIDTH = 4
 POISON, TRASH = -1, -2
 DRAFTING = ("decode_step", "draft_step", "mixed_step")
 
 
 class Fault(Exception):
-    """What a failing program raises."""
+    """The exception of a failing program."""
 
 
 def next_token(history: list[int], seed: int = 0, drafted: bool = False) -> int:
-    """Which token a sampled request gets also depends on its seed, and on whether there was a
-    draft for the position, as it does if drafts are drawn."""
+    """The token after a text. If the request is sampled, it depends also on the seed and on whether
+    there was a draft for the position, as it does if drafts are drawn."""
     assert min(history) >= 0, "the model read a row that nobody committed"
     if OVERFLOWS in history and len(history) >= OVERFLOWS_AT:
         return NOT_FINITE
@@ -61,7 +61,7 @@ def score(history: list[int], following: int) -> float:
 
 
 def continuation(prompt: list[int], max_tokens: int, ignore_eos: bool) -> list[int]:
-    """What the model says, alone and token by token, if it is not sampled."""
+    """The tokens that the model gives a request that is alone, without drafts and not sampled."""
     tokens = []
     while len(tokens) < max_tokens and (ignore_eos or EOS not in tokens):
         if (token := next_token([*prompt, *tokens])) == NOT_FINITE:
@@ -71,7 +71,7 @@ def continuation(prompt: list[int], max_tokens: int, ignore_eos: bool) -> list[i
 
 
 class Guesser:
-    """A host proposer that is right for a while, from the tokens that it was given."""
+    """A host proposer whose drafts, from the tokens that it was given, are right for a while."""
 
     def __init__(self):
         self.tokens: dict[int, list[int]] = {}
@@ -90,7 +90,7 @@ class Guesser:
 
 
 class FakeState(EngineState):
-    """Host arrays in place of the device's; shapes are the state's, the pools hold tokens."""
+    """A state of host arrays. The shapes are those of the real state; the pools hold tokens."""
 
     def __init__(self, plan: Plan):
         slots = plan.num_slots + 1
@@ -103,7 +103,7 @@ class FakeState(EngineState):
         put("last_tokens", np.zeros(slots, int))
         put("seeds", np.zeros(slots, int))
         put("deleted", False)
-        # What a recurrent layer would hold of each row's text; some rows are of no slot.
+        # The text in the state that a recurrent layer has in each row; some rows have no slot.
         put("states", [()] * (slots + plan.num_snapshots) if plan.saves_every else None)
 
     @property
@@ -117,7 +117,7 @@ class FakeState(EngineState):
         return twin
 
     def keep(self, slot: int, start: int, tokens: list[int]) -> None:
-        """A recurrent layer goes on from its state of exactly the tokens before."""
+        """Updates the recurrent state of a slot, which must be of exactly the tokens before."""
         if self.states is not None and tokens:
             before = self.states[slot] if start else ()
             assert list(before) == self.read(self.cells, slot, start), "another text's state"
@@ -138,7 +138,7 @@ class FakeState(EngineState):
 
 
 class OnDevice:
-    """A result that the host still has to fetch, and may fail to."""
+    """A result that the host still has to read, which may fail."""
 
     def __init__(self, value: np.ndarray, error: Fault | None):
         self.value, self.error = value, error
@@ -153,7 +153,7 @@ class OnDevice:
 
 
 def record(kind: type, **fields):
-    """A record of whatever values, unchecked."""
+    """A record of this kind with these values, made without checks."""
     value = object.__new__(kind)
     for name, field in fields.items():
         object.__setattr__(value, name, field)
@@ -161,20 +161,20 @@ def record(kind: type, **fields):
 
 
 class Everything(set):
-    """There are no programs to prepare."""
+    """A set that contains everything, so that no program has to be prepared."""
 
     def __contains__(self, _) -> bool:
         return True
 
 
 class FakeDevice(Device):
-    """Runs the steps on a FakeState. `faults` are met in order, one by each of the next runs:
+    """Runs the steps on a FakeState. Each of the next runs has one of the `faults`, in their order:
 
-    None     nothing
+    None     no fault
     before   the program never starts
-    donated  it dies with the state in its hands
-    read     it starts well and dies later: its result and its state cannot be read
-    unread   it runs well, but reading its result fails once
+    donated  the program fails after it was given the state, which is lost
+    read     the program starts but fails later: its result and its state cannot be read
+    unread   the program runs, but reading its result fails once
     """
 
     def __init__(self, models: Models, plan: Plan):
@@ -301,7 +301,8 @@ class FakeDevice(Device):
         return Drafts(jax.device_put(np.array(drafts, np.int32)), num_drafts)
 
     def _shared_out(self, state, slots, num_drafts, num_tokens: int):
-        """Whoever comes last is served first, so that some get all and some get nothing."""
+        """Shares tokens out from the last request to the first, so that some get all that they want
+        and some get nothing."""
         active = (state.lengths < state.limits)[np.asarray(slots)]
         shares, left = np.where(active, np.asarray(num_drafts), 0), num_tokens - active.sum()
         for row in reversed(range(len(shares))):
@@ -317,7 +318,8 @@ class FakeDevice(Device):
         return Drafts(*jax.device_put((tokens, np.where(theirs > 0, theirs, ours))))
 
     def _draft(self, state, slot) -> list[int]:
-        """Right for a while, then wrong: from the context, which must be what the target has."""
+        """Drafts that are right for a while and then wrong, made from the drafter's context, which
+        must equal the target's."""
         length = state.lengths[slot]
         if length >= state.limits[slot]:
             return [0] * (WIDTH - 1)
@@ -390,7 +392,7 @@ class FakeDevice(Device):
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What verify hands to commit."""
+    """The result of verify, which commit takes."""
 
     tokens: np.ndarray
     num_drafts: np.ndarray

@@ -1,4 +1,4 @@
-"""A proposer of which a test decides how many drafts are right."""
+"""A proposer for which a test decides how many drafts are right."""
 
 from jaxspec.proposers.methods import METHODS, Method
 
@@ -6,8 +6,7 @@ NAME = "first right"
 
 
 class FirstRight:
-    """Proposes what plain decoding emitted, with the first `right` tokens as they were and a wrong
-    one after them."""
+    """Proposes the first `right` tokens that plain decoding emitted, and a wrong one after them."""
 
     def __init__(self, known: dict[tuple[int, ...], tuple[int, ...]], right: int, vocab_size: int):
         self.known, self.right, self.vocab_size = known, right, vocab_size
@@ -30,7 +29,7 @@ class FirstRight:
 
 
 def propose_right(monkeypatch, plain, right: int, vocab_size: int) -> None:
-    """Makes NAME a method whose first `right` drafts of every step are those of these outputs."""
+    """Makes NAME a method whose first `right` drafts of every step are tokens of these outputs."""
     known = {tuple(output.prompt_token_ids): output.token_ids for output in plain}
     method = Method(host=lambda options: FirstRight(known, right, vocab_size))
     monkeypatch.setitem(METHODS, NAME, method)

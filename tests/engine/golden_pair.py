@@ -1,4 +1,4 @@
-"""Engines over the golden pairs, and what they should say."""
+"""Engines over the golden pairs, and their expected outputs."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ HOUSE = {
     "batch_sizes": (4,),
     "prefill_shapes": ((4, 32),),
 }
-"""One layout for most tests, so that they share compiled programs."""
+"""Options for most tests, equal so that tests share compiled programs."""
 
 ALL_SIZES = {"batch_sizes": None, "prefill_shapes": None}
 """The sizes that an engine compiles for unless it is told otherwise."""
@@ -46,7 +46,7 @@ def opened(which: str = "a") -> Opened:
 
 
 def noisy_drafter(which: str = "a", scale: float = 1.0) -> dict:
-    """The pair's parameters with a drafter that knows nothing."""
+    """The pair's parameters, with noise added to the drafter's so that its drafts are wrong."""
     params, random = opened(which).params, np.random.default_rng(0)
     noise = lambda x: x + jnp.asarray(random.normal(size=x.shape, scale=scale), x.dtype)
     return params | {"drafter": jax.tree.map(noise, params["drafter"])}
@@ -62,7 +62,8 @@ def budget(max_tokens: int, **params) -> SamplingParams:
 
 
 def check_golden(output: RequestOutput, expected: dict, max_tokens: int) -> None:
-    """The reference goes on until 96 tokens are committed: a budget of 97 sees all its steps."""
+    """Compares an output with the reference, which runs until 96 tokens are committed. An output of
+    97 tokens has all steps of the reference."""
     assert (output.finish_reason, output.error) == ("length", None)
     told = min(max_tokens, 96)
     assert list(output.token_ids[:told]) == expected["dflash_tokens"][:told]

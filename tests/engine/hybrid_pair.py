@@ -37,7 +37,7 @@ SIZES = {
     "batch_sizes": (3,),
     "prefill_shapes": ((3, 32),),
 }
-"""One layout, so that tests share compiled programs."""
+"""Options for all tests, so that they share compiled programs."""
 
 
 @functools.cache
@@ -46,7 +46,8 @@ def opened() -> Opened:
 
 
 def hybrid_engine(method: str = "dflash", row_by_row: bool = True, **options) -> Engine:
-    """Without `row_by_row` and `exact` blocks are read in matrix products."""
+    """An engine for the pair. Without `row_by_row` and `exact`, blocks are read in matrix
+    products."""
     pair = opened()
     target = pair.models.target.clone(row_by_row=row_by_row)
     models = dataclasses.replace(pair.models, target=target)

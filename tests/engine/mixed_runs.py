@@ -7,7 +7,7 @@ from jaxspec.engine.engine import Engine
 
 
 def always_ready(engine: Engine) -> Engine:
-    """Mixed steps run although the engine was not warmed up, which would compile all programs."""
+    """Makes mixed steps run without `warm_up`, which would compile all programs first."""
     engine.loop.device.has = lambda *_, **__: True
     return engine
 
@@ -17,8 +17,8 @@ def mixed_engine(which: str = "a", tokens: int = 16, **options) -> Engine:
 
 
 def staggered(engine: Engine, prompts, params, pause: int = 2) -> tuple[list, int]:
-    """Each request comes some steps after the one before it, when a slot will stay free. Their
-    outputs, and how many steps were mixed."""
+    """Submits each request some steps after the one before it, if a slot will stay free. Returns
+    the outputs, and how many steps were mixed."""
     watcher, ids, outputs = watch(engine), [], {}
     while len(outputs) < len(prompts):
         if len(ids) < len(prompts) and len(ids) - len(outputs) < engine.plan.num_slots - 1:

@@ -2,11 +2,11 @@
 
 A life begins with a request's submission and ends with its last event: a whole answer, an abort, or
 an error of its own. In between the engine may lose its state, and the request goes on from its
-tokens. Prompts begin alike, go on where earlier ones ended, and have salts; pages are few, so those
-that nobody holds are handed out again.
+tokens. Prompts begin alike, continue earlier ones, and have salts. Pages are few, so free pages are
+soon handed out again.
 
-Every token is a hash of all that the request's pages hold, so an answer is that of its prompt alone
-only if no page of another text was read. Of every page is noted with which salt it was filled.
+Every token is a hash of all that the request's pages hold, so an answer is right only if no page of
+another text was read. For every page, the salt of the request that filled it is noted.
 """
 
 import collections
@@ -29,7 +29,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"driver": "overlapped", "method": "dflash", "num_snapshots": 5},
 )
 BEGINNINGS = ((), (7,) * 4, (1, 2, 3, 4, 5, 6, 7, 8), tuple(range(20, 36)))
-"""Of no, one, two and four pages."""
+"""Beginnings of prompts, of no, one, two and four pages."""
 SALTS = (None, None, "a", "b")
 FAULTS = ("before", "donated", "read", "unread")
 LONGEST = 47
@@ -39,7 +39,7 @@ AT_ONCE = 8
 
 @dataclasses.dataclass
 class Life:
-    """A request, and what should come of it."""
+    """A request, and its expected outcome."""
 
     prompt: list[int]
     budget: int
@@ -55,7 +55,7 @@ class Life:
 
 
 class Lives:
-    """An engine, the requests that live in it, and what has become of all others."""
+    """An engine, its live requests, and the outcomes of all others."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -66,7 +66,7 @@ class Lives:
         self.begin, self.loop._begin = self.loop._begin, self.begins
         self.live: dict[int, Life] = {}
         self.texts: dict[str | None, list[list[int]]] = collections.defaultdict(list)
-        """What requests of each salt have read and said."""
+        """By salt, the prompts and outputs of its requests."""
         self.filled_with: dict[int, str | None] = {}
         """The salt of the request that each page was last given to."""
         self.of_other_salts: list[tuple[int, int]] = []
@@ -74,7 +74,7 @@ class Lives:
         self.counts: collections.Counter[str] = collections.Counter()
 
     def run(self, lives: int) -> collections.Counter[str]:
-        """So many lives from their beginnings to their ends; what happened in them."""
+        """Runs `lives` lives from their beginnings to their ends, and counts what happened."""
         begun = 0
         while begun < lives or self.live:
             if begun < lives and len(self.live) < AT_ONCE and self.random.random() < 0.5:
@@ -107,7 +107,7 @@ class Lives:
         return [*self.random.choice(BEGINNINGS), *rest]
 
     def happen(self) -> None:
-        """Sometimes a client leaves, a program fails, or everything that was read is forgotten."""
+        """Sometimes aborts a request, makes a program fail, or resets the prefix cache."""
         chance = self.random.random()
         if chance < 0.01:
             id = self.random.choice([*self.live])
@@ -180,7 +180,8 @@ class Lives:
         self.known = entries
 
     def check_order(self) -> None:
-        """Whoever waits is passed by no more pages than it needs and one request more."""
+        """Checks that the requests that pass a waiting one take no more pages than it needs, and
+        one request more."""
         plan, ledger = self.loop.plan, self.loop.ledger
         assert [r.id for r in ledger.waiting] == sorted(r.id for r in ledger.waiting)
         for request in ledger.waiting:
@@ -189,7 +190,7 @@ class Lives:
             self.counts["passed"] += request.passed_pages > 0
 
     def check_end(self) -> None:
-        """Nobody holds a page, and nothing is left to tell."""
+        """Checks that no request holds a page and that no output is left to return."""
         while not self.loop.idle:
             self.loop.step()
         assert not self.loop.ledger.increments and not self.loop.ledger.book.holders
@@ -197,7 +198,7 @@ class Lives:
 
 
 def random_lives(first_seed: int, engines: int, each: int) -> collections.Counter[str]:
-    """Lives in so many engines, one after the other; what happened in them."""
+    """Runs lives in `engines` engines, one after the other, and counts what happened in them."""
     counts: collections.Counter[str] = collections.Counter()
     for seed in range(first_seed, first_seed + engines):
         counts += Lives(seed).run(each)

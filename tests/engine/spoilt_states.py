@@ -1,4 +1,4 @@
-"""Observers that spoil a device's states: with NaN where no step may read, or altogether."""
+"""Observers that spoil a device's states: all of them, or with NaN what no step may read."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from jaxspec.engine.step.observer import StepObserver
 
 
 class Distrust(StepObserver):
-    """Has the state made anew in the step that is given, as after a fault."""
+    """Makes the engine rebuild its state in the step `at`, as after a fault."""
 
     def __init__(self, engine, at: int):
         self.engine, self.left = engine, at
@@ -23,8 +23,8 @@ class Distrust(StepObserver):
 
 
 class Poisoner(StepObserver):
-    """Writes NaN into the states of all slots without a request, and of those about to begin, and
-    into rows for saved states that hold none."""
+    """Writes NaN into the states of slots without a request or with one that is about to begin, and
+    into empty rows for saved states."""
 
     def __init__(self, engine):
         self.engine, self.count = engine, 0

@@ -1,4 +1,4 @@
-"""The engines that the sweep goes over, and what is asked of them."""
+"""The engines over which the sweep goes, and the requests to them."""
 
 import collections
 import dataclasses
@@ -28,7 +28,8 @@ def greedy(max_tokens: int, **params) -> SamplingParams:
 
 
 def fake_asks(method: str) -> Asks:
-    """With adaptive widths, which tokens are drafts depends on the neighbours."""
+    """The requests for an engine on the fake device. With adaptive widths the sampled one has no
+    drafts, because which of its tokens are drafts would depend on other requests."""
     on_its_own = method not in ("adaptive", "shared")
     sampled = greedy(7, temperature=0.7, seed=3, speculate=on_its_own)
     return Asks(
@@ -97,7 +98,7 @@ def fakes() -> dict[str, Config]:
             recovers=True,
         ),
     }
-    # A slot stays free, without which nobody is read beside the others.
+    # One slot stays free, because otherwise no prompt is read in decode steps.
     roomy = {"beside": WIDTH, "num_slots": 9, "num_pages": 80}
     beside = {
         f"overlapped {name}, prompts beside": Config(
@@ -114,8 +115,8 @@ def fakes() -> dict[str, Config]:
 
 
 def each_line_once(configs: dict[str, Config]) -> dict[str, list[Injection]]:
-    """Each line that runs in some configuration, in one of those in which it runs; the kind of
-    injection and the configuration change from line to line."""
+    """One injection for each line that runs in any configuration. The kind of injection, and the
+    configuration in which it is made, change from line to line."""
     chosen: dict[str, list[Injection]] = {name: [] for name in configs}
     by_config, names = {name: config.lines() for name, config in configs.items()}, [*configs]
     every_line = dict.fromkeys(line for lines in by_config.values() for line in lines)
@@ -128,7 +129,7 @@ def each_line_once(configs: dict[str, Config]) -> dict[str, list[Injection]]:
 
 
 def _failing(driver: str, options: dict) -> Engine:
-    """Its ninth program dies while it runs."""
+    """An engine whose ninth program fails while it runs."""
     engine = fake_engine(driver, **options)
     engine.loop.device.faults = [*[None] * 8, "read"]
     return engine
@@ -137,8 +138,7 @@ def _failing(driver: str, options: dict) -> Engine:
 TEXTS = ("class Stack:", "def parse_args(", "def read_config(", "class Node:", "for i in range(")
 """Prompts after which the demo pair's target is sure of its next ten tokens."""
 CLEAR = 0.3
-"""By how much the likeliest token is ahead, in nats, that bfloat16 in other shapes chooses it too.
-"""
+"""Lead of the likeliest token, in nats, from which on bfloat16 chooses it in all shapes."""
 
 
 def demo_asks(engine: Engine, sampled: bool) -> Asks:
@@ -159,14 +159,14 @@ def demo_asks(engine: Engine, sampled: bool) -> Asks:
 
 
 def _clear_tokens(logprobs: tuple[dict[int, float], ...]) -> int:
-    """How many tokens come before the first that another is close to; at least 1."""
+    """How many tokens come before the first one with a close second; at least 1."""
     best = [sorted(step.values(), reverse=True) for step in logprobs]
     close = [place for place, values in enumerate(best) if values[0] - values[1] < CLEAR]
     return max(min([*close, len(best)]), 1)
 
 
 def demo_engine(driver: str, method: str, dtype: str) -> Engine:
-    """Few programs, so that they compile in seconds."""
+    """An engine over the demo pair, with few programs so that they compile in seconds."""
     sizes = {"max_batch": 3, "max_model_len": 64, "page_size": 16, "prefill_chunk": 16}
     shapes = {"batch_sizes": (3,), "prefill_shapes": ((3, 16),)}
     pair = jaxspec.demo_pair()

@@ -1,5 +1,5 @@
-"""Raises an exception at every line of the engine that runs, one run after the other, and checks
-what comes of it: each request gets exactly its tokens, nothing is leaked, and the engine goes on.
+"""Raises an exception at every line of the engine that runs, one per run, and checks the outcome:
+each request gets exactly its tokens, nothing is leaked, and the engine goes on.
 
 `tests/engine/test_sweep.py` runs a part of this, `scripts/sweep_faults.py` all of it.
 """
@@ -30,19 +30,21 @@ from jaxspec.engine.step.observer import StepObserver
 
 ROOM = Path(jaxspec.engine.__file__).parent
 LEFT_OUT = {ROOM / "schedule" / "turn.py"}
-"""Takes and gives back the lock: says itself why no signal arrives between its lines."""
+"""Files without injections. This one takes and gives back the lock, and explains itself why no
+signal can arrive between its lines."""
 MOST_STEPS, MOST_HITS = 400, 20_000
-"""A scenario takes about 40 steps; a line of it runs some hundred times."""
+"""Limits that show that an engine does not end. A scenario takes about 40 steps, and a line runs
+some hundred times in it."""
 
 Line = tuple[CodeType, int]
 
 
 class Spins(BaseException):
-    """The engine does not come to an end."""
+    """Raised if the engine does not come to an end."""
 
 
 class Wrong(Exception):
-    """What came out of a run is not what should have."""
+    """Raised if the outcome of a run is not the expected one."""
 
 
 # What is asked of the engine
@@ -70,7 +72,7 @@ class Asks:
 
 @dataclasses.dataclass
 class Reply:
-    """What a caller saw of one request."""
+    """What a caller got for one request."""
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     output: RequestOutput | None = None
@@ -100,8 +102,8 @@ class Reader:
             self.events = engine.stream(prompts, params, errors=errors)
 
     def take(self, count: int) -> None:
-        """Between the return of an event and the `extend`, no signal can come: one that did would
-        lose the event here, after the engine had handed it over."""
+        """Takes events. No signal may come between the return of an event and the `extend`, because
+        the event would be lost here, after the engine has handed it over."""
         for _ in range(count):
             with self._noting():
                 for event in self.events or ():
@@ -128,13 +130,13 @@ class Reader:
 
 
 class Submitter:
-    """Submits one request and steps. After an exception it steps on: it must have lost nothing.
-    After many it gives up."""
+    """Submits one request and runs steps. After an exception it goes on, because nothing may be
+    lost. After many exceptions it gives up."""
 
     def __init__(self, engine: Engine, ask: Ask):
         self.engine, self.reply, self.id, self.patience = engine, Reply(), None, 5
         self.unheard = False
-        """Whether `abort` raised: whoever still wants it calls again."""
+        """Whether `abort` raised, so that it has to be called again."""
         try:
             self.id = engine.submit(list(ask.prompt), ask.params)
         except (KeyboardInterrupt, MemoryError) as error:
@@ -164,8 +166,8 @@ class Submitter:
 
 
 def run(engine: Engine, asks: Asks, unheard: list[Submitter]) -> dict[str, Reply]:
-    """Streams, submitted requests and `generate` beside each other. Adds those whose `abort` raised
-    to `unheard`."""
+    """Runs streams, submitted requests and `generate` beside each other. Requests whose `abort`
+    raised are added to `unheard`."""
     shapes_of_inputs.cache_clear()  # so that its lines run as often in every run
     bystander = Reader(engine, (asks.bystander,))
     bystander.take(2)
@@ -215,8 +217,7 @@ def after(engine: Engine, asks: Asks) -> Reply:
 
 Ending = tuple[list[int], str, str | None, PromptLogprobs | None]
 Truth = dict[str, Ending]
-"""Tokens, finish reason, error and log probabilities of the prompt of every request of a run
-without faults."""
+"""Tokens, finish reason, error and prompt log probabilities of all requests, if nothing fails."""
 
 
 def truth(engine: Engine, asks: Asks) -> Truth:
@@ -233,7 +234,7 @@ def _ending(reply: Reply) -> Ending:
 
 
 def check_reply(name: str, reply: Reply, true: Truth, may_end: tuple[str, ...] = ()) -> str:
-    """How a request ended. `may_end` are the exceptions that may be its error."""
+    """Checks a reply, and says how the request ended. Exceptions of `may_end` may be its error."""
     tokens, _, error, _ = true[name]
     if reply.output is not None and list(reply.output.token_ids) != reply.tokens:
         raise Wrong(f"{name}: events {reply.tokens}, output {reply.output.token_ids}")
@@ -296,7 +297,7 @@ def _check_nothing_is_leaked(engine: Engine) -> None:
 
 
 def counted(action: Callable[[], object]) -> dict[Line, int]:
-    """How often every line of the engine runs, in the order of the first runs."""
+    """How often every line of the engine runs. Lines are in the order of their first runs."""
     hits: collections.Counter[Line] = collections.Counter()
 
     def on_line(code: CodeType, line: int) -> object:
@@ -343,9 +344,9 @@ class Injection:
     line: Line
     error: type[BaseException]
     first: int
-    """Run of the line, 1 first, from which on it is raised."""
+    """In which run of the line, counted from 1, the exception is raised."""
     always: bool = False
-    """Whether it is raised at every run after that, too."""
+    """Whether it is also raised in every run after that."""
 
     def __str__(self) -> str:
         code, line = self.line
@@ -355,7 +356,7 @@ class Injection:
 
 @contextmanager
 def injected(injection: Injection) -> Iterator[list[int]]:
-    """Raises inside the block; yields the runs at which it did."""
+    """Raises the exception inside the block. Yields the runs of the line in which it did."""
     hits, raised = 0, []
 
     def on_line(code: CodeType, line: int) -> None:
@@ -377,7 +378,7 @@ def outcomes(
     engine: Engine, asks: Asks, true: Truth, injection: Injection, second_fault: bool = False
 ) -> collections.Counter[str]:
     """Runs the scenario with a fault, checks everything, and returns how the requests ended. A
-    second fault may end a request, because the first made it a suspect."""
+    second fault may end a request, because after the first one it steps alone."""
     limit = StepLimit()
     engine.loop.device.observers.append(limit)
     with warnings.catch_warnings(record=True) as told, injected(injection) as raised:
@@ -388,8 +389,8 @@ def outcomes(
         one.abort()
     if any("release of request" in str(one.message) for one in told):
         if isinstance(proposer := engine.loop.drafters.proposer, Guesser):
-            proposer.tokens.clear()  # whose release raises has to clear up itself
-    # Want of memory while new pools are made becomes a LoadError that says what to lower.
+            proposer.tokens.clear()  # if its release raises, it must clear up itself
+    # If there is no memory for new pools, the error is a LoadError that says what to lower.
     errors = (injection.error.__name__, "LoadError", "Fault")
     may_end = errors if injection.always or second_fault else ()
     ends = collections.Counter(
@@ -403,8 +404,8 @@ def outcomes(
 
 
 def injections(lines: dict[Line, int]) -> Iterator[Injection]:
-    """Every line at its first, middle and last run with both exceptions, and MemoryError for ever
-    from its first and from its middle run on."""
+    """Injections for every line: both exceptions in its first, middle and last run, and MemoryError
+    in all runs from the first or from the middle one on."""
     for line, count in lines.items():
         for first in sorted({1, (count + 1) // 2, count}):
             for error in (KeyboardInterrupt, MemoryError):

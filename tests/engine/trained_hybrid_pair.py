@@ -1,4 +1,4 @@
-"""Engines over the small trained Qwen3.5 and its drafter, and what they should say."""
+"""Engines over the small trained Qwen3.5 and its drafter, and their expected outputs."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from jaxspec.engine.setup.opened import Opened
 PAIR = Path(__file__).parents[1] / "data" / "hybrid_pair"
 SMALL = HOUSE | {"max_model_len": 160, "prefill_chunk": 16, "prefill_shapes": ((4, 16),)}
 WHOLE = 49
-"""Tokens that the reference committed at least."""
+"""The least number of tokens that the reference committed."""
 
 
 @functools.cache

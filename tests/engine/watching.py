@@ -1,4 +1,4 @@
-"""What an engine runs, seen by an observer."""
+"""An observer that notes which programs an engine runs."""
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.step.observer import StepObserver
@@ -7,7 +7,7 @@ from jaxspec.proposers.lookup import Lookup
 
 
 def name_of(engine: Engine, step, static: dict) -> str:
-    """The step's name; of a decode step, who drafts in it: plain, lookup or drafter."""
+    """The step's name. For a decode step it says who drafts: plain, lookup or drafter."""
     if step is not decode_step:
         return step.__name__
     if static["drafting"] is None:

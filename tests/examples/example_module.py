@@ -9,7 +9,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def example(name: str, folder: str = "examples") -> ModuleType:
-    """The module. Its name begins with its folder, so that what it calls must not be deprecated."""
+    """The module of an example. Because of its name, which begins with the folder, deprecation
+    warnings in it are errors."""
     module_name = f"{folder}.{name}"
     spec = importlib.util.spec_from_file_location(module_name, ROOT / folder / f"{name}.py")
     assert spec is not None and spec.loader is not None

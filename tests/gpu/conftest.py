@@ -1,4 +1,4 @@
-"""What the test of a wide model leaves on a GPU, others that run at the same time go without."""
+"""Frees what tests of wide models leave on a GPU, because other tests run there beside them."""
 
 import gc
 

@@ -17,7 +17,7 @@ PAGES = 4
 
 
 def page_table(batch: int) -> np.ndarray:
-    """Pages in no order, so that a page that is taken for its neighbour shows."""
+    """A page table in random order, so that reading a neighbouring page instead is noticed."""
     pages = np.random.PCG64(0).random_raw(batch * PAGES).argsort() + 1
     return pages.reshape(batch, PAGES).astype(np.int32)
 
@@ -41,7 +41,7 @@ def read(
     place: Place, tokens: np.ndarray, plan: Sequence[tuple[int, Sequence[int]]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Logits and features [batch positions ...] of the same tokens in every slot. Each step of the
-    plan is a width and the number of tokens that each slot keeps of it."""
+    plan is a width and, for each slot, how many of its tokens are kept."""
     target = models(place).target.with_kernels(place.kernels)
     batch = len(plan[0][1])
     cache = target.new_cache(batch, batch * PAGES + 1, PAGE_SIZE)

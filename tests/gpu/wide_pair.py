@@ -1,7 +1,7 @@
 """The models that these tests run: of Qwen3-4B's width on a GPU, tiny on a CPU.
 
-The tests are the same for both. On a CPU they show that a test can pass and fail; what the kernels
-give only a GPU can show.
+The tests are the same for both. A run on a CPU shows that a test can pass and fail; only a GPU can
+show what the kernels give.
 """
 
 import dataclasses
@@ -180,7 +180,8 @@ def layers_of(place: Place, config: dict, prefix: str) -> dict:
 
 
 def matrix(place: Place, name: str, outputs: int, inputs: int) -> jax.Array:
-    """[inputs, outputs], as our layers hold it. Cast on the host, so that less is copied."""
+    """A matrix [inputs, outputs], as our layers hold it, cast on the host so that less is
+    copied."""
     drawn = wide_case.weight(f"{name}.weight", (outputs, inputs)).astype(jnp.dtype(place.dtype))
     return jax.device_put(drawn).T
 
@@ -191,7 +192,7 @@ def scale(place: Place, name: str, size: int) -> jax.Array:
 
 @functools.cache
 def engine(place: Place, tied: bool = True, **options) -> Engine:
-    """Engines are kept, because their programs take most of the time."""
+    """An engine, which is kept for other tests, because compiling takes most of the time."""
     given = {"max_batch": 8, "max_model_len": 256, "num_pages": 64, "kernels": place.kernels}
     given |= {"prefill_shapes": ((4, 64),), "batch_sizes": (8,)} if not options.get("exact") else {}
     given |= {"prefill_chunk": 64, "driver": "overlapped", "draft_sampling": "likeliest"} | options

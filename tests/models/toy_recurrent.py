@@ -1,11 +1,11 @@
 """A target of recurrent layers, small enough to check by hand: one state per slot, no pages.
 
-    u = gain * x                what a layer is told of a token
+    u = gain * x                the input of a layer's state for a token
     s = s / 2 + u               its state after that token
     x = x + clip(s, -1, 1)      its output there
 
-Gains are powers of two, so that every product is exact and every sum is rounded once: a token's
-numbers are the same bits however its request was cut into blocks, and whatever was compiled.
+Gains are powers of two, so that every product is exact and every sum is rounded once. So the bits
+of a token's numbers depend neither on the blocks in which its request was read nor on the compiler.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jaxspec.cache.cache import Cache
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class States:
-    """The state of every slot, and what the block that was written last would add to it."""
+    """The state of every slot, and the inputs of the block that was written last."""
 
     committed: Float[Array, "slots hidden"]
     written: Float[Array, "batch width hidden"] | None = None
@@ -36,7 +36,7 @@ class States:
         return States(self.committed.at[block.slots].set(newest))
 
     def before(self, block: Block) -> Float[Array, "batch hidden"]:
-        """At the start of the block; the start of a request forgets the one before it."""
+        """The states at the start of the block. A request that begins has a state of zeros."""
         return jnp.where(block.lengths[:, None] > 0, self.committed[block.slots], 0)
 
 

@@ -1,7 +1,7 @@
 """Tiny DFlash drafters whose outputs are recorded, as z-lab's config.json spells them.
 
-`masks` says, layer by layer, whether block rows are causal and how wide their window is.
-`accepted` are the drafts accepted after each step: the starts of the blocks follow from it.
+`masks` says for each layer whether block rows are causal, and how wide their window is. `accepted`
+has the number of drafts accepted after each step, from which the starts of the blocks follow.
 """
 
 import itertools
@@ -49,7 +49,8 @@ def _case(masks: list[tuple[bool, int | None]], ids: list[int] = (1, 8), **chang
 
 
 def block_starts(case: dict) -> list[int]:
-    """Positions of the current token: the prompt's end, then past what each step committed."""
+    """The position of the current token in each step: the end of the prompt, and from then on the
+    end of what was committed."""
     committed = (accepted + 1 for accepted in case["accepted"])
     return list(itertools.accumulate(committed, initial=case["prompt"]))
 

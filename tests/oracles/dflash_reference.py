@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Where the weights come from, and the type that is computed in."""
+    """Where the weights come from, and the type of the computation."""
 
     of_name: Callable[[str, tuple[int, ...]], np.ndarray] = draws.weight
     prefix: str = ""
@@ -40,12 +40,12 @@ class Weights:
 
     @property
     def wide(self) -> torch.dtype:
-        """The type for norms, rotations and softmax: as in transformers, float32 or more."""
+        """The type for norms, rotations and softmax: at least float32, as in transformers."""
         return torch.promote_types(self.dtype, torch.float32)
 
 
 def run_drafter(case: dict) -> dict[str, np.ndarray]:
-    """Per block its hidden states, keys and values; the context's keys and values once."""
+    """The hidden states, keys and values of each block, and the keys and values of the context."""
     config, starts = case["config"], block_starts(case)
     features = _double(draws.features("features", (starts[-1], feature_width(config))))
     outputs = {"hidden": [], "block_keys": [], "block_values": []}
@@ -111,7 +111,7 @@ def forward(
 
 
 def allowed(start: int, width: int, causal: bool, window: int | None) -> Tensor:
-    """Which position a block row may see, one pair at a time."""
+    """Which positions each block row may see, decided one pair at a time."""
 
     def sees(row: int, position: int) -> bool:
         if causal and position > row:
@@ -123,7 +123,7 @@ def allowed(start: int, width: int, causal: bool, window: int | None) -> Tensor:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Head by head."""
+    """Attention, computed head by head."""
     group = query.shape[1] // keys.shape[1]
     heads = []
     for head in range(query.shape[1]):
@@ -135,7 +135,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 
 
 def rotations(config: dict, count: int) -> Tensor:
-    """Complex numbers that turn the pairs (i, i + head_dim / 2) of every position."""
+    """For every position, the complex numbers that rotate the pairs (i, i + head_dim / 2)."""
     if config.get("rope_scaling"):
         read = Qwen3Config(**{key: config[key] for key in ROPE_KEYS})
         frequencies, magnitude = ROPE_INIT_FUNCTIONS["yarn"](read, device="cpu")

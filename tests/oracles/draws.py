@@ -1,6 +1,7 @@
-"""Numbers that any machine draws again from a name alone, so that no weights are recorded.
+"""Random numbers that every machine can draw again from a name, so that no weights are stored.
 
-Only the raw bits of PCG64 are used: numpy promises those forever, its distributions it does not.
+Only the raw bits of PCG64 are used, because numpy promises not to change those. It does not promise
+that for its distributions.
 """
 
 import math
@@ -18,8 +19,8 @@ def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """A tensor of a checkpoint in Hugging Face layout, by its name.
 
-    Norm weights lie around one but away from it, so that a norm skipped or misplaced shows;
-    matrices keep the size of what they multiply.
+    Norm weights are near one but not too near, so that a norm that is left out or misplaced is
+    noticed. Matrices do not change the size of what they multiply.
     """
     drawn = uniform(name, shape)
     if len(shape) == 1:
@@ -35,5 +36,5 @@ def tokens(name: str, count: int, vocab_size: int) -> np.ndarray:
 
 
 def features(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Float32 rows, as large as a residual stream is: a few times one."""
+    """Float32 rows with numbers as large as in a residual stream, a few times one."""
     return (4.0 * uniform(name, shape)).astype(np.float32)

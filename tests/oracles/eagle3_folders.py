@@ -70,7 +70,7 @@ def shapes(
     head_norms: bool = False,
     own_table: bool = False,
 ) -> Shapes:
-    """Names and shapes by the tables of the layouts."""
+    """The names and shapes of the tensors, as the tables of the layouts give them."""
     decoder = config.get("transformer_layer_config", config)
     hidden, vocab = decoder["hidden_size"], decoder["vocab_size"]
     of_target = config.get("target_hidden_size") or hidden
@@ -120,7 +120,7 @@ def ids(vocab: int) -> dict[str, np.ndarray]:
 
 
 def tensors(config: dict, **options) -> dict[str, np.ndarray]:
-    """Drawn weights under these names."""
+    """The weights of such a checkpoint, drawn by their names."""
     held = shapes(config, **options)
     decoder = config.get("transformer_layer_config", config)
     drawn = {name: draws.weight(name, shape) for name, shape in held.items()}

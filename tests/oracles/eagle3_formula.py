@@ -1,5 +1,5 @@
-"""EAGLE-3 written down once more, in float64 numpy and without a cache: every row of a text, and
-the chain after it."""
+"""EAGLE-3 in a second implementation, in float64 numpy and without a cache: every row of a text,
+and the chain of drafts after it."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ Weights = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Formula:
-    """The weights by their published names, and what the config says."""
+    """The weights by their published names, and the values of the config."""
 
     weights: Weights
     heads: int
@@ -25,7 +25,7 @@ class Formula:
     norm_output: bool = False
 
     def fuse(self, features: np.ndarray) -> np.ndarray:
-        """One vector per position, of all features of each."""
+        """One vector per position, made of all its features."""
         if self.norm_before_fc:
             features = self.norm(features, "input_norm.weight")
         if self.fc_norm:
@@ -35,7 +35,7 @@ class Formula:
         return features @ self.weights["fc.weight"].T
 
     def rows(self, embedded: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of every row, and what a chain passes on."""
+        """The logits of every row, and the hidden vectors that a chain passes on."""
         x = hidden
         for i in range(self.layers):
             x = self.layer(i, x, embedded if i == 0 else None)
@@ -43,8 +43,8 @@ class Formula:
         return final @ self.weights["lm_head.weight"].T, final if self.norm_output else x
 
     def chain(self, features: np.ndarray, tokens: np.ndarray, count: int) -> list[np.ndarray]:
-        """Logits of the drafts after `tokens`, which are one more than the positions with features.
-        The first token has no row."""
+        """The logits of the drafts after `tokens`. There is one more token than positions with
+        features, because the first token has no row."""
         table = self.weights["embed_tokens.weight"]
         hidden, embedded = self.fuse(features), table[tokens[1:]]
         found = []

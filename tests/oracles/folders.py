@@ -1,4 +1,4 @@
-"""Checkpoint folders of the recorded models: the drawn weights under their published names."""
+"""Writes checkpoint folders of the recorded models: drawn weights under their published names."""
 
 import json
 import pathlib

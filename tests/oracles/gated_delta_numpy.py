@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Heads of a linear layer."""
+    """The sizes of a linear layer."""
 
     key_heads: int
     value_heads: int
@@ -26,17 +26,17 @@ class Sizes:
 
     @property
     def keys(self) -> int:
-        """Channels of all queries, and as many of all keys."""
+        """How many channels all keys have; all queries have as many."""
         return self.key_heads * self.key_dim
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a layer remembers of one request."""
+    """The state of a layer for one request."""
 
     inputs: np.ndarray
     """The last inputs of the convolution, one fewer than it has taps, oldest first: [tap, channel].
-    Zero where the request had not begun."""
+    They are zero for positions before the request's first token."""
     heads: np.ndarray
     """One matrix per value head: [head, key, value]."""
 

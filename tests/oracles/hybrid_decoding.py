@@ -1,5 +1,5 @@
-"""A recorded Qwen3.5 model that reads its prompt in several slots, in blocks of any kind, with NaN
-wherever nobody may read."""
+"""A recorded Qwen3.5 model that reads its prompt in several slots, in blocks of any kind. There is
+NaN in all places that must not be read."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ SLOTS, BATCH = 16, 18
 WIDTH = 16
 """Tokens of a block of drafts, and of most chunks."""
 LONGEST = 160
-"""Positions that a slot has pages for."""
+"""How many positions the pages of a slot have."""
 Written = tuple[jax.Array, jax.Array, Cache]
 """Features, logits, and the cache with a block that is not committed yet."""
 
@@ -35,14 +35,14 @@ class Model:
 
 
 class Decoding:
-    """Slots that read texts, what each of them has read so far, and what came out.
+    """Slots that read texts, with what each slot has read so far and the outputs.
 
-    Every step has the same number of requests, so that steps of one width are one program: those
-    that nobody asked for have the padding slot, which is the one after the last.
+    Every step has the same number of rows, so that all steps of a width are one program. Rows
+    without a request have the padding slot, which is the one after the last.
     """
 
     def __init__(self, model: Model, *texts: np.ndarray):
-        """Slot n reads text n; those without one read the first."""
+        """Slot n reads text n; slots beyond the last text read the first one."""
         self.model, self.texts = model, [*texts, *[texts[0]] * (SLOTS - len(texts))]
         self.pages = scattered_pages(SLOTS + 1, LONGEST)
         self.pages[SLOTS] = 0
@@ -52,7 +52,7 @@ class Decoding:
         self.rows: list[list] = [[] for _ in range(SLOTS)]
 
     def chunk(self, counts: dict[int, int], width: int = WIDTH) -> None:
-        """Every named slot reads so many tokens, which all are kept."""
+        """Each slot in `counts` reads that many tokens, and all of them are kept."""
         slots, kept = in_batch(counts)
         written = self.read(slots, kept, kept, width, final=True)
         self.keep(written, slots, kept, width, final=True)
@@ -60,8 +60,8 @@ class Decoding:
     def drafts(
         self, right: dict[int, int], kept: dict[int, int] | None = None, width: int = WIDTH
     ) -> None:
-        """Every named slot reads a block that begins with so many tokens of its text, and keeps
-        all of these, or as many as are said. Slots that are right in nothing take no part."""
+        """Each slot in `right` reads a block that begins with that many tokens of its text. It
+        keeps all of these, or as many as `kept` says. Slots with no right token take no part."""
         slots, correct = in_batch(right)
         _, some = in_batch(right if kept is None else {slot: kept[slot] for slot in right})
         active = [width if count else 0 for count in correct]
@@ -94,7 +94,7 @@ class Decoding:
         self.spoil_cells()
 
     def forget(self, slot: int) -> None:
-        """The request in the slot ends, and another one begins."""
+        """Ends the request in the slot and begins another one."""
         self.lengths[slot], self.rows[slot] = 0, []
         self.spoil_cells()
 
@@ -103,7 +103,7 @@ class Decoding:
         return block_after(*arrays, jnp.asarray(self.pages[slots]), width, PAGE_SIZE, final=final)
 
     def spoil_cells(self) -> None:
-        """NaN in every cell beyond the lengths, and in the trash page."""
+        """Writes NaN into every cell beyond the lengths, and into the trash page."""
         spoiled = np.ones((self.pages.max() + 1, PAGE_SIZE), bool)
         for slot in range(SLOTS):
             for position in range(self.lengths[slot]):
@@ -117,7 +117,7 @@ class Decoding:
         self.cache = Cache(tuple(map(of_layer, self.cache.layers)))
 
     def features(self, slot: int) -> np.ndarray:
-        """[layer, token, hidden]."""
+        """The features of a slot: [layer, token, hidden]."""
         rows = np.stack([features for features, _ in self.rows[slot]])
         return rows.reshape(len(rows), len(self.cache.layers), -1).swapaxes(0, 1)
 
@@ -125,8 +125,8 @@ class Decoding:
         return np.stack([logits for _, logits in self.rows[slot]])
 
     def states(self, slot: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of every recurrent layer: the matrices [head, key, value], and the inputs of the
-        convolution [tap, channel]."""
+        """The states of a slot in every recurrent layer: the matrices [head, key, value], and the
+        inputs of the convolution [tap, channel]."""
         recurrent = [x for x in self.cache.layers if not getattr(x, "in_pages", False)]
         return [(np.asarray(x.matrices[slot]), np.asarray(x.tails[slot])) for x in recurrent]
 
@@ -147,7 +147,7 @@ commit = jax.jit(Cache.commit)
 
 
 def spoil_rows(cache: Cache, kept: np.ndarray, width: int) -> Cache:
-    """NaN in what recurrent layers keep of the rows that will be dropped."""
+    """Writes NaN into what recurrent layers hold of the rows that will be dropped."""
     dropped = np.arange(width) >= kept[:, None]
 
     def spoiled(x: jax.Array) -> jax.Array:

@@ -8,8 +8,8 @@ from oracles import draws
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws such that every part shows: most decays lie between 0.3 and 0.99, every tap of a
-    convolution counts, and a norm that forgets to add one is nearly zero."""
+    """Draws a tensor such that an error in any part is noticed: most decays lie between 0.3 and
+    0.99, every tap of a convolution counts, and a norm that does not add one is nearly zero."""
     if name.endswith("A_log"):
         return between(name, shape, math.log(0.03), math.log(1.4))
     if name.endswith("dt_bias"):
@@ -23,7 +23,7 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def is_centred(name: str) -> bool:
-    """Whether it is a norm that multiplies by one plus its weight."""
+    """Whether the tensor is the weight of a norm that multiplies by one plus its weight."""
     return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
 
 

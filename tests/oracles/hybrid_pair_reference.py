@@ -1,5 +1,5 @@
-"""What transformers' Qwen3.5 and a DFlash drafter by its formula say together: greedy speculative
-decoding in which everything is computed anew in every step, without a cache."""
+"""Greedy speculative decoding with transformers' Qwen3.5 and the formula of a DFlash drafter.
+Everything is computed anew in every step, without a cache."""
 
 import json
 import pathlib
@@ -13,9 +13,9 @@ from oracles.dflash_reference import Weights, forward
 
 PAIR = pathlib.Path(__file__).resolve().parent.parent / "data" / "hybrid_pair"
 COMMITTED = 48
-"""Tokens after which a run ends."""
+"""A run ends after this many tokens."""
 CLEAR = 3e-4
-"""Smallest lead of a choice that no rounding turns around; other runs are left out."""
+"""The least lead of a token that rounding cannot undo. Runs with smaller leads are left out."""
 
 
 def record_pair() -> dict:
@@ -29,7 +29,7 @@ def record_pair() -> dict:
 
 
 def run(target: Qwen3_5ForCausalLM, prompt: list[int]) -> dict:
-    """Tokens, how many each step committed, and the smallest lead of a choice."""
+    """The tokens, how many of them each step committed, and the smallest lead of a chosen token."""
     config = json.loads((PAIR / "draft" / "config.json").read_text())
     stored = load_file(PAIR / "draft" / "model.safetensors")
     weights = Weights(lambda name, shape: stored[name].float().numpy(), dtype=torch.float32)

@@ -60,7 +60,7 @@ def _case(prompt: int = 40, **changes) -> dict:
 CASES = {
     "untied": _case(),
     "tied": _case(tie_word_embeddings=True, num_hidden_layers=4, rope={"rope_theta": 10000.0}),
-    # Longer than a chunk of 64 tokens, with queries that all share a key, and a large epsilon.
+    # Longer than a chunk of 64 tokens; all queries share a key, and epsilon is large.
     "long": _case(
         prompt=83,
         hidden_size=40,
@@ -69,7 +69,7 @@ CASES = {
         rms_norm_eps=0.01,
         rope={"partial_rotary_factor": 0.5},
     ),
-    # The heads of the published sizes, and three value heads to a key head as in 27B.
+    # Heads of the published sizes, with three value heads per key head as in 27B.
     "published_heads": _case(
         hidden_size=48,
         num_hidden_layers=4,
@@ -81,7 +81,7 @@ CASES = {
         linear_num_key_heads=1,
         linear_num_value_heads=3,
     ),
-    # As many key heads as value heads, and an end that is no full attention.
+    # As many key heads as value heads, and a last layer without full attention.
     "equal_heads": _case(
         hidden_size=40,
         num_hidden_layers=5,

@@ -1,5 +1,5 @@
-"""The folder of a tiny Qwen3.5 with its vision part, as transformers saves it: only names and
-shapes, no numbers."""
+"""The folder of a tiny Qwen3.5 with its vision part as transformers saves it, reduced to the names
+and shapes of its tensors."""
 
 import json
 import pathlib
@@ -42,7 +42,7 @@ def layout() -> dict:
 
 
 def mtp_shapes() -> dict[str, list[int]]:
-    """The multi-token head of published folders, which transformers neither reads nor writes."""
+    """Tensors of the multi-token head of published folders, which transformers ignores."""
     hidden, inner, head_dim = TEXT["hidden_size"], TEXT["intermediate_size"], TEXT["head_dim"]
     queries = TEXT["num_attention_heads"] * head_dim
     keys = TEXT["num_key_value_heads"] * head_dim

@@ -10,12 +10,12 @@ from oracles import draws, hybrid_draws
 CONTINUED = 24
 """Tokens of every greedy continuation."""
 CLEAR = 1e-3
-"""Lead of a chosen token's logit, so that rounding cannot choose another one."""
+"""The least lead of a chosen token's logit, so that rounding cannot choose another token."""
 
 
 def run_hybrid(case: dict) -> dict[str, np.ndarray]:
     """Logits, final hidden states, the residual stream after every layer, the states of the linear
-    layers after the prefix and after all, and greedy continuations."""
+    layers after the prefix and after the whole prompt, and greedy continuations."""
     model = build(case["config"])
     tokens = torch.from_numpy(prompt_of(case)).long()
     after = []
@@ -53,7 +53,7 @@ def stepwise(
     ]
     at_end = states_of(model, cache)
     if model.config.linear_key_head_dim > 16:
-        # Large ones are left to the second oracle.
+        # Large states are left to the second oracle.
         return {"decoded": torch.stack(decoded)}
     return {
         "decoded": torch.stack(decoded),
@@ -65,8 +65,8 @@ def stepwise(
 
 
 def states_of(model: Qwen3_5ForCausalLM, cache: DynamicCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every linear layer: the state [layer, head, key, value], and the last inputs of the
-    convolution, [layer, channel, tap], which are one fewer than it has taps."""
+    """The states of all linear layers [layer, head, key, value], and the last inputs of their
+    convolutions [layer, channel, tap], which are one fewer than the taps."""
     linear = [i for i, kind in enumerate(model.config.layer_types) if kind == "linear_attention"]
     states = [cache.layers[i].recurrent_states[0][0] for i in linear]
     inputs = [cache.layers[i].conv_states[0][0, :, 1:] for i in linear]

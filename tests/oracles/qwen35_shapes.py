@@ -3,7 +3,7 @@
 Shapes = dict[str, tuple[int, ...]]
 
 TEXT_ONLY = "model."
-"""What the names of the layers, the embedding and the last norm begin with."""
+"""The beginning of the names of the layers, the embedding and the last norm."""
 VISION_LANGUAGE = "model.language_model."
 """The same in a folder that also has a vision part."""
 
@@ -30,7 +30,7 @@ def layer_shapes(config: dict, kind: str) -> Shapes:
 
 
 def attention_shapes(config: dict) -> Shapes:
-    """The query projection has a gate after each head's query."""
+    """Shapes of an attention layer, whose query projection has a gate after each head's query."""
     hidden, head_dim = config["hidden_size"], config["head_dim"]
     queries = config["num_attention_heads"] * head_dim
     keys = config["num_key_value_heads"] * head_dim

@@ -14,7 +14,7 @@ def run_target(case: dict) -> dict[str, np.ndarray]:
     model.model.layers[-1].register_forward_hook(lambda *call: last.append(_first(call[2])))
     prompt = draws.tokens("prompt", case["prompt"], case["config"]["vocab_size"])
     out = model(torch.from_numpy(prompt)[None].long(), output_hidden_states=True, use_cache=False)
-    # The last entry of hidden_states is normed; the hook has it as it left the layer.
+    # The last entry of hidden_states is normed; the hook has the output of the layer before that.
     after = [*out.hidden_states[1:-1], last[0]]
     assert torch.equal(model.model.norm(last[0]), out.hidden_states[-1])
     return {"logits": out.logits[0].numpy(), "after_layers": torch.cat(after).numpy()}

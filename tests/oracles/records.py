@@ -1,4 +1,4 @@
-"""What was recorded: configs and outputs of the reference implementations."""
+"""Reads the recorded configs and outputs of the reference implementations."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ class Record:
     """One tiny model and what the reference computed with it."""
 
     case: dict
-    """The config as config.json spells it, and how the reference was run."""
+    """The config in the form of config.json, and how the reference was run."""
     outputs: dict[str, np.ndarray]
     """Arrays by name, as scripts/record_oracles.py wrote them."""
 
@@ -42,6 +42,6 @@ def read(model: str, name: str) -> Record:
 
 
 def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    """Largest difference over largest magnitude; NaN where either has one."""
+    """The largest difference over the reference's largest magnitude; NaN if either has one."""
     assert ours.shape == reference.shape, (ours.shape, reference.shape)
     return float(np.abs(ours - reference).max() / np.abs(reference).max())

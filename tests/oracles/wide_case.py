@@ -1,8 +1,8 @@
 """A model of Qwen3-4B's width with few layers and a small vocabulary, and a drafter for it: wide
 enough for all kernels, small enough that only figures have to be recorded.
 
-Every weight is a number that bfloat16 holds exactly, drawn from its name. So a float32 model and a
-bfloat16 model have the same weights, and what differs between their results is rounding.
+Every weight is drawn from its name, and is a number that bfloat16 represents exactly. So a float32
+model and a bfloat16 model have the same weights, and their results differ by rounding only.
 """
 
 import math
@@ -41,7 +41,7 @@ MASKS: list[tuple[bool, int | None]] = [(False, None)] * DRAFTER["num_hidden_lay
 PROMPT = 97
 """Tokens of the prompt. The drafter's block starts with the last one."""
 LIKELIEST, OTHERS = 16, 32
-"""Tokens per position whose log probabilities are recorded: the likeliest, and some at random."""
+"""For how many tokens per position log probabilities are recorded: likeliest and random ones."""
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -57,8 +57,8 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def spread_bits(name: str, shape: tuple[int, ...]) -> int:
-    """How often the numbers, first between -1 and 1, are halved: so that a matrix keeps the size of
-    what it multiplies, and the logits are a few times one."""
+    """How often the numbers, which are between -1 and 1 at first, are halved, so that a matrix does
+    not change the size of what it multiplies and the logits are a few times one."""
     if "embed_tokens" in name:
         return 3
     return round(math.log2(math.sqrt(shape[1] / 3)))
@@ -69,7 +69,7 @@ def prompt() -> np.ndarray:
 
 
 def recorded_tokens(logits: np.ndarray) -> np.ndarray:
-    """For every row of logits the ids whose log probabilities are recorded."""
+    """For every row of logits, the token ids whose log probabilities are recorded."""
     likeliest = np.argsort(-logits, axis=-1)[:, :LIKELIEST]
     others = draws.tokens("wide others", logits.shape[0] * OTHERS, logits.shape[1])
     return np.concatenate([likeliest, others.reshape(-1, OTHERS)], axis=1).astype(np.int32)

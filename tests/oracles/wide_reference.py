@@ -9,7 +9,7 @@ from oracles import dflash_reference, wide_case
 
 
 def run_wide() -> dict[str, np.ndarray]:
-    """Per model the ids, their log probabilities in float32, and those that bfloat16 gives."""
+    """For each model the token ids, and their log probabilities in float32 and in bfloat16."""
     outputs = {}
     for dtype in (torch.float32, torch.bfloat16):
         target, drafter = logits_of(dtype)

@@ -1,4 +1,4 @@
-"""A golden target in FP8 as a folder in float32, for what rounds targets to FP8 itself."""
+"""Writes a golden FP8 target as a float32 folder, for tests of code that rounds to FP8 itself."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,9 @@ BLOCK = 128
 
 
 def widened(source: Path, folder: Path, noise: float = 0.0) -> Path:
-    """The folder. Its matrices are those of `source`, which has scales of blocks, so that rounding
-    them gives the same numbers again; with `noise` they are relatively off by about that much."""
+    """Writes the folder and returns it. Its matrices are those of `source`, which has scales of
+    blocks, so rounding them gives the same numbers again. With `noise` they have relative errors of
+    about that size."""
     draw = np.random.default_rng(0)
     tensors = {name: read_tensor(tensor) for name, tensor in stored_tensors(source).items()}
     found = {}

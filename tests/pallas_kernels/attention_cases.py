@@ -1,4 +1,4 @@
-"""Paged attention calls whose every unreadable row is NaN, and what they must give in float64."""
+"""Calls of paged attention, with NaN in what must not be read, and their float64 results."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def options(self) -> dict:
-        """The mask, as the kernels take it."""
+        """The mask, as options of the kernels."""
         names = ("causal", "window", "window_of_block")
         return {name: getattr(self, name) for name in names}
 
@@ -73,7 +73,8 @@ class Inputs:
 
 @functools.cache
 def inputs(case: Case) -> Inputs:
-    """Shuffled pages; NaN in the trash page and in every row that nobody may see."""
+    """The inputs of a case: shuffled pages, with NaN in the trash page and in every row that must
+    not be read."""
     rng = np.random.default_rng(case.seed)
     slots, max_pages = len(case.lengths), case.max_pages
     counts = np.array(case.counts or (case.width,) * slots)
@@ -93,14 +94,14 @@ def inputs(case: Case) -> Inputs:
 
 @functools.cache
 def expected(case: Case) -> np.ndarray:
-    """[slots, width, heads, head_dim] in float64; rows that were not kept are NaN."""
+    """The result [slots, width, heads, head_dim] in float64. Rows that were not kept are NaN."""
     given = inputs(case)
     query, keys, values = (np.asarray(x, np.float64) for x in given.arguments()[:3])
     table, _, counts = (np.asarray(x) for x in given.arguments()[3:])
     slots, kv_heads, width, group, head_dim = query.shape
     out = np.full((slots, width, kv_heads, group, head_dim), np.nan)
     for slot in range(slots):
-        # Pages that nobody may read are NaN, and stay out of the rows' ranges.
+        # Pages that must not be read are NaN. No range of a row includes them.
         whole_keys, whole_values = (
             pages[table[slot]].reshape(-1, kv_heads, head_dim).swapaxes(0, 1)
             for pages in (keys, values)
@@ -116,7 +117,7 @@ def expected(case: Case) -> np.ndarray:
 
 
 def kept_rows(case: Case, out) -> np.ndarray:
-    """The rows that mean something, as float64."""
+    """The rows of kept tokens, as float64."""
     counts = case.counts or (case.width,) * len(case.lengths)
     out = np.asarray(out, np.float64)
     return np.concatenate([out[slot, :count].reshape(-1) for slot, count in enumerate(counts)])

@@ -1,14 +1,14 @@
 """All orders in which GPUs can run calls of `exchange_norm`, tried one after the other.
 
-What a thread block does is not written down here: the kernel's own code is run with a stand-in for
-its wire, which notes down what is stored where, signalled, waited for and read. The model then runs
-these programs on several GPUs, each at any speed.
+What a thread block does is not repeated here: the kernel's own code is run with a stand-in for its
+wire, which records all stores, signals, waits and reads. The model then runs these programs on
+several GPUs, each at any speed.
 
-A store is on its way for any time after its block has gone on, and stores overtake each other. Only
-two things hold them back, as they do on GPUs: two stores of a GPU to one place arrive in their
-order, and a flag that is stored with release arrives after what its block stored before. That the
-scopes of release and acquire must be those of the system is not in the model, because it has no
-caches; the text of the compiled kernel is searched for it.
+A store may arrive any time after its block has gone on, and stores may overtake each other. Only
+two things hold them back, as on GPUs: two stores of a GPU to one place arrive in their order, and a
+flag that is stored with release arrives after what its block stored before. The model has no
+caches, so it cannot show that release and acquire need the scope of the system; the text of the
+compiled kernel is searched for that.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Flag(Store):
-    """Is held back until what its block stored before has arrived."""
+    """A store that does not arrive before the earlier stores of its block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Read:
 
 
 class Recorder:
-    """Notes down what a thread block would do with its wire."""
+    """Records what a thread block would do with its wire."""
 
     registers = None
 
@@ -82,14 +82,14 @@ class Recorder:
 
 
 class Rows:
-    """Stands for an array of so many rows."""
+    """A stand-in for an array with `rows` rows."""
 
     def __init__(self, rows: int):
         self.shape, self.at = (rows, 1), [None] * rows
 
 
 def programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: list[int]) -> list:
-    """By GPU, call and thread block: what the kernel does. `calls` has the rows of each call."""
+    """What the kernel does, by GPU, call and thread block. `calls` has the rows of each call."""
     monkeypatch.setattr(mosaic, "load", lambda row, registers: None)
     monkeypatch.setattr(mosaic, "add_and_norm", lambda *_: None)
     monkeypatch.setattr(mosaic, "pl", types.SimpleNamespace(when=now))
@@ -118,18 +118,18 @@ def now(condition):
 @dataclasses.dataclass(frozen=True)
 class State:
     calls: tuple[int, ...]
-    """By GPU: the call that runs. The next one begins when all blocks of this one have ended."""
+    """By GPU, the call that runs. The next call begins when all blocks of this one have ended."""
     places: tuple[tuple[int, ...], ...]
-    """By GPU and thread block of that call: the instructions that it has done."""
+    """By GPU and thread block of that call, how many instructions it has done."""
     memory: tuple[frozenset, ...]
-    """By GPU: places of its inbox and what is there."""
+    """By GPU, the places of its inbox and their values."""
     on_their_way: tuple[tuple, ...]
-    """Stores that have not arrived: the GPU, call and block of each, its place in the program, and
-    the store. They are sorted, so that states do not differ by an order that means nothing."""
+    """Stores that have not arrived, each as its GPU, call, block, place in the program, and store.
+    They are sorted, because their order has no meaning and must not make states different."""
 
 
 class Wrong(Exception):
-    """A GPU read something else than what was meant for it."""
+    """Raised if a GPU reads another value than the one that was meant for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Model:
     held_back: bool = True
     """Whether flags wait for the stores before them."""
     equal: bool = False
-    """Whether a wait is for a number, instead of for at least this number."""
+    """Whether a wait is for exactly a number, instead of for at least this number."""
     filled: bool = False
     """Whether every call begins with filling its GPU's flags with zeros, as jax does it with
     semaphores."""
@@ -151,7 +151,7 @@ class Model:
         return State((0,) * devices, tuple(of_first), (frozenset(),) * devices, ())
 
     def final_states(self) -> Iterator[State]:
-        """The states in which nothing more happens, of all that can be reached."""
+        """Those of the reachable states in which nothing more happens."""
         seen, open_states = set(), [self.first()]
         while open_states:
             state = open_states.pop()
@@ -167,7 +167,7 @@ class Model:
         return state.calls[device] == len(self.programs[device])
 
     def after(self, state: State) -> Iterator[State]:
-        """Every state that can come next. What the other GPUs cannot notice is done at once."""
+        """Every state that can come next. What no other GPU can notice is done at once."""
         for device, block, instruction in self.next_instructions(state):
             if isinstance(instruction, Store) or self.is_of_itself(instruction, device):
                 yield from self.step(state, device, block, instruction)
@@ -187,7 +187,7 @@ class Model:
                         yield device, block, program[done]
 
     def is_of_itself(self, instruction: Any, device: int) -> bool:
-        """Whether a GPU reads what it stored itself, into a place where nobody else stores."""
+        """Whether a GPU reads its own value, from a place where no other GPU stores."""
         return isinstance(instruction, Read) and instruction.wanted[1] == device
 
     def may_arrive(self, on_their_way: tuple, i: int) -> bool:
@@ -249,7 +249,7 @@ class Model:
         return dataclasses.replace(state, memory=replaced(state.memory, device, kept))
 
     def for_ever(self, state: State, device: int) -> State:
-        """The GPU does nothing any more."""
+        """The state if the GPU stops and does nothing more."""
         everything = tuple(map(len, self.programs[device][state.calls[device]]))
         return dataclasses.replace(state, places=replaced(state.places, device, everything))
 

@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 TARGETS = pathlib.Path(__file__).with_name("targets")
 
 UNTUNED = {"xla_gpu_autotune_level": 0}
-"""Compiler options for what results are compared with: which of XLA's kernels is fastest is not
-worth trying."""
+"""Compiler options for programs that only give expected results, so it does not matter which of
+XLA's kernels is fastest."""
 
 has_compiler = all(map(importlib.util.find_spec, ("jax_cuda13_plugin", "nvidia")))
 
@@ -39,7 +39,7 @@ def device(name: str = "h100") -> NamedSharding:
 
 
 def placed(shapes, name: str = "h100"):
-    """The same shapes, on that GPU."""
+    """The same shapes, placed on that GPU."""
     place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device(name))
     return jax.tree.map(place, shapes)
 

@@ -32,12 +32,13 @@ class OnPtx:
     kernel: Kernel
     launch: Launch
     program: Any
-    """What jax lowers the function to, a module of MLIR."""
+    """The module of MLIR to which jax lowers the function."""
     returned: Any
     """The structure of what it returns."""
 
     def __call__(self, *given: Any, blocks: range | None = None) -> Any:
-        """Of the kernel only these thread blocks are run. What nobody writes is NaN."""
+        """Calls the function. Only the thread blocks in `blocks` run. What is not written is
+        NaN."""
         arrays = [np.array(one) for one in jax.tree.leaves(given)]
         return jax.tree.unflatten(self.returned, self.call("main", arrays, blocks))
 
@@ -73,7 +74,7 @@ def function_of(program: Any, name: str) -> Any:
 
 
 def aliases_of(call: Any) -> dict[int, int]:
-    """By result the operand in whose memory it is written."""
+    """For each result that is written in place, the operand whose memory it uses."""
     found = {}
     for alias in call.attributes["output_operand_aliases"]:
         result = re.search(r"output_tuple_indices = \[(\d*)\]", str(alias))
@@ -104,7 +105,7 @@ def on_ptx(function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] =
 
 @contextlib.contextmanager
 def dumped() -> Iterator[Callable[[], str]]:
-    """What the compiler meanwhile prints, PTX and the host's program."""
+    """Yields a function that returns what the compiler has printed: PTX and the host's program."""
     before = {name: os.environ.get(name) for name in DUMPS}
     os.environ |= dict.fromkeys(DUMPS, "1")
     printed: list[str] = []

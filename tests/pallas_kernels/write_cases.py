@@ -18,7 +18,7 @@ class Case:
     page_size: int = 16
     dtype: str = "bfloat16"
     scale_dtype: str | None = None
-    """Of the norms' scales; that of the pages if None."""
+    """Type of the norms' scales; None for that of the pages."""
     parts: int = 1
     seed: int = 0
 
@@ -30,7 +30,8 @@ class Case:
 
 
 def inputs(case: Case) -> dict:
-    """Every row goes to a place of its own; the pools hold numbers that must stay."""
+    """The inputs of a case. Every row is written to a place of its own; the other numbers of the
+    pools must stay."""
     rng = np.random.default_rng(case.seed)
     rows = case.slots * case.width
     pages = 2 + rows // case.page_size

@@ -2,9 +2,9 @@
 
     python one_of_two_processes.py PORT PROCESS_ID OPTIONS
 
-Checks what its engine says to the first goldens and prints their tokens as JSON. The options are
-JSON too; with "die" among them, process 1 ends itself after so many events, and with "stop"
-it stops answering.
+Checks the outputs of its engine for the first goldens, and prints their tokens as JSON. The options
+are JSON, too. With "die" process 1 ends itself after so many events, and with "stop" it stops
+answering.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The golden pair as the tests of the engine make it."""
+"""Makes the helpers of the engine's tests, such as the golden pair, importable here."""
 
 import pathlib
 import sys

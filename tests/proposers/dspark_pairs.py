@@ -15,7 +15,7 @@ from jaxspec.models.dflash import DFlash
 from jaxspec.proposers.dflash import DFlashProposer
 
 WHOLE = 96
-"""The reference begins no step once it has 96 tokens, the first one among them."""
+"""The reference begins no further step when it has 96 tokens, including the first one."""
 
 
 @cache
@@ -40,7 +40,7 @@ def with_config(which: str, params: dict | None = None, **changes) -> Opened:
 
 
 def choosing_among(candidates: int | None) -> Opened:
-    """The golden pair, each of whose places chooses among so many tokens."""
+    """The golden pair, with `candidates` candidates at each drafted position."""
     head = config_of("dspark").transition
     assert isinstance(head, MarkovHead)
     return with_config("dspark", transition=dataclasses.replace(head, candidates=candidates))
@@ -52,7 +52,7 @@ def engine_over(pair: Opened, **options) -> Engine:
 
 
 def check_recorded(output: RequestOutput, expected: dict, max_tokens: int = WHOLE) -> None:
-    """Tokens, accepted and proposed drafts are those of the reference, step by step."""
+    """Checks that tokens, accepted drafts and proposed drafts of every step are the reference's."""
     assert (output.finish_reason, output.error) == ("length", None)
     assert list(output.token_ids) == expected["dflash_tokens"][:max_tokens]
     accepted = expected["acceptance_lengths"]

@@ -1,4 +1,4 @@
-"""Sampled outputs of an engine against the target's own distributions."""
+"""Compares sampled outputs of an engine with the target's own distributions."""
 
 import itertools
 
@@ -16,8 +16,8 @@ MOST = 40.5
 
 
 def check_distribution(engine: Engine, pair: Opened, prompt: list[int]) -> None:
-    """Three tokens of two likeliest each, over 240 seeds, against the exact product of the target's
-    own distributions."""
+    """Compares three tokens, each one of the two likeliest, over 240 seeds with the exact product
+    of the target's own distributions."""
     params = [
         budget(TOKENS + 1, temperature=TEMPERATURE, top_k=2, seed=1000 + seed)
         for seed in range(SEEDS)

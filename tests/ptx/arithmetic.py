@@ -15,7 +15,7 @@ ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
 def wide_enough(kind: Type) -> type:
-    """What a sum or product is computed in before it is rounded once."""
+    """The type in which a sum or product is computed before it is rounded once."""
     return np.float64 if kind.kind == "float" else kind.dtype
 
 
@@ -53,7 +53,7 @@ def of_numbers(function: Function, *known: str) -> Callable[[Context], Step]:
 
 
 def product(context: Context) -> Step:
-    """mul and mad of integers in their forms: the lower half, the upper one, or all of it."""
+    """mul and mad. Those of integers give the lower half, the upper half, or all of the bits."""
     kind = type_of(context.parts[-1])
     if kind.kind == "float":
         return of_numbers(operator.mul, "sat")(context)
@@ -89,7 +89,7 @@ def bitwise(function: Function) -> Callable[[Context], Step]:
 
 
 def shift(left: bool) -> Callable[[Context], Step]:
-    """A shift by more than the width leaves nothing, or only signs."""
+    """A shift. If it is by the width or more, it leaves zeros, or only copies of the sign."""
 
     def build(context: Context) -> Step:
         kind = type_of(context.parts[-1])
@@ -126,7 +126,7 @@ JOINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def compared(name: str) -> Function:
-    """With `u` at its end it also holds of what is not a number."""
+    """The comparison of this name. With `u` at its end, it is also true if an operand is NaN."""
     if name in ("num", "nan"):
         unordered = lambda a, b: np.isnan(a) | np.isnan(b)
         return unordered if name == "nan" else lambda a, b: ~unordered(a, b)
@@ -170,7 +170,8 @@ def selp(context: Context) -> Step:
 
 
 def extreme(ordinary: Function, of_nan: Function) -> Callable[[Context], Step]:
-    """min and max: with `NaN` what is none wins, without it loses."""
+    """min and max. With the modifier `NaN`, NaN is the result if an operand is NaN; without it, the
+    other operand is."""
 
     def build(context: Context) -> Step:
         function = of_nan if "NaN" in context.parts else ordinary
@@ -180,7 +181,7 @@ def extreme(ordinary: Function, of_nan: Function) -> Callable[[Context], Step]:
 
 
 def bfe(context: Context) -> Step:
-    """Bits of a number: from one on, as many as are asked for."""
+    """Some bits of a number, given the first one and their count."""
     kind = type_of(context.parts[-1])
     require(kind.kind == "unsigned" or kind.kind == "bits", f"{context.instruction}")
     put = context.write_bits(context.operands[0])
@@ -215,8 +216,8 @@ def lop3(context: Context) -> Step:
 
 
 def prmt(context: Context) -> Step:
-    """Bytes of two registers in the order of a selector's digits. A digit from 8 on repeats the
-    sign of the byte."""
+    """Bytes of two registers, in the order of a selector's digits. If a digit is 8 or more, the
+    sign of the byte is repeated."""
     context.only("b32")
     put = context.write_bits(context.operands[0])
     a, b, selector = (context.bits(operand, 32) for operand in context.operands[1:])
@@ -247,7 +248,7 @@ def funnel(context: Context) -> Step:
 
 
 def quotient(context: Context) -> Step:
-    """Floats as they are; integers are divided toward zero."""
+    """Division. That of integers is rounded toward zero."""
     kind = type_of(context.parts[-1])
     if kind.kind == "float":
         return of_numbers(operator.truediv, "full", "approx")(context)

@@ -1,5 +1,5 @@
-"""Bulk copies between global and shared memory. They are done as late as somebody waits for them;
-until then there are NaN where they write."""
+"""Bulk copies between global and shared memory. They are done only when a thread waits for them;
+until then there is NaN where they write."""
 
 import re
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from ptx.types import type_of
 from ptx.waiting import first
 
 SWIZZLED_BITS = {16: 0, 32: 1, 64: 2, 128: 3}
-"""Bits of an address in shared memory, from bit 4 on, that a swizzle of so many bytes changes."""
+"""By the bytes of a swizzle, how many bits of a shared memory address it changes, from bit 4 on."""
 S32 = type_of("s32")
 COMPLETE = "mbarrier::complete_tx::bytes"
 
 
 class Box(NamedTuple):
-    """What a copy of a tensor takes of an array. The last axis is the innermost one."""
+    """The part of an array that a copy of a tensor takes. The last axis is the innermost one."""
 
     address: int
     of: Descriptor
@@ -64,7 +64,7 @@ def begin(copy: Callable[[], None], warp: Warp) -> None:
 
 
 def descriptor_of(context: Context, operand: str) -> Callable:
-    """Of `[descriptor, {x, y}]` both; the innermost coordinate comes first."""
+    """Reads an operand `[descriptor, {x, y}]`, in which the innermost coordinate comes first."""
     found = ADDRESS.fullmatch(operand)
     assert found, operand
     which = context.address(operand)
@@ -172,7 +172,7 @@ def commit(context: Context) -> Step:
 
 
 def wait(context: Context) -> Step:
-    """Until at most so many groups are under way."""
+    """Waits until at most so many groups of copies are under way."""
     context.only("async", "bulk", "wait_group", "read")
     left = int(context.operands[0])
 

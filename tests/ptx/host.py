@@ -1,4 +1,4 @@
-"""What the program on the host does before a kernel runs: which array is which parameter, what the
+"""Runs the program of the host, which decides which array is which parameter of the kernel, what
 copies of tensors take, and how many thread blocks there are.
 
 The compiler prints that program as LLVM IR. It has no branches: it moves addresses around, fills in
@@ -27,7 +27,7 @@ class OfArray(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """What a copy of a tensor takes, the innermost axis last."""
+    """The part of an array that a copy of a tensor takes, with the innermost axis last."""
 
     source: OfArray
     bits: int
@@ -54,7 +54,7 @@ class Arguments(NamedTuple):
 class Launch:
     grid: tuple[int, ...]
     cluster: tuple[int, ...]
-    """Zeros if thread blocks are in no clusters."""
+    """Zeros if there are no clusters of thread blocks."""
     threads: int
     shared_bytes: int
     parameters: tuple[OfArray | dict[int, Descriptor], ...]
@@ -62,7 +62,7 @@ class Launch:
 
 
 def launch_of(text: str) -> Launch:
-    """Of the one kernel that the printed program launches."""
+    """The launch of the one kernel that the printed program launches."""
     begun = re.search(r"^define (?:i32|void) @\w+\((.*)\) \{$", text, re.MULTILINE)
     require(begun, "the compiler printed no program of the host")
     assert begun
@@ -92,7 +92,7 @@ class Host:
             require(not line.startswith(("%", "store", "br ", "call")), f"on the host: {line}")
 
     def all(self, text: str) -> list:
-        """The values that are named behind the types of a line, and numbers."""
+        """The values and numbers that follow the types in a line."""
         return [self.value(name) for name in VALUE.findall(re.sub(r"\[\d+ x \w+\]", "", text))]
 
     def value(self, name: str) -> Any:
@@ -138,7 +138,7 @@ class Host:
         return one * other
 
     def do_add(self, text: str) -> Any:
-        """Of an address, or a number, and a number of bytes."""
+        """The sum of an address, or a number, and a number of bytes."""
         one, other = self.all(text)
         if isinstance(one, OfArray):
             return one._replace(offset=one.offset + other)
@@ -160,7 +160,7 @@ class Host:
         self.launch(numbers, parameters)
 
     def do_mosaic_gpu_build_kernel_spec(self, text: str) -> None:
-        """As jax says it from 0.12 on, with a kind for each parameter."""
+        """The call in the form of jax 0.12 and later, which has a kind for each parameter."""
         _, *numbers, _, parameters, _ = self.all(text)
         self.launch(numbers, parameters)
 
@@ -173,6 +173,6 @@ class Host:
 
 
 def parameter_in(slot: Slot) -> OfArray | dict[int, Descriptor]:
-    """From jax 0.12 on a descriptor is a parameter by itself."""
+    """A parameter of the kernel. Since jax 0.12 a descriptor is a parameter by itself."""
     held = slot.piece[slot.at]
     return {0: held} if isinstance(held, Descriptor) else held

@@ -1,4 +1,4 @@
-"""Instructions that lanes of a warp do together."""
+"""Instructions that the lanes of a warp execute together."""
 
 from collections.abc import Callable
 

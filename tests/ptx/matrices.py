@@ -1,8 +1,9 @@
-"""Matrix instructions of a warp: `mma.sync`, and the loads and stores of what it takes.
+"""Matrix instructions of a warp: `mma.sync`, and the loads and stores of its operands.
 
-In eight rows of four registers of 32 bits, lane l has register l % 4 of row l // 4. That is how
-`ldmatrix` and `stmatrix` share out eight rows of 16 bytes each, and how a result's and both inputs'
-parts lie: a pair of neighbouring columns of 16 bits, or of results in float32, per lane.
+In eight rows of four registers of 32 bits, lane l has register l % 4 of row l // 4. `ldmatrix` and
+`stmatrix` distribute eight rows of 16 bytes in this way, and the parts of a result and of both
+inputs have the same layout: each lane has a pair of neighbouring columns, of 16 bits each, or of
+float32 in a result.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def matrices_of(context: Context) -> int:
 
 
 def ldmatrix(context: Context) -> Step:
-    """Lanes 8 i to 8 i + 7 say where the rows of matrix i are."""
+    """Loads matrices. Lanes 8 i to 8 i + 7 have the addresses of the rows of matrix i."""
     count = matrices_of(context)
     put = [context.write_bits(one) for one in listed(context.operands[0])]
     address, transposed = context.address(context.operands[1]), "trans" in context.parts
@@ -64,19 +65,20 @@ def stmatrix(context: Context) -> Step:
 
 
 def left_side(registers: list[np.ndarray], kind: Type) -> np.ndarray:
-    """16 rows: the upper and lower eight of the first half of the inputs, then of the second."""
+    """16 rows, from registers with the upper and the lower eight rows of the first half of the
+    inputs, and then of the second half."""
     quarters = [part_of(one, kind) for one in registers]
     return np.block([[quarters[0], quarters[2]], [quarters[1], quarters[3]]])
 
 
 def right_side(registers: list[np.ndarray], kind: Type) -> np.ndarray:
-    """Eight columns, each in the lanes of a row of the left side: first half of the inputs, then
-    the second."""
+    """Eight columns, each in the lanes that have a row of the left side: first the first half of
+    the inputs, then the second half."""
     return np.concatenate([part_of(one, kind).T for one in registers])
 
 
 def part_of(register: np.ndarray, kind: Type) -> np.ndarray:
-    """Eight rows of what four lanes each have, in float64."""
+    """Eight rows, each from the registers of four lanes, in float64."""
     pair = Type(f"{kind.name}s", 32, kind.dtype, "float")
     return numbers_of(register, pair).reshape(ROWS, -1).astype(np.float64)
 

@@ -1,5 +1,5 @@
-"""Global and shared memory. What nobody has written is bytes of ones: NaN in every floating-point
-type, and an integer that is no index."""
+"""Global and shared memory. Every bit that was not written is 1, which is NaN in every
+floating-point type, and an integer that is no valid index."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ OF_BLOCK = 24
 """Bits of an address in shared memory. Those above are the block's rank in its cluster plus one, or
 zero for the thread block's own."""
 PARAMETERS = 0xFF << 48
-"""Where the parameters of a kernel lie among the addresses."""
+"""The address of the parameters of a kernel."""
 
 
 class Memory:
@@ -23,7 +23,7 @@ class Memory:
         self.bytes = held.reshape(-1).view(np.uint8)
 
     def places(self, addresses: np.ndarray, size: int) -> np.ndarray:
-        """Indices of all bytes of `size` at each address."""
+        """The indices of the `size` bytes at each address."""
         first = addresses.astype(np.int64) - self.begins
         wrong = (first < 0) | (first + size > self.bytes.size) | (first % size != 0)
         if wrong.any():
@@ -32,7 +32,7 @@ class Memory:
         return first[:, None] + np.arange(size)
 
     def load(self, addresses: np.ndarray, size: int) -> np.ndarray:
-        """Rows of bytes."""
+        """The bytes at each address, as rows."""
         return self.bytes[self.places(addresses, size)]
 
     def store(self, addresses: np.ndarray, rows: np.ndarray) -> None:
@@ -46,7 +46,7 @@ class Global:
         self.arrays: dict[int, Memory] = {}
 
     def add(self, name: str, array: np.ndarray) -> int:
-        """Its address. The array itself is read and written."""
+        """Adds an array and returns its address. The array itself is read and written."""
         address = (len(self.arrays) + 1) << FAR_APART
         self.arrays[address >> FAR_APART] = Memory(name, array, address)
         return address
@@ -68,7 +68,7 @@ class Global:
             memory.store(addresses[which], rows[which])
 
     def of_each(self, addresses: np.ndarray):
-        """The arrays that are meant, and which addresses mean them."""
+        """The arrays to which the addresses belong, each with a mask of its addresses."""
         array = addresses >> np.uint64(FAR_APART)
         if (array == array[0]).all():
             return [(slice(None), self.array_at(addresses[0]))]

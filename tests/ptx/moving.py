@@ -17,7 +17,7 @@ COUNTS = {"v2": 2, "v4": 4, "v8": 8}
 
 
 def mov(context: Context) -> Step:
-    """Also takes several registers as one that is as wide as all of them, or the reverse."""
+    """Moves a register, joins several into one that is as wide as all of them, or splits one."""
     kind = type_of(context.parts[-1])
     context.only(kind.name)
     to, source = map(listed, context.operands)
@@ -37,7 +37,7 @@ def mov(context: Context) -> Step:
 
 
 def cvta(context: Context) -> Step:
-    """Addresses are the same in every space, except in shared memory; those are refused."""
+    """Converts an address, which stays the same in all spaces. Shared memory is refused."""
     require(context.parts[-1] in ("u64", "u32"), f"{context.instruction}")
     require("shared" not in context.parts[1:], f"{context.instruction}")
     put, read = context.write_bits(context.operands[0]), context.bits(context.operands[1], 64)
@@ -65,7 +65,7 @@ def load_bytes(warp: Warp, space: str, addresses: np.ndarray, size: int) -> np.n
 
 
 def by_block(warp: Warp, addresses: np.ndarray, act: Callable) -> np.ndarray:
-    """Shared memory of one thread block, which all lanes must mean."""
+    """Acts on the shared memory of one thread block, which must be the same for all lanes."""
     block, place = warp.block.meant(addresses[0])
     base = np.uint64(int(addresses[0]) - place)
     if ((addresses - base) >> np.uint64(24)).any():

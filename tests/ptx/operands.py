@@ -1,4 +1,4 @@
-"""Reading and writing what an instruction names: registers, numbers and addresses."""
+"""Reads and writes the operands of an instruction: registers, numbers and addresses."""
 
 import re
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Context(NamedTuple):
         return self.instruction.operands
 
     def only(self, *known: str) -> None:
-        """Refuses modifiers that nobody would look at."""
+        """Refuses modifiers that are not known here and would be ignored."""
         unknown = set(self.parts[1:]) - set(known)
         require(not unknown, f"{', '.join(sorted(unknown))} in {self.instruction}")
 
@@ -74,7 +74,7 @@ class Context(NamedTuple):
         return put
 
     def address(self, operand: str, width: int = 64) -> Bits:
-        """Of `[register + 12]`, or of a list's first part."""
+        """The address in `[register + 12]`, or in the first part of a list."""
         found = ADDRESS.fullmatch(operand)
         require(found, f"the address {operand}")
         assert found
@@ -87,7 +87,7 @@ class Context(NamedTuple):
 
 
 def bits_at(kernel: Kernel, operand: str, width: int) -> Bits:
-    """The bits of an operand, of which the lower ones are taken if it is wider."""
+    """The bits of an operand; only the lower ones if it is wider than `width`."""
     dtype = UNSIGNED[width]
     held = kernel.width(operand)
     if held is not None:
@@ -116,7 +116,7 @@ def constant_of(kernel: Kernel, operand: str) -> int:
 
 
 def place_of_parameter(kernel: Kernel, name: str) -> int:
-    """Each parameter begins at a multiple of 64, which is enough for any of them."""
+    """Where a parameter begins: at a multiple of 64, which is aligned enough for any of them."""
     place = 0
     for other, size in kernel.parameters.items():
         if other == name:
@@ -126,7 +126,7 @@ def place_of_parameter(kernel: Kernel, name: str) -> int:
 
 
 def listed(operand: str) -> list[str]:
-    """The operands of `{a, b}`, or the one that it is."""
+    """The operands in `{a, b}`, or the operand itself if it is a single one."""
     if not operand.startswith("{"):
         return [operand]
     return [part.strip() for part in operand.strip("{} ").split(",")]

@@ -1,4 +1,4 @@
-"""The text of a kernel as instructions, with the names of inner blocks told apart."""
+"""Parses the text of a kernel into instructions, and keeps names of inner blocks apart."""
 
 import dataclasses
 import re
@@ -14,16 +14,16 @@ INSTRUCTION = re.compile(r"(?:@(!?)([$%\w]+)\s+)?([a-z][\w.:]*)\s*(.*)")
 NAME = re.compile(r"(?<![\w$%.:])[$%A-Za-z_][\w$%]*(?![\w$%@])")
 SPACE = re.compile(r"\s*")
 ALIGNMENT = 1024
-"""Of variables in shared memory, as a GPU places them."""
+"""Alignment of variables in shared memory, as on a GPU."""
 
 
 class Instruction(NamedTuple):
     op: str
-    """As `ld.global.v2.b16`."""
+    """The name with its modifiers, such as `ld.global.v2.b16`."""
     operands: tuple[str, ...]
     predicate: str | None = None
     unless: bool = False
-    """Whether it runs where the predicate does not hold."""
+    """Whether it runs if the predicate is false."""
 
     def __str__(self) -> str:
         when = f"@{'!' * self.unless}{self.predicate} " if self.predicate else ""
@@ -34,16 +34,16 @@ class Instruction(NamedTuple):
 class Kernel:
     name: str
     parameters: dict[str, int]
-    """Bytes of each, in order."""
+    """The size of each parameter in bytes, in order."""
     registers: dict[str, int]
-    """The width in bits of each name; of families (%r<9>) the prefix is named."""
+    """The width in bits of each register, by name; for a family such as %r<9>, by its prefix."""
     shared: dict[str, int]
     """Where the variables in shared memory begin."""
     code: tuple[Instruction, ...]
     labels: dict[str, int]
 
     def width(self, register: str) -> int | None:
-        """None if this is no register."""
+        """The width of a register in bits; None if this is no register."""
         found = self.registers.get(register)
         return self.registers.get(register.rstrip("0123456789")) if found is None else found
 
@@ -64,7 +64,7 @@ def kernel_at(text: str, found: re.Match) -> Kernel:
 
 
 def parameter(line: str) -> tuple[str, int]:
-    """Its name and size: `.param .u64 .ptr .align 256 name` or `.param .align 64 .b8 name[128]`."""
+    """Name and size of `.param .u64 .ptr .align 256 name` or `.param .align 64 .b8 name[128]`."""
     found = re.search(r"([\w$]+)(?:\[(\d+)\])?$", line.strip())
     assert found, line
     bits = re.findall(r"\.[busf](\d+)\b", line)[0]
@@ -101,7 +101,7 @@ class Reader:
         self.code: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.open: list[tuple[int, int, set[str]]] = []
-        """Of each open block its number, where its code begins, and the names that it declares."""
+        """The number of each open block, where its code begins, and the names that it declares."""
         self.opened = 0
 
     def take(self, statement: str) -> None:
@@ -136,7 +136,8 @@ class Reader:
         self.shared[statement.split()[-1].split("[")[0]] = ALIGNMENT
 
     def close(self) -> None:
-        """Gives their names to the instructions of a block. The last brace ends the kernel."""
+        """Ends a block and renames its own registers and labels in its instructions, unless the
+        brace ends the kernel."""
         if self.open:
             block, begun, own = self.open.pop()
             new = lambda m: f"{m[0]}@{block}" if m[0] in own else m[0]
@@ -154,7 +155,7 @@ def instruction(statement: str) -> Instruction:
 
 
 def split(operands: str) -> tuple[str, ...]:
-    """At commas outside of brackets and braces."""
+    """Splits operands at the commas outside of brackets and braces."""
     parts, depth, begun = [], 0, 0
     for i, letter in enumerate(operands):
         depth += (letter in "[{(") - (letter in "]})")

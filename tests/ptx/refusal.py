@@ -1,4 +1,4 @@
-"""What the interpreter cannot do, or what no kernel may do."""
+"""Errors about what the interpreter cannot do, or what no kernel may do."""
 
 
 class Refused(Exception):
@@ -6,7 +6,7 @@ class Refused(Exception):
 
 
 class WrongAccess(Exception):
-    """What a kernel must not do, as reading beyond an array."""
+    """An access that no kernel may make, such as reading beyond an array."""
 
 
 def require(holds: object, what: str) -> None:

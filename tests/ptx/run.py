@@ -31,8 +31,8 @@ class Line(NamedTuple):
 def run(
     kernel: Kernel, launch: Launch, arrays: Sequence[np.ndarray], chosen: range | None = None
 ) -> None:
-    """Reads and writes the arrays in place. An array may be there more than once. Only these thread
-    blocks are run, all if none are chosen."""
+    """Runs a kernel, which reads and writes the arrays in place. An array may be given more than
+    once. Only the chosen thread blocks run; all of them if `chosen` is None."""
     lines = [line_of(kernel, one) for one in kernel.code]
     memory, addresses = Global(), {}
     for i, array in enumerate(arrays):

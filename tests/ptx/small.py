@@ -24,7 +24,7 @@ ENTER = """
 	ld.param.b64 %rd{number}, [p{i}];
 """
 FIRST = 30
-"""The register of the first array's address; %r30 is the thread, %r31 its byte in floats."""
+"""Number of the register with the first array's address. %r30 is the thread, %r31 four times it."""
 THREAD = """
 	mov.u32 %r30, %tid.x;
 	shl.b32 %r31, %r30, 2;
@@ -49,7 +49,7 @@ def ran(body: str, *arrays: np.ndarray, threads: int = 32, descriptors=None) -> 
 
 
 def computed(instruction: str, *given: np.ndarray) -> np.ndarray:
-    """What an instruction makes of %r1, %r2, ... in %r0, where array i is in %r(i + 1)."""
+    """The result of an instruction in %r0, with array i in %r(i + 1)."""
     loads = "".join(f"ld.global.b32 %r{i + 1}, [%rd{i + 1}];\n" for i in range(len(given)))
     result = np.zeros(32, np.uint32)
     wide = [np.ascontiguousarray(one).view(np.uint32) for one in given]

@@ -23,12 +23,12 @@ class Barrier:
 
     expected: int
     missing: int
-    """Arrivals that are missing in this phase."""
+    """How many arrivals are missing in this phase."""
     bytes: int = 0
-    """That copies still have to bring in this phase."""
+    """Bytes that copies still have to bring in this phase."""
     phase: int = 0
     copies: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Copies that tell this barrier and have not been done."""
+    """Copies that report to this barrier and have not been done."""
 
     def settle(self) -> None:
         """Ends the phase if nothing is missing."""
@@ -41,26 +41,26 @@ class Barrier:
 class Block:
     index: tuple[int, int, int]
     sizes: dict[str, int]
-    """What registers such as %nctaid.x hold."""
+    """The values of registers such as %nctaid.x."""
     threads: int
     memory: Global
     shared: Memory
     parameters: Memory
     cluster: list["Block"] = dataclasses.field(default_factory=list)
     rank: int = 0
-    """In the cluster."""
+    """The block's rank in its cluster."""
     barriers: dict[int, Barrier] = dataclasses.field(default_factory=dict)
-    """By their place in shared memory."""
+    """The barriers by their place in shared memory."""
     arrived: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Warps that wait at each barrier of `bar.sync`."""
+    """How many warps wait at each barrier of `bar.sync`."""
     passed: dict[int, int] = dataclasses.field(default_factory=dict)
     """How often each of these barriers was passed."""
     descriptors: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """Of copies of tensors, by their place in the parameters."""
+    """Descriptors of copies of tensors, by their place in the parameters."""
 
     def meant(self, address: int) -> tuple["Block", int]:
-        """The thread block of the cluster that an address in shared memory means, and the place in
-        its memory."""
+        """The thread block of the cluster to whose shared memory an address belongs, and the place
+        in that memory."""
         rank, place = int(address) >> OF_BLOCK, int(address) & ((1 << OF_BLOCK) - 1)
         return (self.cluster[rank - 1] if rank else self), place
 
@@ -79,7 +79,7 @@ class Warp:
     at: int = 0
     """The next instruction."""
     waits: Callable[[], bool] | None = None
-    """Whether what it waits for has happened; None if it can go on."""
+    """A function that says whether what the warp waits for has happened; None if it can go on."""
     done: bool = False
     groups: list[list[Callable[[], None]]] = dataclasses.field(default_factory=list)
     """Groups of copies that it has begun and not awaited, the oldest first."""

@@ -9,7 +9,7 @@ import numpy as np
 from ptx.refusal import Refused
 
 UNSIGNED = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-"""How registers of a width are kept."""
+"""The numpy type of a register, by its width in bits."""
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOATS = {
     "f16": np.float16,
@@ -26,9 +26,9 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 class Type(NamedTuple):
     name: str
     bits: int
-    """Of all numbers together, if there are several in a register."""
+    """The width of all numbers together, if there are several in a register."""
     dtype: type
-    """Of one number in memory."""
+    """The numpy type of one number in memory."""
     kind: str
     """unsigned, signed, float or bits."""
 
@@ -54,8 +54,8 @@ def type_of(name: str) -> Type:
 
 
 def numbers_of(bits: np.ndarray, kind: Type) -> np.ndarray:
-    """Bits of as many lanes as there are, as numbers: one column for each of several in a
-    register. Floats of 16 bits are widened to float32, which is exact."""
+    """The bits of all lanes as numbers, with one column for each of several numbers in a register.
+    Floats of 16 bits are widened to float32, which is exact."""
     if kind.kind != "float":
         return bits if kind.name == "pred" else bits.view(kind.dtype)
     numbers = np.ascontiguousarray(bits).view(kind.dtype)
@@ -65,7 +65,7 @@ def numbers_of(bits: np.ndarray, kind: Type) -> np.ndarray:
 
 
 def bits_of(numbers: np.ndarray, kind: Type) -> np.ndarray:
-    """Numbers as bits, rounded to the nearest, to the even one of two."""
+    """Numbers as bits, rounded to the nearest; of two nearest, to the even one."""
     if kind.name == "pred":
         return np.asarray(numbers, np.bool_)
     unsigned = UNSIGNED[kind.bits]

@@ -9,7 +9,7 @@ from ptx.refusal import Refused, require
 from ptx.state import LANES, Barrier, Warp
 
 FENCES = ("fence", "membar", "griddepcontrol", "prefetch", "nanosleep", "setmaxnreg")
-"""What changes no number."""
+"""Instructions that change no number."""
 
 
 def nothing(context: Context) -> Step:
@@ -96,8 +96,8 @@ def expect(context: Context) -> Step:
 
 
 def try_wait(context: Context) -> Step:
-    """Waits for the end of the phase with this parity. Copies that tell the barrier are done as
-    late as now, so that nobody sees earlier what they bring."""
+    """Waits for the end of the phase with this parity. Copies that report to the barrier are done
+    only now, so that their data cannot be read too early."""
     context.only(
         "try_wait", "parity", "shared", "shared::cta", "acquire", "relaxed", "cta", "cluster", "b64"
     )

@@ -8,7 +8,7 @@ from jaxspec.sampling import SlotSampling
 
 @jax.jit
 def filtered_by_sorting(logits: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Like `filtered`, of one device."""
+    """Does the same as `filtered` on one device."""
     scaled = logits / jnp.maximum(sampling.temperature, 1e-6)[..., None]
     ordered = jnp.sort(scaled, axis=-1, descending=True)
     rank = jnp.arange(ordered.shape[-1])

@@ -1,5 +1,5 @@
-"""One server for the tests of this folder. Imports nothing of the packages before a test runs: the
-hook that checks shapes has to come before them."""
+"""One server for the tests of this folder. Imports nothing of the packages before a test runs,
+because the hook that checks shapes has to be installed before them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An engine without models, which does what a test of the server around it needs."""
+"""An engine without models, for tests of the server around it."""
 
 import threading
 from types import SimpleNamespace
@@ -17,9 +17,9 @@ class FakeEngine(Engine):
 
     def __init__(self) -> None:
         self.opening = threading.Event()
-        """The engine is opened when this is set."""
+        """Opening the engine ends when this is set."""
         self.fails: BaseException | None = None
-        """What the next step raises."""
+        """The exception that the next step raises."""
         self.submitted: list = []
         self.aborted: list[int] = []
         self.closed = False

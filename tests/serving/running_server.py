@@ -22,18 +22,18 @@ GOLDEN = Path(__file__).parents[1] / "data" / "goldens" / "a"
 MODEL = "golden"
 QUEUED = 40
 SECONDS = 60.0
-"""How long anything may take on a machine that has much else to do."""
+"""How long anything may take on a busy machine."""
 
 
 @dataclasses.dataclass
 class Server:
-    """A server that runs, and what tests look at."""
+    """A running server, with what tests need of it."""
 
     url: str
     service: Service
     events: asyncio.AbstractEventLoop
     errors: list[BaseException]
-    """What ended it, if it ended with an error."""
+    """The error that ended the server, if there was one."""
     thread: threading.Thread
 
     @property
@@ -80,7 +80,7 @@ def golden_engine(**options) -> Engine:
 
 
 def warm_engine() -> Engine:
-    """The same after its first steps, of which its statistics know nothing."""
+    """The golden engine after its first steps, which its statistics do not count."""
     engine = golden_engine()
     warm(engine, "first", print)
     stats = engine.stats()
@@ -93,7 +93,7 @@ def warm_engine() -> Engine:
 def running(
     open_engine: Callable[[], Engine], options: ServingOptions | None = None
 ) -> Iterator[Server]:
-    """A server of this engine, drained at the end."""
+    """Runs a server of this engine, and drains it at the end."""
     listening = bound_socket("127.0.0.1", 0)
     started: list[tuple[Service, asyncio.AbstractEventLoop]] = []
     errors: list[BaseException] = []
