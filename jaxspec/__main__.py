@@ -11,7 +11,7 @@ COMMANDS = {
     "generate": "continue prompts, with or without a drafter",
     "chat": "talk with a model in the terminal",
     "serve": "answer HTTP requests, with OpenAI's protocol",
-    "train": "train a DFlash drafter for a Qwen3 target",
+    "train": "train a drafter for a Qwen3 or Qwen3.5 target",
     "bench": "compare the speed and acceptance of methods",
     "profile": "show how the time of a recorded run was spent",
     "convert": "convert a Hugging Face checkpoint to an Orbax one",

@@ -198,7 +198,7 @@ def _check(arguments: argparse.Namespace, methods: list[str], concurrencies: lis
         if value is not None and not value > 0:
             raise UsageError(f"{flag_of(name)} is {value}; expected more than 0")
     if arguments.model and arguments.model_shape:
-        raise UsageError("expected either --model or --model-shape")
+        raise UsageError("found both --model and --model-shape; expected one of them")
     for method in methods:
         choose_method(method, has_drafter=True)
     if not methods or len(set(methods)) < len(methods):

@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="jaxspec chat",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [options]",
-        description="A conversation with a Qwen3 model, sped up by a drafter if one is "
+        description="A conversation with a Qwen3 or Qwen3.5 model, sped up by a drafter if one is "
         "named. /help lists what can be typed besides messages. A model without a chat template, "
         "such as the demo pair, continues what you write.",
     )
@@ -94,7 +94,7 @@ def _chat(arguments: argparse.Namespace) -> None:
     talk.prepare()
     _converse(talk)
     if engine.is_compiling_ahead:
-        cli.say("ends when a program is compiled that was begun; the next start will find it")
+        cli.say("waits for a program that is being compiled; the next start will load it")
     engine.close()
 
 

@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="jaxspec generate",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [--prompt TEXT] [options]",
-        description="Continues prompts with a Qwen3 target model, sped up by a drafter if "
+        description="Continues prompts with a Qwen3 or Qwen3.5 model, sped up by a drafter if "
         "one is named. Text goes to stdout, everything else to stderr. In a terminal, text follows "
         "its prompt.",
     )

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="jaxspec serve",
         usage="%(prog)s [--model MODEL] [--draft-model MODEL] [options]",
         description="Answers HTTP requests in the form of OpenAI's completions and chats with a "
-        "Qwen3 model, sped up by a drafter if one is named.",
+        "Qwen3 or Qwen3.5 model, sped up by a drafter if one is named.",
     )
     cli.add_models(parser.add_argument_group("models"))
     _add_http(parser.add_argument_group("server"))

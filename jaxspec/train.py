@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="jaxspec train",
         usage="%(prog)s --target MODEL --data FILE ... --out DIR [options]",
-        description="Trains a drafter for a Qwen3 target. Run the same command again to resume. "
-        "Writes OUT/speculators, beside it OUT/zlab or OUT/deepspec, OUT/log.jsonl and, if "
+        description="Trains a drafter for a Qwen3 or Qwen3.5 target. Run the same command again to "
+        "resume. Writes OUT/speculators, beside it OUT/zlab or OUT/deepspec, OUT/log.jsonl and, if "
         "matplotlib is installed, OUT/training.png.",
     )
     _add_files(parser.add_argument_group("files"))
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_files(group: argparse._ArgumentGroup) -> None:
-    hub_id_too = "Folder or hub id of a Qwen3 model"
+    hub_id_too = "Folder or hub id of a Qwen3 or Qwen3.5 model"
     add_flags(group, TrainingInputs, "target", type=str, metavar="MODEL", help=hub_id_too)
     group.add_argument(
         "--revision", help="Branch, tag or commit of the target's hub id (default: the newest)"

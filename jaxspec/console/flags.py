@@ -115,7 +115,7 @@ def integers(flag: str, text: str) -> list[int]:
     except ValueError as error:
         raise UsageError(f"{flag} {text!r}; expected integers separated by commas") from error
     if values[0] < 1:
-        raise UsageError(f"{flag} {text!r}; expected at least 1")
+        raise UsageError(f"{flag} {text!r}; expected integers of at least 1")
     return values
 
 

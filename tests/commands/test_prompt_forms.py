@@ -73,7 +73,7 @@ def test_a_prompt_is_text_or_ids_or_a_mapping_with_one_of_them(prompts, ids, is_
 
 REFUSED = [
     ({"a": 1}, "the key 'a'"),
-    ({}, "no key"),
+    ({}, "neither of its keys"),
     ({"prompt": "a", "prompt_token_ids": [1]}, "both 'prompt' and 'prompt_token_ids'"),
     ({"prompt": "a", "multi_modal_data": None}, "the key 'multi_modal_data'"),
     ({"prompt": [1, 2]}, "the prompt is of type list; expected text"),

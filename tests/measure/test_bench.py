@@ -167,7 +167,7 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([*MODELS, "--model-shape", "tiny"], 2, "either --model or --model-shape"),
+        ([*MODELS, "--model-shape", "tiny"], 2, "both --model and --model-shape"),
         ([*MODELS, "--concurrency", "1,x"], 2, "--concurrency '1,x'; expected integers"),
         ([*MODELS, "--concurrency", "0"], 2, "expected at least 1"),
         ([*MODELS, "--request-rate", "-1"], 2, "--request-rate is -1.0"),
