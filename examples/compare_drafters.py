@@ -32,6 +32,7 @@ from train_own_drafter import continued, divided, linked, tokens_per_forward
 import jaxspec
 from jaxspec import train
 from jaxspec.measure.environment import environment
+from jaxspec.training.documents import Unfit, text_of_file
 
 PIECE = 200
 """Characters of text that the target continues."""
@@ -78,11 +79,19 @@ def train_one(options: argparse.Namespace, of_train: list[str], kind: str, seed:
 
 
 def pieces_of(files: list[Path], count: int) -> list[str]:
-    """Pieces of text that begin at lines spread evenly over the files."""
-    lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+    """Pieces of text that begin at lines spread evenly over the files that are text."""
+    lines = [line for file in files for line in lines_of(file)]
     starts = [len(lines) * i // count for i in range(count)]
     pieces = ("".join(lines[start : start + 20])[:PIECE].rstrip() for start in starts)
     return [piece for piece in pieces if piece]
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file; training leaves out the same files as no text."""
+    try:
+        return text_of_file(file).splitlines(keepends=True)
+    except Unfit:
+        return []
 
 
 def measured(options: argparse.Namespace, folder: Path, prompts: list[str]) -> dict[str, Any]:

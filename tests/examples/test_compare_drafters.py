@@ -78,7 +78,10 @@ def test_pieces_begin_at_lines_spread_over_the_files(folder):
     first, second = sorted(folder.iterdir())[:2]
     first.write_text("a\nb\n")
     second.write_text("c\nd\n")
-    assert compare_drafters.pieces_of([first, second], 2) == ["a\nb\nc\nd", "c\nd"]
+    picture = folder / "picture.gif"
+    picture.write_bytes(b"GIF89a\xff\xfe")
+    pieces = compare_drafters.pieces_of([first, picture, second], 2)
+    assert pieces == ["a\nb\nc\nd", "c\nd"]
 
 
 def test_the_mean_of_seeds_is_in_the_table():
