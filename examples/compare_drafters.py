@@ -6,11 +6,11 @@
     python examples/compare_drafters.py --out heads --start-from jaxspec/demo/drafter
 
 Without --target it trains for the demo target, on Python sources of the standard library. For every
-kind and seed it runs `jaxspec train` on most files of the folder, with the same flags; flags that
-are not its own are passed on. The target continues the text once, and all drafters learn from that.
-Then every drafter drafts what the target continues from the other files. The result is a table,
-`comparison.json` and, if matplotlib is installed, `comparison.png`. If you stop it, the same
-command goes on.
+kind and seed it runs `jaxspec train` on most files of the folders, with the same flags; flags that
+are not its own are passed on. The target continues the text once, its features are computed once,
+and all drafters learn from both. Then every drafter drafts what the target continues from the other
+files. The result is a table, `comparison.json` and, if matplotlib is installed, `comparison.png`.
+If you stop it, the same command goes on.
 
 With --start-from, a trained DFlash drafter is compared with itself after it was given the heads of
 DSpark, and those of DFlash2. Only the heads learn, which takes a fraction of the time.
@@ -31,25 +31,36 @@ from train_own_drafter import continued, divided, linked, tokens_per_forward
 
 import jaxspec
 from jaxspec import train
+from jaxspec.measure.environment import environment
+from jaxspec.training.documents import Unfit, text_of_file
 
 PIECE = 200
 """Characters of text that the target continues."""
 KINDS = ("dflash", "dspark", "dflash2", "eagle3")
 DATA = "--length 128 --on-policy --shortest-prompt 16 --batch-size 8 --compute float32 --rank 64"
 NEW = (
-    "--block-size 8 --features 3 --from-target --layers 2 --anchors 24 "
-    "--method muon --learning-rate 5e-3"
+    "--block-size 8 --features 3 --layers 1 --anchors 24 --method muon --learning-rate 2e-2 "
+    "--keep-features --dspark-weights 1 0 0"
 )
+"""Labels are all that is learned from, so the target's part can be computed once and kept."""
 HEADS = "--learn heads --anchors 12 --learning-rate 1e-3 --dspark-weights 1 0 0.1"
 """Greedy text is drafted by the likeliest token, so the distance of distributions is left out."""
-OF_KIND = {"eagle3": "--layers 1"}
-"""An EAGLE-3 drafter runs all its layers once per draft."""
 
 
-def flags_of(options: argparse.Namespace, kind: str) -> list[str]:
+def flags_of(options: argparse.Namespace) -> list[str]:
     if options.start_from is not None:
         return [*DATA.split(), *HEADS.split(), "--start-from", str(options.start_from)]
-    return [*DATA.split(), *NEW.split(), *OF_KIND.get(kind, "").split()]
+    return [*DATA.split(), *NEW.split()]
+
+
+def divided_folders(folders: list[Path], place: Path) -> tuple[Path, list[Path]]:
+    """A folder `place` with links to the files to learn from, and the files that are held out."""
+    held_out: list[Path] = []
+    for number, folder in enumerate(folders):
+        learned, others = divided(folder)
+        linked(learned, folder, place / f"{number}_{folder.name}")
+        held_out += others
+    return place, held_out
 
 
 def train_one(options: argparse.Namespace, of_train: list[str], kind: str, seed: int) -> Path:
@@ -59,7 +70,7 @@ def train_one(options: argparse.Namespace, of_train: list[str], kind: str, seed:
     out = options.out / f"{kind}_{seed}"
     flags = ["--target", options.target, "--data", str(options.out / "text"), "--out", str(out)]
     flags += ["--kind", kind, "--steps", str(options.steps), "--seed", str(seed)]
-    flags += [*flags_of(options, kind), *of_train]
+    flags += [*flags_of(options), *of_train]
     flags += ["--shared", str(options.out / "shared")]
     print(f"jaxspec train {shlex.join(flags)}", flush=True)
     if code := train.main(flags):
@@ -68,11 +79,19 @@ def train_one(options: argparse.Namespace, of_train: list[str], kind: str, seed:
 
 
 def pieces_of(files: list[Path], count: int) -> list[str]:
-    """Pieces of text that begin at lines spread evenly over the files."""
-    lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+    """Pieces of text that begin at lines spread evenly over the files that are text."""
+    lines = [line for file in files for line in lines_of(file)]
     starts = [len(lines) * i // count for i in range(count)]
     pieces = ("".join(lines[start : start + 20])[:PIECE].rstrip() for start in starts)
     return [piece for piece in pieces if piece]
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file; training leaves out the same files as no text."""
+    try:
+        return text_of_file(file).splitlines(keepends=True)
+    except Unfit:
+        return []
 
 
 def measured(options: argparse.Namespace, folder: Path, prompts: list[str]) -> dict[str, Any]:
@@ -111,12 +130,14 @@ def text_is_equal(runs: list[dict[str, Any]]) -> bool:
 
 def save(runs: list[dict[str, Any]], options: argparse.Namespace, of_train: list[str]) -> None:
     report = {
+        "command": shlex.join(["python", "examples/compare_drafters.py", *options.arguments]),
+        "environment": environment(),
         "settings": {
             "steps": options.steps,
             "prompts": options.prompts,
             "max_tokens": options.max_tokens,
             "heads_only": options.start_from is not None,
-            "train": [*flags_of(options, options.kinds[-1]), *of_train],
+            "train": [*flags_of(options), *of_train],
         },
         "runs": [{name: x for name, x in run.items() if name != "tokens"} for run in runs],
         "text_is_equal": text_is_equal(runs),
@@ -145,13 +166,13 @@ def plot(runs: list[dict[str, Any]], kinds: list[str], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     options, of_train = parser().parse_known_args(argv)
+    options.arguments = sys.argv[1:] if argv is None else argv
     options.kinds = options.kinds or [*KINDS[: 3 if options.start_from else 4]]
-    learned, held_out = divided(options.text)
+    text, held_out = divided_folders(options.text, options.out / "text")
     prompts = pieces_of(held_out, options.prompts)
-    if not learned or not prompts:
-        print(f"error: {options.text} has too few files with text", file=sys.stderr)
+    if not text.exists() or not prompts:
+        print("error: --text has too few files with text", file=sys.stderr)
         return 2
-    linked(learned, options.text, options.out / "text")
     runs: list[dict[str, Any]] = []
     for seed in range(options.seeds):
         for kind in options.kinds:
@@ -177,7 +198,8 @@ def parser() -> argparse.ArgumentParser:
     )
     target, sources = str(jaxspec.demo_pair()[0]), Path(unittest.__file__).parent
     parser.add_argument("--target", default=target, help="folder or hub id (default: demo target)")
-    parser.add_argument("--text", type=Path, default=sources, help="folder of text files")
+    of_text = "folders of text files, every eighth of which is held out"
+    parser.add_argument("--text", type=Path, nargs="+", default=[sources], help=of_text)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     of_start = "a DFlash drafter in z-lab's layout, whose heads are to be learned"
     parser.add_argument("--start-from", type=Path, help=of_start)

@@ -38,10 +38,15 @@ def with_kept_features(
     missing, damaged, or of other sequences. `made_of` is a hash of everything else that they
     depend on."""
     if objective.needs_distributions:
-        learning = "DSpark" if objective.recipe.labels != "distill" else "distillation"
+        distills = objective.recipe.labels == "distill"
+        learning, instead = (
+            ("distillation", "take other labels")
+            if distills
+            else ("DSpark", "give --dspark-weights 1 0 0, which learns from labels alone")
+        )
         raise UsageError(
             f"{learning} needs the target's logits, which are too large to keep; leave out "
-            "--keep-features or take another kind of drafter, or other labels"
+            f"--keep-features or {instead}"
         )
     made_of = hash_of_json([made_of, hash_of_arrays(sequences.tokens, sequences.first)])
     if (folder / LABELS).exists():

@@ -80,7 +80,8 @@ def weights_of(recipe: Recipe, kind: str) -> dict[str, float]:
 
 def needs_distributions(recipe: Recipe, kind: str) -> bool:
     """Whether the loss compares with the target's distributions, and not only with labels."""
-    return recipe.labels == "distill" or kind == "dspark"
+    of_distributions = kind == "dspark" and any(recipe.weights_of_dspark[1:])
+    return recipe.labels == "distill" or of_distributions
 
 
 def scores_of(
@@ -137,6 +138,8 @@ def _dspark(
         keys = drafter.transition.keys(None).astype(exact)
         logits = logits + jnp.einsum("bkdr,vr->bkdv", queries, keys)
     scores = _plain(recipe, target_ids, logits, wanted, teacher)
+    if not needs_distributions(recipe, "dspark"):
+        return scores
     target_probabilities = jax.nn.softmax(teacher.logits(), axis=-1)
     if target_ids is not None:
         target_probabilities = jnp.take(target_probabilities, target_ids, axis=-1)

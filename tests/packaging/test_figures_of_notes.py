@@ -327,7 +327,13 @@ def share_of_ideal(row: dict[str, Any]) -> str:
 
 def drafter_kinds() -> list[Table]:
     rows = results("drafter-kinds-cpu")["runs"]
+    longer = results("drafter-kinds-longer-trained-cpu")
     return [
+        trained_kinds(results("drafter-kinds-trained-cpu")["runs"]),
+        [
+            [run["kind"], str(longer["settings"]["steps"]), f"{run['acceptance_length']:.3f}"]
+            for run in longer["runs"]
+        ],
         [
             [row["kind"], str(row["seed"]), f"{row['acceptance_length']:.3f}"]
             for row in rows
@@ -335,6 +341,26 @@ def drafter_kinds() -> list[Table]:
         ],
         [heads_row(row) for row in results("drafter-heads-overfit-cpu")["rows"]],
     ]
+
+
+def trained_kinds(runs: list[dict[str, Any]]) -> Table:
+    """Of every kind its parameters, the length of every seed and their mean."""
+    rows = []
+    for kind in "dflash", "dspark", "dflash2":
+        of_kind = [run for run in runs if run["kind"] == kind]
+        lengths = [run["acceptance_length"] for run in of_kind]
+        shown = [f"{length:.3f}" for length in (*lengths, sum(lengths) / len(lengths))]
+        rows.append([kind, f"{of_kind[0]['parameters'] / 1e6:.2f}M", *shown])
+    return rows
+
+
+def test_dspark_and_dflash2_are_above_dflash_with_every_seed():
+    """As the notes say of drafters that were trained alike."""
+    runs = results("drafter-kinds-trained-cpu")["runs"]
+    lengths = {(run["kind"], run["seed"]): run["acceptance_length"] for run in runs}
+    for seed in range(3):
+        for kind in "dspark", "dflash2":
+            assert lengths[kind, seed] > lengths["dflash", seed]
 
 
 def heads_row(row: dict[str, Any]) -> list[str]:

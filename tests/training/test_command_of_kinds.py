@@ -56,6 +56,17 @@ def test_heads_alone_learn_on_a_drafter_and_text_is_shared(tmp_path, capsys):
     assert {"cross_entropy", "distance", "confidence"} <= json.loads(lines[-1]).keys()
 
 
+def test_dspark_learns_from_kept_features_if_it_learns_from_labels_alone(tmp_path):
+    flags = ["--kind", "dspark", "--dspark-weights", "1", "0", "0"]
+    lines = []
+    for name, kept in ("computed", []), ("kept", ["--keep-features"]):
+        assert main(command(tmp_path / name, *flags, *kept)) == 0
+        last = json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[-1])
+        lines.append({of: last[of] for of in ("loss", "acceptance_length")})
+        assert not {"cross_entropy", "distance", "confidence"} & last.keys()
+    assert lines[0] == pytest.approx(lines[1], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

@@ -16,6 +16,7 @@ from jaxspec.training.scores import Teacher, bound, candidates_with_label, score
 
 DRAFTED = np.array([1, 2, 5, 8, 11, 13, 17, 20, 21])
 PLACES = 1, 2, 3
+PUBLISHED = Recipe()
 
 
 def softmax(logits):
@@ -23,7 +24,7 @@ def softmax(logits):
     return weights / weights.sum(-1, keepdims=True)
 
 
-def case(kind, reduced=False):
+def case(kind, reduced=False, recipe=PUBLISHED, of_target=slice(None)):
     """A drafter of this kind with lively parameters, and random hidden states of its drafts."""
     target = toy_target()
     layers = replace(target.config.decoder, num_layers=4)
@@ -42,9 +43,9 @@ def case(kind, reduced=False):
         params["target_ids"] = jnp.asarray(DRAFTED)
     hidden, before = (jax.random.normal(key, (*PLACES, 32)) for key in keys[2:4])
     labels, previous = (jax.random.randint(key, PLACES, 0, VOCAB) for key in keys[4:])
-    teacher = Teacher(labels, previous, bound(target, target_params), before)
+    teacher = Teacher(labels, previous, bound(target, target_params), before[..., of_target])
     ids = params.get("target_ids")
-    scores = scores_of(Recipe(), bound(drafter, params), ids, hidden, teacher)
+    scores = scores_of(recipe, bound(drafter, params), ids, hidden, teacher)
     wide = jax.tree.map(
         lambda x: np.asarray(x, np.float64), (params, target_params, hidden, before)
     )
@@ -80,6 +81,18 @@ def test_dspark(reduced):
     assert np.all(scores.terms["distance"].counts) and np.all(scores.terms["confidence"].counts)
     np.testing.assert_allclose(scores.probability, of_label, rtol=1e-4, atol=1e-12)
     np.testing.assert_array_equal(scores.correct, own[drafted.argmax(-1)] == labels)
+
+
+def test_dspark_that_learns_from_labels_alone_does_not_ask_for_the_target():
+    """Its target's hidden states may be anything, as they are where features are kept."""
+    from_all, *_ = case("dspark")
+    labels_alone = Recipe(dspark_weights=(1.0, 0.0, 0.0))
+    alone, *_ = case("dspark", recipe=labels_alone, of_target=slice(1))
+    assert alone.terms.keys() == {"cross_entropy"}
+    np.testing.assert_array_equal(
+        alone.terms["cross_entropy"].lost, from_all.terms["cross_entropy"].lost
+    )
+    np.testing.assert_array_equal(alone.correct, from_all.correct)
 
 
 def test_dflash2():
