@@ -41,7 +41,7 @@ BAD = [
     (["chat", "--top-p", "2"], "top_p is 2.0"),
     (["chat", "--model", "./nowhere"], "no such folder: ./nowhere"),
     (["chat", "--methd", "none"], "did you mean --method?"),
-    (["bench", "--concurrency", "0"], "expected at least 1"),
+    (["bench", "--concurrency", "0"], "expected integers of at least 1"),
     (["bench", "--methods", "none,dflsh"], "did you mean 'dflash'?"),
     (["bench", "--methods", "none,none"], "different names"),
     (["bench", "--model-shape", "qwen3-9b"], "did you mean qwen3.5-9b?"),

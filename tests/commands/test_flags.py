@@ -239,7 +239,7 @@ def test_numbers_may_have_names(text, found):
     ("read", "text", "said"),
     [
         (integers, "1,", "expected integers"),
-        (integers, "0,3", "expected at least 1"),
+        (integers, "0,3", "expected integers of at least 1"),
         (numbers, "1,x", "expected numbers"),
         (named_numbers, "a=", "expected numbers"),
     ],

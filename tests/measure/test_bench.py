@@ -169,7 +169,7 @@ def test_several_drawn_lengths_share_programs_and_a_plain_run(folder, capsys):
     [
         ([*MODELS, "--model-shape", "tiny"], 2, "both --model and --model-shape"),
         ([*MODELS, "--concurrency", "1,x"], 2, "--concurrency '1,x'; expected integers"),
-        ([*MODELS, "--concurrency", "0"], 2, "expected at least 1"),
+        ([*MODELS, "--concurrency", "0"], 2, "expected integers of at least 1"),
         ([*MODELS, "--request-rate", "-1"], 2, "--request-rate is -1.0"),
         ([*MODELS, "--methods", "none,none"], 2, "expected different names"),
         ([*MODELS, "--dataset", "no/such.jsonl"], 1, "cannot be read"),

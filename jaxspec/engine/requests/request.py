@@ -117,8 +117,7 @@ class Request:
     """Time at which the request was given a slot."""
 
     def changed(self, **fields: Any) -> "Request":
-        """Like `dataclasses.replace`, but without `__init__`, which would take most of the host's
-        time in a step."""
+        """`dataclasses.replace` without `__init__`, which takes most of a step's host time."""
         other = object.__new__(Request)
         vars(other).update(vars(self), **fields)
         return other

@@ -195,8 +195,7 @@ def nobody_decodes(ledger: Ledger) -> Ledger:
 
 
 def read(ledger: Ledger, progress: Sequence[tuple[Request, Increment]]) -> Ledger:
-    """The ledger after the result of the oldest launched step was read, with its requests'
-    progress."""
+    """The ledger after the result of the oldest launched step, this progress, was read."""
     return _progressed(replace(ledger, launched=ledger.launched[1:]), progress)
 
 
