@@ -60,7 +60,7 @@ def test_wrong_parameters_are_one_line(monkeypatch):
 @pytest.mark.parametrize("name", ["generate", "stream", "submit"])
 def test_a_request_that_can_never_run_raises_its_reason(name):
     engine = fake_engine()
-    with pytest.raises(UsageError, match="^prompt of 40 and max_tokens 12 make 52 tokens, the"):
+    with pytest.raises(UsageError, match="^prompt of 40 and max_tokens 12 make 52 tokens, but the"):
         getattr(engine, name)(TOO_LONG, **asked())
     with pytest.raises(UsageError, match="^the prompt is text but the engine has no tokenizer"):
         getattr(engine, name)("text", **asked())
@@ -72,7 +72,7 @@ def test_a_request_that_can_never_run_raises_its_reason(name):
 @pytest.mark.parametrize("name", ["generate", "stream"])
 def test_one_of_several_that_can_never_run_raises_before_any_runs(name):
     engine = fake_engine()
-    with pytest.raises(UsageError, match="^2 of 4 prompts .* none was; prompt 1: prompt of 40"):
+    with pytest.raises(UsageError, match="^2 of 4 prompts .* none was run; prompt 1: prompt of 40"):
         getattr(engine, name)([FITS, TOO_LONG, FITS, []], **asked())
     with pytest.raises(UsageError, match="^1 of 1 prompts .*errors='return'"):
         getattr(engine, name)([TOO_LONG], **asked())
