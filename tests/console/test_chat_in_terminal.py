@@ -114,4 +114,4 @@ def test_both_end_the_program_at_the_prompt(key):
 
 
 def test_a_wait_at_the_end_is_said(talked):
-    assert re.search(r"ends when a program is compiled that was begun.*\r?\nclosed", talked[1])
+    assert re.search(r"waits for a program that is being compiled.*\r?\nclosed", talked[1])
