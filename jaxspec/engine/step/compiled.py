@@ -54,12 +54,11 @@ class Program:
         self,
         programs: "Programs",
         step: Step,
-        state: Any,
         inputs: tuple[Any, ...],
         static: dict[str, Any],
     ):
         self.step = step
-        self.state = jax.tree.map(_shape, state)
+        self.state = programs.state
         """Shapes of the state."""
         self.inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
         """Shapes of the inputs besides models, parameters and state."""
@@ -109,7 +108,7 @@ class Program:
 
     @property
     def key(self) -> Hashable:
-        return program_key(self.step, self.state, self.inputs, self.static)
+        return program_key(self.step, self.inputs, self.static)
 
     @property
     def results(self) -> tuple[Any, Any]:
@@ -177,10 +176,10 @@ class Programs:
         self._lock = threading.Lock()
 
     def ready(
-        self, step: Step, state: Any, inputs: tuple[Any, ...], static: dict[str, Any]
+        self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]
     ) -> jax.stages.Compiled | None:
         """The program that runs this step for inputs of these shapes, if it was made before."""
-        return self._ready.get(program_key(step, state, inputs, static))
+        return self._ready.get(program_key(step, inputs, static))
 
     def make(self, program: Program) -> jax.stages.Compiled:
         """Loads or compiles a program, unless that was done before or another thread does it."""
@@ -223,14 +222,12 @@ class Programs:
         return program.key in self._ready
 
 
-def program_key(
-    step: Step, state: Any, inputs: tuple[Any, ...], static: dict[str, Any]
-) -> Hashable:
-    """What tells the programs of an engine apart: the step, its static arguments, the shapes of its
-    inputs and the structure of the state. The state's shapes are the same for all of them."""
+def program_key(step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> Hashable:
+    """What tells the programs of an engine apart: the step, its static arguments and the shapes of
+    its inputs. The shapes of the state are the same for all of them."""
     leaves, structure = jax.tree.flatten(inputs)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return step, jax.tree.structure(state), structure, shapes, tuple(static.items())
+    return step, structure, shapes, tuple(static.items())
 
 
 def _compiler_options(store: ProgramStore | None) -> dict[str, Any] | None:

@@ -105,7 +105,7 @@ class Device:
         """Runs a step, replaces the state, and returns the step's other results."""
         for observer in tuple(self.observers):
             observer.program(step, inputs, static)
-        program = self.programs.ready(step, self.state, inputs, static)
+        program = self.programs.ready(step, inputs, static)
         if program is None:
             program = self._wait_for(self.program(step, *inputs, **static))
         self.state, output = self._in_time(lambda: program(self.params, self.state, *inputs))
@@ -113,7 +113,7 @@ class Device:
 
     def has(self, step: Step, *inputs: Any, **static: Any) -> bool:
         """Whether the program that `run` would run for inputs of these shapes is ready."""
-        return self.programs.ready(step, self.state, inputs, static) is not None
+        return self.programs.ready(step, inputs, static) is not None
 
     def _wait_for(self, program: Program) -> jax.stages.Compiled:
         """Makes a program that is not ready."""
@@ -132,7 +132,7 @@ class Device:
 
     def program(self, step: Step, *inputs: Any, **static: Any) -> Program:
         """The program that `run` would run for inputs of these shapes."""
-        return Program(self.programs, step, self.state, inputs, static)
+        return Program(self.programs, step, inputs, static)
 
     def accept_on_host(self, drafts: Drafts, verified: Verified) -> Int[Array, " batch"]:
         """Number of accepted drafts, computed on the host by the same rule as on the device."""
@@ -165,15 +165,13 @@ class Tracer:
 
     def __init__(self, programs: Programs):
         self.of = programs
-        self.state: Any = programs.state
-        """Shapes of the state between the programs."""
         self.programs: dict[Hashable, Program] = {}
 
     def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
-        key = program_key(step, self.state, inputs, static)
+        key = program_key(step, inputs, static)
         if key not in self.programs:
-            self.programs[key] = Program(self.of, step, self.state, inputs, static)
-        self.state, output = self.programs[key].results
+            self.programs[key] = Program(self.of, step, inputs, static)
+        _, output = self.programs[key].results
         return output
 
     def accept_on_host(self, drafts: Drafts, verified: Verified) -> jax.ShapeDtypeStruct:
