@@ -159,9 +159,9 @@ class Instant(Programs):
         self.results: dict[Any, Any] = {}
 
     def ready(
-        self, step: Callable[..., Any], state: Any, inputs: tuple[Any, ...], static: dict[str, Any]
+        self, step: Callable[..., Any], inputs: tuple[Any, ...], static: dict[str, Any]
     ) -> Any:
-        key = program_key(step, state, inputs, static)
+        key = program_key(step, inputs, static)
         if key not in self.results:
             self.results[key] = self.result_of(step, inputs, static)
         return lambda params, state, *inputs: (state, self.results[key])
