@@ -164,8 +164,10 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
     if call.mask.causal:
         last = jnp.minimum(length + token_of_row(), kept_end - 1)
     if call.mask.window is not None:
-        start = call.mask.first_seen(length, first_token)
-        seen_from = call.mask.first_seen(length, token_of_row())
+        start = seen_from = call.mask.first_seen(length, first_token)
+        # Rows that nothing uses would have no layout, and Mosaic's search for one would not end.
+        if not call.mask.window_of_block:
+            seen_from = call.mask.first_seen(length, token_of_row())
         first_step = lax.div(start, KV_TILE)
 
     q = load(query.at[request, head, row_tile], call.layout("LHS"))

@@ -27,6 +27,8 @@ GPUS = {
     "rtx6000pro": (12, 0),
 }
 
+OF_DRAFTER = {"causal": False, "window": 2048, "window_of_block": True}
+
 
 def calls() -> list[tuple]:
     attention = functools.partial(portable.paged_attention, causal=True, window=None)
@@ -38,6 +40,7 @@ def calls() -> list[tuple]:
     return [
         (attention, attention_arguments(8, 16)),
         (functools.partial(attention, window=2048), attention_arguments(1, 16)),
+        (functools.partial(attention, **OF_DRAFTER), attention_arguments(1, 16)),
         (attention, attention_arguments(1, 1, group=5, head_dim=64)),
         (writing, write_arguments(1, 16)),
         (adding, jax.eval_shape(lambda: sums((16, 4096), "bfloat16", 4))),

@@ -76,7 +76,7 @@ def test_it_compiles_for(gpu: str):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled\n") == 10
+    assert done.stdout.count("compiled\n") == 11
     assert_no_spills(done.stdout + done.stderr)
 
 
