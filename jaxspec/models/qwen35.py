@@ -21,18 +21,14 @@ from jaxspec.layers.stack import run_hybrid_layers
 from jaxspec.models.config import LayerKind, Qwen35Config
 from jaxspec.models.language_model import LanguageModel
 
-ROW_BY_ROW = True
-"""Whether blocks of drafts are read row by row even without `exact`. In matrix products they take
-less time, but the kernels for that have only been tested by running their PTX on a CPU, not yet on
-a GPU (docs/notes/hybrid.md)."""
-
 
 class Qwen35(LanguageModel):
     """The target. `module.apply({"params": params}, tokens, block, cache)` is a pure function."""
 
     config: Qwen35Config
-    row_by_row: bool = ROW_BY_ROW
-    """Whether blocks are read row by row, so that bits do not depend on where a block begins."""
+    row_by_row: bool = False
+    """Whether blocks of drafts are read row by row, so that bits do not depend on where a block
+    begins. In matrix products they take less time."""
 
     def setup(self) -> None:
         super().setup()

@@ -164,13 +164,6 @@ def test_short_blocks_are_read_in_matrix_products(width, row_by_row, reads, monk
     assert ops[reads] == ops[reads.replace("read", "fold")] == Choice("mosaic")
 
 
-def test_blocks_are_read_row_by_row_until_a_gpu_has_read_them_in_products(monkeypatch):
-    """To be taken out together with `ROW_BY_ROW`."""
-    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
-    ops = dict(Qwen35(qwen35("qwen3.5-4b"), (), jnp.bfloat16).kernel_choices(8, 16, 64))
-    assert ops.keys() & {"block_read", "mixer_read"} == {"mixer_read"}
-
-
 @pytest.mark.parametrize(("batch", "width"), SIZES)
 def test_a_target_that_rounds_activations_says_what_is_traced(batch, width, monkeypatch):
     monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
