@@ -13,7 +13,7 @@ import pathlib
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from measuring import about, write_json
 import jaxspec
 from jaxspec import cli
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.event_stream import StreamEvent
 from jaxspec.engine.requests.advance import emit
 from jaxspec.engine.requests.request import NewTokens, Request
 from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -118,10 +119,20 @@ def seconds_of_step(tokenizer: Tokenizer, requests: int, out: int) -> float:
         params = SamplingParams(max_tokens=CONTEXT - 200, ignore_eos=True)
         ids = [engine.submit([5 + i] * 100, params) for i in range(requests)]
         while engine.num_decoding < requests:
-            engine.step(ids)
+            refuse_ends(engine.step(ids))
         for _ in range(out // EMITTED):
-            engine.step(ids)
-        return least(lambda: [engine.step(ids) for _ in range(10)]) / 10
+            refuse_ends(engine.step(ids))
+        seconds = least(lambda: [engine.step(ids) for _ in range(10)]) / 10
+        if engine.num_decoding < requests:
+            raise SystemExit("requests ended while steps were measured")
+        return seconds
+
+
+def refuse_ends(events: Iterable[StreamEvent]) -> None:
+    """Ends the script if a request has ended, which would never be decoding."""
+    for event in events:
+        if event.output is not None:
+            raise SystemExit(f"a request ended before the measurement: {event.output}")
 
 
 def instant_engine(tokenizer: Tokenizer, requests: int) -> Engine:

@@ -1,15 +1,23 @@
 """How many pages an engine gets from the memory of its device, with numbers."""
 
+import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from golden_pair import golden_engine, opened
+from hybrid_pair import hybrid_engine
+from hybrid_pair import opened as opened_hybrid
 
+from jaxspec.cache.block import block_after
 from jaxspec.engine.setup import memory, pools
 from jaxspec.engine.step.compiled import Program
 from jaxspec.errors import LoadError
+from jaxspec.models.parameters import num_bytes, random_params
+from jaxspec.models.presets import qwen3, qwen35
+from jaxspec.models.targets import target_of
 
 GIB = 2**30
 
@@ -122,3 +130,65 @@ def test_temporaries_of_8_bit_matrices_are_the_products_of_their_pieces():
     of = lambda rows: memory.temporary_bytes([small, large], 100, rows, 0, draws=False)
     assert of(10) == 10 * sides + 2 * 4 * 3 * 10 * 256
     assert of(1000) == 1000 * sides + 2 * 4 * 3 * 128 * 256
+
+
+def kept_by_layers(target: Any, batch: int, width: int) -> int:
+    """Bytes of what the recurrent layers return beside their states when they have read a block,
+    except for parameters."""
+
+    def read():
+        rows, table = jnp.zeros(batch, jnp.int32), jnp.ones((batch, 8), jnp.int32)
+        block = block_after(rows, rows, rows + width, table, width, 16)
+        params = random_params(target, jax.random.key(0))
+        cache = target.new_cache(batch, 2, 16)
+        _, _, cache = target.apply({"params": params}, block.positions, block, cache)
+        written = [getattr(layer, "written", None) for layer in cache.layers]
+        return [(one.inputs, getattr(one, "corrected", None)) for one in written if one]
+
+    return num_bytes(jax.eval_shape(read))
+
+
+@pytest.mark.parametrize("row_by_row", [True, False])
+@pytest.mark.parametrize(("batch", "width"), [(1, 16), (3, 5), (3, 1)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_what_recurrent_layers_keep_until_the_commit_is_counted(row_by_row, batch, width, dtype):
+    target = target_of(qwen35("tiny-hybrid"), (), dtype)
+    target = target.reading_row_by_row() if row_by_row else target
+    kept = memory.bytes_until_commit(target, batch, width)
+    assert kept == kept_by_layers(target, batch, width) > 0
+
+
+def test_a_token_of_a_4b_takes_45_kilobytes_in_each_layer():
+    """Until the commit: 12352 numbers of the projection and 2048 of keys in 16 bits, and 4096 of
+    corrections in 32. For each request a layer also keeps 128 sums of 32 heads."""
+    target = target_of(qwen35("qwen3.5-4b"), (), jnp.bfloat16)
+    of_token = 2 * (12352 + 2048) + 4 * 4096
+    assert of_token == 45_184
+    for slots in (1, 8, 32):
+        kept = memory.bytes_until_commit(target, slots, 16)
+        assert kept == 24 * slots * (16 * of_token + 4 * 32 * 128)
+    of_rows = memory.bytes_until_commit(target.reading_row_by_row(), 8, 16)
+    assert of_rows == 24 * 8 * 16 * 2 * 12352
+
+
+def test_an_engine_plans_for_what_recurrent_layers_keep():
+    """Of the widest block of each of three requests."""
+    models, params, plan = opened_hybrid().models, opened_hybrid().params, hybrid_engine().plan
+    sizes = max(plan.shapes.batch_sizes), plan.width
+    assert sizes == (3, 5)
+
+    def planned_and_kept(target: Any) -> tuple[int, int]:
+        planned = pools._temporary_bytes(dataclasses.replace(models, target=target), params, plan)
+        return planned, memory.bytes_until_commit(target, *sizes)
+
+    planned, kept = planned_and_kept(models.target)
+    of_rows, fewer = planned_and_kept(models.target.reading_row_by_row())
+    assert planned - of_rows == kept - fewer > 0
+
+
+def test_layers_that_attend_keep_nothing_until_the_commit():
+    target = target_of(qwen3("qwen3-8b"), (), jnp.bfloat16)
+    assert memory.bytes_until_commit(target, 8, 16) == 0
+    params = {"layer": jnp.zeros((8, 24), jnp.bfloat16)}
+    of = lambda **kept: memory.temporary_bytes(params, 100, 10, 0, draws=False, **kept)
+    assert of(kept=1000) == of() + 1000

@@ -1,14 +1,22 @@
 """How many pages fit into the device's memory beside the weights and the programs' temporaries."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxspec.engine.setup.processes import least_of_processes
 from jaxspec.errors import LoadError
+from jaxspec.layers.axes import size_of
 from jaxspec.layers.fp8 import is_fp8_matrix
+from jaxspec.layers.gated_delta import DeltaSizes
+from jaxspec.models.parameters import num_bytes
+from jaxspec.models.qwen35 import Qwen35
 from pallas_kernels.fp8_product import bytes_of_products
+from pallas_kernels.gated_delta.block_form import OF_HEAD
 
 log = logging.getLogger("jaxspec")
 
@@ -47,19 +55,46 @@ def pages_that_fit(free: int, per_page: int, useful: int, temporaries: int, leas
     )
 
 
-def temporary_bytes(params: Any, vocab_size: int, rows: int, logit_rows: int, draws: bool) -> int:
+def temporary_bytes(
+    params: Any, vocab_size: int, rows: int, logit_rows: int, draws: bool, kept: int = 0
+) -> int:
     """Bytes that a step over `rows` tokens may need beside its arguments: an upper estimate, for
     which no program has to be compiled.
 
     A layer's intermediate results have the sizes of the matrices' sides. If requests draw, the
     logits of `logit_rows` tokens are sorted in float32, with their indices, for target and drafter.
+    `kept` is what all layers together keep of the tokens (`bytes_until_commit`).
     """
     leaves = jax.tree.leaves(params)
     sizes = {size for leaf in leaves for size in leaf.shape} - {vocab_size}
     bytes_of_number = max(leaf.dtype.itemsize for leaf in leaves)
     hidden = 2 * rows * sum(sizes) * bytes_of_number
     copies_of_logits = 7 if draws else 1
-    return hidden + copies_of_logits * 4 * logit_rows * vocab_size + _bytes_of_pieces(params, rows)
+    logits = copies_of_logits * 4 * logit_rows * vocab_size
+    return hidden + logits + _bytes_of_pieces(params, rows) + kept
+
+
+def bytes_until_commit(target: Any, batch: int, width: int) -> int:
+    """Bytes that the recurrent layers of a target keep, from reading a block of `width` tokens for
+    each request until it is known which tokens are accepted; 0 if there are no such layers."""
+    if not isinstance(target, Qwen35):
+        return 0
+    corrected = width > 1 and not target.row_by_row
+    kept = _kept_by_layer(target.config.delta, target.dtype, batch, width, corrected)
+    return target.config.layer_kinds.count("delta") * num_bytes(list(kept))
+
+
+def _kept_by_layer(
+    sizes: DeltaSizes, dtype: DTypeLike, batch: int, width: int, corrected: bool
+) -> Iterator[jax.ShapeDtypeStruct]:
+    """The arrays that one recurrent layer keeps: its projection, and what reading a block in matrix
+    products adds to it (`Corrected`)."""
+    yield jax.ShapeDtypeStruct((batch, width, size_of(sizes.inputs)), dtype)
+    if corrected:
+        keys, _, values = sizes.channels
+        yield jax.ShapeDtypeStruct((batch, width, keys.size), dtype)
+        yield jax.ShapeDtypeStruct((batch, width, values.size), jnp.float32)
+        yield jax.ShapeDtypeStruct((batch, sizes.value_heads * OF_HEAD), jnp.float32)
 
 
 def _bytes_of_pieces(params: Any, rows: int) -> int:

@@ -94,7 +94,9 @@ def _temporary_bytes(models: Models, params: Params, plan: Plan) -> int:
     """Bytes that the largest step may need beside its arguments."""
     batch = max(plan.shapes.batch_sizes)
     in_prefill = max(batch * width for batch, width in plan.shapes.prefill_shapes)
-    in_decode = batch * max(plan.width, *plan.widths, 1)
+    width = max(plan.width, *plan.widths, 1)
+    in_decode = batch * width
     rows, with_logits = max(in_prefill, in_decode + plan.beside), max(in_decode + 1, PIECE)
+    kept = memory.bytes_until_commit(models.target, batch, width)
     vocab_size = models.target.vocab_size
-    return memory.temporary_bytes(params, vocab_size, rows, with_logits, draws=True)
+    return memory.temporary_bytes(params, vocab_size, rows, with_logits, draws=True, kept=kept)
