@@ -9,7 +9,7 @@ mosaic is our kernel, psum XLA's sum, and xla the kernel's reference. To time a 
 chained inside one compiled program: the norm that one call gives is the product of the next. Then
 programs whose products differ between devices and calls are run, until there were --exchanges calls
 and --soak seconds have passed. After each run all devices must have the bits of the first run, and
-agree with the reference up to rounding. No GPU has run the kernel yet.
+agree with the reference up to rounding.
 """
 
 import argparse

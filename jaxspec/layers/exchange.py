@@ -4,5 +4,4 @@ commands read it to print their help."""
 from typing import Literal
 
 Exchange = Literal["psum", "xla", "mosaic"]
-"""psum: XLA's sum; mosaic: the kernel of `exchange_norm`, which no GPU has run; xla: the reference
-of that kernel."""
+"""psum: XLA's sum; mosaic: the kernel of `exchange_norm`; xla: the reference of that kernel."""

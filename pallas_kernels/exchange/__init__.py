@@ -4,7 +4,7 @@
     GPU 1   its partial products --> inbox of GPU 0     flag --> GPU 0     waits for GPU 0's flag
     both    add up what is in their inbox, in the order of the GPUs: equal bits on all of them
 
-No GPU has run the kernel yet. `implementation="auto"` means the reference in XLA.
+`implementation="auto"` means the reference in XLA.
 """
 
 from pallas_kernels.exchange.api import exchange_choice, exchange_norm

