@@ -9,9 +9,9 @@ from pallas_kernels.exchange import reference
 from pallas_kernels.exchange.inboxes import Inboxes
 
 AUTO: Implementation = "xla"
-"""What "auto" means. The kernel has run on two H100s, but only for minutes (docs/notes/parallel.md).
-Once it has run for hours, this becomes "auto": the kernel on Hopper GPUs for every call that it can
-do."""
+"""What "auto" means. The kernel has run on two H100s, but only for minutes
+(docs/notes/parallel.md). Once it has run for hours, this becomes "auto": the kernel on Hopper GPUs
+for every call that it can do."""
 
 
 def exchange_norm(

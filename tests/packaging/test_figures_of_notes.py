@@ -334,6 +334,7 @@ def drafter_kinds() -> list[Table]:
             [run["kind"], str(longer["settings"]["steps"]), f"{run['acceptance_length']:.3f}"]
             for run in longer["runs"]
         ],
+        steps_of_kinds(),
         [
             [row["kind"], str(row["seed"]), f"{row['acceptance_length']:.3f}"]
             for row in rows
@@ -341,6 +342,17 @@ def drafter_kinds() -> list[Table]:
         ],
         [heads_row(row) for row in results("drafter-heads-overfit-cpu")["rows"]],
     ]
+
+
+def steps_of_kinds() -> Table:
+    """Of every kind and width the milliseconds of an iteration."""
+    kinds = ("dflash", 16), ("dflash2", 16), ("dflash", 8), ("dspark", 8), ("eagle3", 4)
+    rows = []
+    for kind, width in kinds:
+        of_kind = results(f"steps-8b-{kind}-b{width}-h100")["rows"]
+        times = {row["concurrency"]: row[f"{kind}_engine_ms"] for row in of_kind}
+        rows.append([kind, str(width), *(f"{times[slots]:.2f}" for slots in (1, 8, 32))])
+    return rows
 
 
 def trained_kinds(runs: list[dict[str, Any]]) -> Table:
