@@ -279,14 +279,13 @@ def _kinds(methods: Sequence[str]) -> list[str]:
 def _open(arguments: argparse.Namespace, methods: list[str]) -> "Opened":
     from jaxspec.console.progress import bar
     from jaxspec.engine.setup.load_models import choose_dtype, open_models
-    from jaxspec.measure.engines import random_pair, spread_over
+    from jaxspec.measure.engines import random_pair
 
     dtype = choose_dtype(arguments.dtype)
     if arguments.model_shape:
         kind = next(iter(_kinds(methods)), DRAFTERS[0])
-        shape, block_size = arguments.model_shape, arguments.block_size
-        pair = random_pair(shape, block_size, dtype, arguments.seed, kind)
-        return spread_over(pair, arguments.tensor_parallel_size)
+        shape, devices = arguments.model_shape, arguments.tensor_parallel_size
+        return random_pair(shape, arguments.block_size, dtype, arguments.seed, kind, devices)
     with bar("reading weights", "B") as report:
         return open_models(
             arguments.model,

@@ -13,46 +13,55 @@ from jaxspec.engine.plan.plan import shapes_for
 from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.plan.shards import with_shards
 from jaxspec.engine.setup.opened import Opened
-from jaxspec.engine.setup.placement import spread_params
+from jaxspec.engine.setup.placement import places_of
 from jaxspec.engine.setup.warmup import compile_side_by_side
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.shards import Shards
 from jaxspec.measure.load import Work
 from jaxspec.models.config import DrafterConfig, TargetConfig
-from jaxspec.models.parameters import random_params
+from jaxspec.models.parameters import Place, random_params, where_it_is
 from jaxspec.models.presets import drafter_for, published
+from jaxspec.models.sharding import Placement
 from jaxspec.models.targets import target_of, without_features
 from jaxspec.proposers.drafters import proposer_of
 from jaxspec.proposers.methods import DRAFTERS, METHODS
 
 
 def random_pair(
-    shape: str, block_size: int | None, dtype: DTypeLike, seed: int = 0, kind: str = DRAFTERS[0]
+    shape: str,
+    block_size: int | None,
+    dtype: DTypeLike,
+    seed: int = 0,
+    kind: str = DRAFTERS[0],
+    devices: int = 1,
 ) -> Opened:
     """A published geometry with random weights, and a drafter of this kind for it; nothing is
     downloaded."""
     config = published(shape)
-    return random_models(config, drafter_for(kind, config, block_size), dtype, seed)
+    return random_models(config, drafter_for(kind, config, block_size), dtype, seed, devices)
 
 
 def random_models(
-    config: TargetConfig, draft: DrafterConfig, dtype: DTypeLike, seed: int = 0
+    config: TargetConfig, draft: DrafterConfig, dtype: DTypeLike, seed: int = 0, devices: int = 1
 ) -> Opened:
-    """A target and its drafter with random weights."""
+    """A target and its drafter with random weights, which are spread over this many devices."""
     target, proposer = target_of(config, draft.target_layer_ids, dtype), proposer_of(draft, dtype)
+    models = Models(target, (proposer,))
+    places = places_of(with_shards(models, Shards(devices)))
     target_key, drafter_key = jax.random.split(jax.random.key(seed))
     params = {
-        "target": random_params(target, target_key),
-        "drafter": random_params(proposer.drafter, drafter_key),
+        "target": random_params(target, target_key, _place(places.get("target"))),
+        "drafter": random_params(proposer.drafter, drafter_key, _place(places.get("drafter"))),
     }
-    return Opened(Models(target, (proposer,)), jax.block_until_ready(params), None, None)
+    return Opened(models, jax.block_until_ready(params), None, None)
 
 
-def spread_over(opened: Opened, devices: int) -> Opened:
-    """The same pair with its parameters spread over this many devices."""
-    models = with_shards(opened.models, Shards(devices))
-    return dataclasses.replace(opened, params=spread_params(models, opened.params))
+def _place(places: Mapping[str, Placement] | None) -> Place:
+    """Puts a parameter where it belongs; without places it stays where it is."""
+    if places is None:
+        return where_it_is
+    return lambda path, parameter: places[path].placed(parameter)
 
 
 def without_drafter(opened: Opened) -> Opened:

@@ -27,16 +27,27 @@ class Touchable(Protocol):
     def touch(self) -> None: ...
 
 
-def random_params(model: Touchable, key: Key[Array, ""]) -> Params:
-    """Fresh parameters on the device, each as its module initialises it.
+Place = Callable[[str, Any], Any]
+"""Puts a parameter, given its path, where it belongs."""
+
+
+def where_it_is(path: str, parameter: Any) -> Any:
+    """Leaves a parameter on the device that made it."""
+    del path
+    return parameter
+
+
+def random_params(model: Touchable, key: Key[Array, ""], place: Place = where_it_is) -> Params:
+    """Fresh parameters, each as its module initialises it.
 
     They are made one by one, with one small program per shape: a single program for all of them
-    would compile for minutes.
+    would compile for minutes. Each is placed before the next one is made, so that no device needs
+    room for all.
     """
     parameters = described_parameters(model)
     keys = dict(zip(parameters, jax.random.split(key, len(parameters))))
     leaves = {
-        path: one.initial(keys[path], one.value.shape, one.value.dtype)
+        path: place(path, one.initial(keys[path], one.value.shape, one.value.dtype))
         for path, one in parameters.items()
     }
     return unflatten_dict(leaves, sep="/")

@@ -23,6 +23,7 @@ from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.axes import shard_of
 from jaxspec.layers.shards import Shards
+from jaxspec.measure.engines import random_pair
 from jaxspec.models.parameters import parameter_axes
 from jaxspec.proposers.lookup import Lookup
 
@@ -183,3 +184,15 @@ def test_the_first_of_equal_logits_wins_on_any_device(in_order):
     tokens, largest = map(np.asarray, found)
     assert (tokens[..., 0] == [3, 7, 0]).all() and tokens.shape == (4, 3, 1)
     assert (largest[:, 0, 0] == 2).all() and np.isnan(largest[:, 1, 0]).all()
+
+
+def test_random_weights_are_spread_as_they_are_made():
+    """So no device needs room for all of them, and the numbers are those of one device."""
+    whole = random_pair("tiny", 8, jnp.float32)
+    found = random_pair("tiny", 8, jnp.float32, devices=2)
+    assert found.models.shards.count == 1  # the engine splits the models
+    expected = spread_params(with_shards(whole.models, Shards(2)), whole.params)
+    same(found.params, expected)
+    for name in "target", "drafter":
+        cut = flat(found.params[name])["layers_0/mlp/down/kernel"]
+        assert 2 * cut.addressable_shards[0].data.size == cut.size
