@@ -25,7 +25,7 @@ from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import WHOLE, Shards
 from pallas_kernels.dispatch import Implementation, kernels_run
 from pallas_kernels.gated_delta.api import BLOCK_READ
-from pallas_kernels.gated_delta.block_form import WIDEST
+from pallas_kernels.gated_delta.block_form import OF_HEAD, WIDEST
 from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
 from pallas_kernels.split_product import total_of
 
@@ -183,6 +183,18 @@ def in_block_form(implementation: Implementation, inputs: Any, *others: Any) -> 
         return True
     name = "mosaic" if implementation == "auto" else implementation
     return BLOCK_READ.refusal(implementation, name, inputs, *others) is None
+
+
+def corrected_shapes(
+    sizes: DeltaSizes, dtype: DTypeLike, batch: int, width: int
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """What `block_read` leaves for `block_fold`: keys, corrections, and sums of the log decays."""
+    keys, values = sizes.channels[0].size, sizes.values.size
+    return (
+        jax.ShapeDtypeStruct((batch, width, keys), dtype),
+        jax.ShapeDtypeStruct((batch, width, values), jnp.float32),
+        jax.ShapeDtypeStruct((batch, 1, sizes.value_heads * OF_HEAD), jnp.float32),
+    )
 
 
 def mostly_now(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Array:

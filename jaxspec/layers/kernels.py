@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxspec.layers.axes import size_of
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.fp8 import Fp8
-from jaxspec.layers.gated_delta import DeltaSizes, in_block_form
+from jaxspec.layers.gated_delta import DeltaSizes, corrected_shapes, in_block_form
 from jaxspec.layers.plain_heads import NOT_NORMED
 from jaxspec.layers.sums import CONVOLVED, OP, choice_of_sums
 from pallas_kernels import NotForThisKernel
@@ -38,7 +38,6 @@ from pallas_kernels.gated_delta.api import (
     MIXER_FOLD,
     MIXER_READ,
 )
-from pallas_kernels.gated_delta.block_form import OF_HEAD
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
 from pallas_kernels.silu_gate.api import SILU_GATE
@@ -144,19 +143,12 @@ def choices_of_recurrence(
         given = array(*tokens, size_of(sizes.inputs)), *of_rows, states, rows, rows
         if not row_by_row and in_block_form(shape.implementation, *given):
             yield "block_read", BLOCK_READ.choice(shape.implementation, *given)
-            folded = given[0], *_corrected(shape, sizes), tails, states, rows, rows, rows
+            left = corrected_shapes(sizes, shape.dtype, *tokens)
+            folded = given[0], *left, tails, states, rows, rows, rows
             yield "block_fold", BLOCK_FOLD.choice(shape.implementation, *folded)
         else:
             yield "mixer_read", MIXER_READ.choice(shape.implementation, *given)
             yield "mixer_fold", MIXER_FOLD.choice(shape.implementation, *given, rows)
-
-
-def _corrected(shape: StackShape, sizes: DeltaSizes) -> Iterator[jax.ShapeDtypeStruct]:
-    """What `block_read` leaves for `block_fold`."""
-    array, keys = _arrays(shape), sizes.channels[0].size
-    yield array(shape.batch, shape.width, keys)
-    yield array(shape.batch, shape.width, sizes.values.size, dtype=jnp.float32)
-    yield array(shape.batch, 1, sizes.value_heads * OF_HEAD, dtype=jnp.float32)
 
 
 def choices_of_layers(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
@@ -12,6 +13,7 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import empty_pages
 from jaxspec.cache.states import empty_states
 from jaxspec.layers.axes import size_of
+from jaxspec.layers.gated_delta import corrected_shapes
 from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.in_slots import InSlots
 from jaxspec.layers.kernels import OpChoice, StackShape, choices_of_hybrid
@@ -20,6 +22,7 @@ from jaxspec.layers.shards import Shards
 from jaxspec.layers.stack import run_hybrid_layers
 from jaxspec.models.config import LayerKind, Qwen35Config
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.models.parameters import num_bytes
 
 
 class Qwen35(LanguageModel):
@@ -62,6 +65,16 @@ class Qwen35(LanguageModel):
     @nn.nowrap
     def reading_row_by_row(self) -> "Qwen35":
         return self.clone(row_by_row=True)
+
+    @nn.nowrap
+    def bytes_until_commit(self, batch: int, width: int) -> int:
+        """Bytes that the recurrent layers keep of a block until its commit: their projections and,
+        if the block is read in matrix products, what these leave."""
+        sizes, num_layers = self.config.delta, self.config.layer_kinds.count("delta")
+        kept = [jax.ShapeDtypeStruct((batch, width, size_of(sizes.inputs)), self.dtype)]
+        if width > 1 and not self.row_by_row:
+            kept += corrected_shapes(sizes, self.dtype, batch, width)
+        return num_layers * num_bytes(kept)
 
     @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:

@@ -164,6 +164,15 @@ def test_short_blocks_are_read_in_matrix_products(width, row_by_row, reads, monk
     assert ops[reads] == ops[reads.replace("read", "fold")] == Choice("mosaic")
 
 
+def test_drafts_are_read_in_matrix_products_unless_exact_is_asked_for(monkeypatch):
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    usual = Qwen35(qwen35("qwen3.5-4b"), (), jnp.bfloat16)
+    reads = lambda model: (
+        dict(model.kernel_choices(8, 16, 64)).keys() & {"block_read", "mixer_read"}
+    )
+    assert (reads(usual), reads(usual.reading_row_by_row())) == ({"block_read"}, {"mixer_read"})
+
+
 @pytest.mark.parametrize(("batch", "width"), SIZES)
 def test_a_target_that_rounds_activations_says_what_is_traced(batch, width, monkeypatch):
     monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)

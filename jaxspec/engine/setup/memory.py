@@ -1,22 +1,15 @@
 """How many pages fit into the device's memory beside the weights and the programs' temporaries."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from jaxspec.engine.setup.processes import least_of_processes
 from jaxspec.errors import LoadError
-from jaxspec.layers.axes import size_of
 from jaxspec.layers.fp8 import is_fp8_matrix
-from jaxspec.layers.gated_delta import DeltaSizes
-from jaxspec.models.parameters import num_bytes
 from jaxspec.models.qwen35 import Qwen35
 from pallas_kernels.fp8_product import bytes_of_products
-from pallas_kernels.gated_delta.block_form import OF_HEAD
 
 log = logging.getLogger("jaxspec")
 
@@ -77,24 +70,7 @@ def temporary_bytes(
 def bytes_until_commit(target: Any, batch: int, width: int) -> int:
     """Bytes that the recurrent layers of a target keep, from reading a block of `width` tokens for
     each request until it is known which tokens are accepted; 0 if there are no such layers."""
-    if not isinstance(target, Qwen35):
-        return 0
-    corrected = width > 1 and not target.row_by_row
-    kept = _kept_by_layer(target.config.delta, target.dtype, batch, width, corrected)
-    return target.config.layer_kinds.count("delta") * num_bytes(list(kept))
-
-
-def _kept_by_layer(
-    sizes: DeltaSizes, dtype: DTypeLike, batch: int, width: int, corrected: bool
-) -> Iterator[jax.ShapeDtypeStruct]:
-    """The arrays that one recurrent layer keeps: its projection, and what reading a block in matrix
-    products adds to it (`Corrected`)."""
-    yield jax.ShapeDtypeStruct((batch, width, size_of(sizes.inputs)), dtype)
-    if corrected:
-        keys, _, values = sizes.channels
-        yield jax.ShapeDtypeStruct((batch, width, keys.size), dtype)
-        yield jax.ShapeDtypeStruct((batch, width, values.size), jnp.float32)
-        yield jax.ShapeDtypeStruct((batch, sizes.value_heads * OF_HEAD), jnp.float32)
+    return target.bytes_until_commit(batch, width) if isinstance(target, Qwen35) else 0
 
 
 def _bytes_of_pieces(params: Any, rows: int) -> int:
