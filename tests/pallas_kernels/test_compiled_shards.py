@@ -205,6 +205,6 @@ def test_a_step_of_a_hybrid_over_two_gpus(mesh, exchange):
     )
     assert sums_in(text) == sums - in_kernels + 2, "two per layer, one per embedding"
     said = said_of(models.target, draft.block_size)
-    kernels = ("paged_attention", "mixer_read", "mixer_fold", "delta_prefill")
+    kernels = ("paged_attention", "block_read", "block_fold", "delta_prefill")
     assert {said[op] for op in kernels} == {"mosaic"} and said["dense_chain"] == SHARDED
     assert said["exchange_norm"] == ("mosaic" if exchange == "mosaic" else PSUM_ASKED_FOR)
