@@ -37,7 +37,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.measure.drawing import check_plot, pyplot
-from jaxspec.measure.engines import compile_all, engine_for, random_pair
+from jaxspec.measure.engines import engine_for, random_pair
 from jaxspec.models.shapes import NAMES
 from jaxspec.serving.listening import bound_socket
 from jaxspec.serving.options import ServingOptions
@@ -59,7 +59,7 @@ def main() -> None:
     opened, runs = pair(options), []
     for beside in options.beside:
         engine = make_engine(opened, beside, options)
-        ready = compile_all([engine], draws=False)
+        ready = engine.warm_up()
         tell(f"prefill_beside_decoding={beside}: {ready} programs ready", begin)
         runs.append({"prefill_beside_decoding": beside} | measured(engine, options, begin))
         engine.close()

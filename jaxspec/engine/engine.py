@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -19,13 +19,14 @@ from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.prompts import Prompt, as_list
 from jaxspec.engine.requests.sampling_keywords import SamplingKeywords, params_for_each
 from jaxspec.engine.requests.sampling_params import SamplingParams
-from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.schedule.loop import Busy, Loop
 from jaxspec.engine.setup.ahead import Ahead, wants_ahead
 from jaxspec.engine.setup.build import build_loop
 from jaxspec.engine.setup.describe import engine_in_words
 from jaxspec.engine.setup.kernels_used import kept_kernel_uses
 from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.memory import peak_bytes
+from jaxspec.engine.setup.rehearsal import first_runs_are_slow, rehearse
 from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
 from jaxspec.engine.stats.engine_stats import EngineStats
 from jaxspec.engine.step.compiled import Program
@@ -231,8 +232,9 @@ class Engine(TextGeneration):
         """Loads or compiles programs before they are needed, and returns their number.
 
         If prompts are given, these are the programs that the first steps of such prompts need;
-        otherwise all that requests with these `params` can need. `progress` is called with the
-        number of programs that are ready and the number that are known so far.
+        otherwise all that requests with these `params` can need. On a GPU all of these are also
+        run, unless the engine has requests; this empties the prefix cache. `progress` is called
+        with the number of programs that are ready and the number that are known so far.
         """
         self.loop.refuse_if_closed()
         [params] = params_for_each(1, params, None, keywords)
@@ -241,7 +243,11 @@ class Engine(TextGeneration):
             plan = for_first_prompts(plan, self._that_fit(as_list(prompts)[0], params))
         scores = params.prompt_logprobs is not None
         programs = self.programs(params.draws, only_needed=True, plan=plan, scores=scores)
-        return compile_side_by_side(programs, progress)
+        count = compile_side_by_side(programs, progress)
+        if prompts is None and first_runs_are_slow():
+            with suppress(Busy), self.loop.lend_device() as device:
+                rehearse(device, plan, params.draws, scores)
+        return count
 
     def programs(
         self,

@@ -38,6 +38,18 @@ def test_by_default_large_steps_adapt_on_a_gpu(on_gpu):
     assert widths == {4: [32], 32: [256], 64: [64, 256, 512]}
 
 
+def test_steps_that_also_read_a_prompt_have_the_widths_of_those_that_do_not(on_gpu):
+    plan, sizes = plan_of(), {}
+    for programs in plan.every_decode(draws=False, only_needed=True):
+        if programs.beside:
+            tokens = programs.drafting and programs.drafting.num_tokens
+            sizes.setdefault(programs.batch, []).append((programs.width, tokens, programs.beside))
+    whole = (8, None, 128)
+    assert sizes == {4: [whole], 32: [whole], 64: [(8, 256, 128), whole]}, "none without drafts"
+    alike = plan_of(prefill_beside_decoding=0)
+    assert not any(one.beside for one in alike.every_decode(draws=False))
+
+
 ELSEWHERE = {
     "small batches": dict(max_batch=32, batch_sizes=(4, 32)),
     "switched off": dict(adaptive=False),
@@ -89,7 +101,7 @@ def test_smaller_batches_verify_whole_blocks(monkeypatch):
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_prompts_are_read_beside_requests_whose_width_is_chosen(width, monkeypatch):
-    """Unless drafts do not pay, which such a step always verifies."""
+    """Unless drafts do not pay, some of which such a step always verifies."""
 
     def choose(self, batch, requests):
         self.current = width

@@ -7,10 +7,12 @@ from golden_pair import GOLDENS, HOUSE, budget, check_golden, golden_engine, tra
 from mixed_runs import always_ready, mixed_engine, staggered
 from test_not_finite import BAD, engine_with
 
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.schedule import beside
 from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.mixed import mixed_step
+from jaxspec.engine.step.observer import StepObserver
 
 WHOLE, PAGE = 97, 16
 TEXT = [token for one in trajectories()[2:7] for token in one["prompt"]]
@@ -90,6 +92,36 @@ def test_sampled_requests_get_what_their_seeds_say():
     for own, other in zip(outputs[1].logprobs, alone[1].logprobs):
         assert own.keys() == other.keys()
         np.testing.assert_allclose([*own.values()], [*other.values()], atol=2e-4)
+
+
+class SharedTokens(StepObserver):
+    """How many tokens the requests of each mixed step shared; None for whole blocks."""
+
+    def __init__(self) -> None:
+        self.seen: list[int | None] = []
+
+    def program(self, step, inputs, static) -> None:
+        if step is mixed_step:
+            self.seen.append(static["drafting"].num_tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_requests_share_out_tokens_beside_a_prompt(temperature, monkeypatch):
+    """Tokens of requests and of the chunk lie side by side, also while the requests have fewer
+    tokens than there is room for, and while a chunk ends in the middle of a row."""
+    monkeypatch.setattr(AdaptiveWidth, "width", lambda self, batch, requests: 4)
+    prompts = [TEXT[0:25], TEXT[25:60], TEXT[60:82], TEXT[82:95]]
+    sampled = [budget(30, temperature=temperature, seed=seed) for seed in (1, 2, 3)]
+    params = [budget(90), *sampled]
+    options = dict(batch_sizes=(4,), draft_sampling="likeliest")
+    engine, shared = mixed_engine(tokens=8, adaptive=True, **options), SharedTokens()
+    with engine.observe(shared):
+        outputs, mixed = staggered(engine, prompts, params)
+    assert mixed >= 5 and {*shared.seen} == {16}, "half of four blocks of 8"
+    plain = golden_engine(method="none")
+    for prompt, asked, output in zip(prompts, params, outputs, strict=True):
+        assert output.token_ids == plain.generate(prompt, asked).token_ids
+    assert outputs[0].stats.mean_acceptance_length > 1.6
 
 
 def test_a_prompt_goes_on_in_the_middle_behind_what_was_found():

@@ -81,6 +81,8 @@ def kernel_uses(models: Models, plan: Plan) -> tuple[KernelUse, ...]:
 def _sizes(plan: Plan) -> Iterator[StepSize]:
     for programs in plan.every_decode(draws=False):
         num_packed = None if programs.drafting is None else programs.drafting.num_tokens
+        if num_packed is not None:
+            num_packed += programs.beside
         rows = programs.batch + programs.beside // programs.width
         yield StepSize(rows, programs.width, num_packed)
     yield from (StepSize(*shape) for shape in plan.shapes.prefill_shapes)

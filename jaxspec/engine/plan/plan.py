@@ -192,11 +192,18 @@ class Plan:
         last = min((size for size in sizes if size >= most), default=most)
         return tuple(size for size in sizes if size <= last)
 
-    def mixed_programs(self, batch: int, draws: bool) -> DecodePrograms:
-        """The program of a step that also reads `beside` tokens of a prompt. There is one for each
-        batch size, and it drafts if the device drafts at all."""
+    def mixed_widths(self, batch: int) -> tuple[int, ...]:
+        """Widths of steps of this batch size that also read a prompt, all of them with drafts if
+        the device drafts at all. The prompt's rows are as wide as the widest block, so narrower
+        steps are those that share out their tokens."""
+        shared = self.widths_of(batch)[1:-1]
+        narrower = (width for width in shared if self._shared_tokens(batch, width) is not None)
+        return (*narrower, self.width)
+
+    def mixed_programs(self, batch: int, width: int, draws: bool) -> DecodePrograms:
+        """The program of a step that also reads `beside` tokens of a prompt."""
         assert self.beside, "no step reads prompts beside the requests"
-        programs = self.decode_programs(batch, self.width, host_drafts=False, draws=draws)
+        programs = self.decode_programs(batch, width, host_drafts=False, draws=draws)
         return dataclasses.replace(programs, beside=self.beside)
 
     def _shared_tokens(self, batch: int, width: int) -> int | None:
@@ -222,7 +229,8 @@ class Plan:
                 )
                 yield from dict.fromkeys(programs)
         for batch in self.mixed_sizes:
-            yield self.mixed_programs(batch, draws)
+            for width in self.mixed_widths(batch):
+                yield self.mixed_programs(batch, width, draws)
 
 
 def shapes_for(max_batch: int, prefill_chunk: int, exact: bool, width: int = 1) -> Shapes:

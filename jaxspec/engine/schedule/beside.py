@@ -14,10 +14,11 @@ import jax.numpy as jnp
 
 from jaxspec.engine.plan.plan import DecodePrograms, Plan, Shapes
 from jaxspec.engine.requests.request import Request
-from jaxspec.engine.schedule.decode import DecodeInputs
+from jaxspec.engine.schedule.decode import DecodeInputs, device_width
+from jaxspec.engine.schedule.drafters import Drafters
 from jaxspec.engine.schedule.prefill import Allowance, choose_prefill
 from jaxspec.engine.schedule.record import Ledger
-from jaxspec.engine.step.device import Device, Tracer
+from jaxspec.engine.step.device import Device, Runs
 from jaxspec.engine.step.io import PromptChunk, StepResult
 from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.upload import prompt_chunk
@@ -55,14 +56,19 @@ def tokens_to_read(request: Request) -> int:
     return len(request.prompt) + max(request.resumed - 1, 0) - request.begins_at
 
 
-def mixed_programs(plan: Plan, ready: Sequence[Request], chosen: Request) -> DecodePrograms:
-    """The program that decodes these requests and reads a chunk of this one's prompt."""
-    draws = any(request.draws for request in (*ready, chosen))
-    return plan.mixed_programs(plan.shapes.batch_for(len(ready)), draws)
+def mixed_programs(
+    plan: Plan, drafters: Drafters, ready: Sequence[Request], chosen: Request
+) -> DecodePrograms:
+    """The program that decodes these requests and reads a chunk of this one's prompt. It verifies
+    whole blocks if there is none of the width that a decode step of the requests would have."""
+    batch, draws = plan.shapes.batch_for(len(ready)), any(r.draws for r in (*ready, chosen))
+    width = device_width(plan, drafters, ready, batch, wanted=True)
+    there_is_one = width in plan.mixed_widths(batch)
+    return plan.mixed_programs(batch, width if there_is_one else plan.width, draws)
 
 
 def launch_mixed(
-    device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs, chunk: PromptChunk
+    device: Runs, programs: DecodePrograms, inputs: DecodeInputs, chunk: PromptChunk
 ) -> tuple[StepResult, StepResult]:
     """Runs the step or, with a `Tracer`, traces its program. Returns the result of the requests
     that decode and that of the prompt."""

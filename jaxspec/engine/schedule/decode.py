@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.requests.request import Request
 from jaxspec.engine.schedule.drafters import Drafters
-from jaxspec.engine.step.device import Device, Tracer
+from jaxspec.engine.step.device import Device, Runs
 from jaxspec.engine.step.io import StepResult
 from jaxspec.engine.step.steps import (
     accept_step,
@@ -53,7 +53,7 @@ def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -
     of_host: list[Sequence[int]] = []
     if drafters.proposer is not None:
         of_host = [_host_drafts(plan, drafters.proposer, request) for request in requests]
-    width = _device_width(plan, drafters, requests, batch, wanted=any(of_host))
+    width = device_width(plan, drafters, requests, batch, wanted=any(of_host))
     if not plan.host_drafts:  # the host only decided whether the device drafts
         of_host = []
     return DecodeChoice(plan.decode_programs(batch, width, any(of_host), draws), of_host)
@@ -67,7 +67,7 @@ def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequen
     return proposer.propose(request.id, room) if room > 0 and request.params.speculate else ()
 
 
-def _device_width(
+def device_width(
     plan: Plan, drafters: Drafters, requests: Sequence[Request], batch: int, wanted: bool
 ) -> int:
     """Tokens per request of a step in which the device drafts; 1 if it does not."""
@@ -102,9 +102,7 @@ def _drafts_of_host(device: Device, choice: DecodeChoice) -> Drafts | None:
     return None
 
 
-def launch_decode(
-    device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs
-) -> StepResult:
+def launch_decode(device: Runs, programs: DecodePrograms, inputs: DecodeInputs) -> StepResult:
     """Runs one decode step, or with a `Tracer` traces the programs that it would run."""
     if programs.apart:
         return _launch_apart(device, programs, inputs)
@@ -112,9 +110,7 @@ def launch_decode(
     return device.run(decode_step, inputs.slots, inputs.num_drafts, **static)
 
 
-def _launch_apart(
-    device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs
-) -> StepResult:
+def _launch_apart(device: Runs, programs: DecodePrograms, inputs: DecodeInputs) -> StepResult:
     slots, draws = inputs.slots, programs.draws
     drafts = _draft(device, programs, inputs)
     num_tokens = programs.drafting.num_tokens if programs.drafting else None
@@ -125,7 +121,7 @@ def _launch_apart(
     return device.run(commit_step, slots, verified, accepted)
 
 
-def _draft(device: Device | Tracer, programs: DecodePrograms, inputs: DecodeInputs) -> Drafts:
+def _draft(device: Runs, programs: DecodePrograms, inputs: DecodeInputs) -> Drafts:
     if programs.drafting is None:
         assert inputs.of_host is not None, "a step that drafts nothing needs empty drafts"
         return inputs.of_host

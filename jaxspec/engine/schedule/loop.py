@@ -22,6 +22,10 @@ from jaxspec.proposers.methods import HostProposer
 from jaxspec.text.tokenizer import Tokenizer
 
 
+class Busy(UsageError):
+    """The engine has requests, so its device cannot be borrowed."""
+
+
 class Loop(Stepping):
     """The live requests of one device state, run step by step. Threads take turns."""
 
@@ -160,7 +164,7 @@ class Loop(Stepping):
             self.refuse_if_closed()
             self._drop_abandoned()
             if not self.ledger.is_idle:
-                raise UsageError("the engine has requests; borrow its device when they have ended")
+                raise Busy("the engine has requests; borrow its device when they have ended")
             trusted, self.trusted = self.trusted, False
             if not trusted:
                 self._begin_anew()

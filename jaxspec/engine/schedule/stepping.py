@@ -227,7 +227,7 @@ class Stepping:
             chosen = self._choose_beside(ready)
         if chosen is None:
             return False
-        programs = mixed_programs(self.plan, ready, chosen)
+        programs = mixed_programs(self.plan, self.drafters, ready, chosen)
         if not is_ready(self.device, programs):
             return False
         self._decode_and_read(programs, ready, chosen)
@@ -247,7 +247,7 @@ class Stepping:
 
     def _choose_beside(self, ready: Sequence[Request]) -> Request | None:
         """The request whose prompt to read. None while drafts do not pay, because a step that also
-        reads a prompt always makes and verifies all drafts."""
+        reads a prompt always makes and verifies some."""
         if not self.drafters.pay(self.plan, len(ready)):
             return None
         return choose_beside(self.plan, self.ledger, self._candidates(), ready)

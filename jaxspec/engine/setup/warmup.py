@@ -16,7 +16,7 @@ from jaxspec.engine.schedule.beside import launch_mixed, shapes_of_inputs
 from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
 from jaxspec.engine.schedule.prefill import chunks_of
 from jaxspec.engine.step.compiled import Program, Programs
-from jaxspec.engine.step.device import Device, Tracer
+from jaxspec.engine.step.device import Device, Runs, Tracer
 from jaxspec.engine.step.io import Admission
 from jaxspec.engine.step.steps import admit_step, copy_step, prefill_step
 from jaxspec.engine.step.upload import prompt_chunk
@@ -35,15 +35,16 @@ def every_program(
     steps without drafts if the drafter drafts in every step; `scores` adds the programs for log
     probabilities of prompts."""
     tracer, yielded = Tracer(of), 0
-    for trace in _runs(plan, draws, only_needed, scores):
+    for trace in every_run(plan, draws, only_needed, scores):
         trace(tracer)
         programs = list(tracer.programs.values())
         yield from programs[yielded:]
         yielded = len(programs)
 
 
-def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[Any]:
-    """Functions that each run a step of the loop on a device or a `Tracer`, for all programs."""
+def every_run(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[Any]:
+    """Functions that each run a step of the loop on a device, or on what takes its place, given the
+    shapes of its inputs. Together they run all programs."""
     yield lambda device: device.run(admit_step, _admission(plan))
     if plan.num_snapshots:
         row = jax.ShapeDtypeStruct((), jnp.int32)
@@ -57,7 +58,7 @@ def _runs(plan: Plan, draws: bool, only_needed: bool, scores: bool) -> Iterator[
         yield partial(_launch, programs=programs)
 
 
-def _launch(device: Device | Tracer, programs: DecodePrograms) -> None:
+def _launch(device: Runs, programs: DecodePrograms) -> None:
     if programs.beside:
         launch_mixed(device, programs, *shapes_of_inputs(programs))
     else:

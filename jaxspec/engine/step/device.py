@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -158,6 +158,19 @@ class Device:
 
 def _called[Result](call: Callable[[], Result]) -> Result:
     return call()
+
+
+@runtime_checkable
+class Runs(Protocol):
+    """A device, or what takes its place and is given the shapes of inputs instead of inputs."""
+
+    def run(self, step: Step, *inputs: Any, **static: Any) -> Any:
+        """Runs a step, and returns its results without the state."""
+        ...
+
+    def accept_on_host(self, drafts: Any, verified: Any) -> Any:
+        """Number of accepted drafts."""
+        ...
 
 
 class Tracer:

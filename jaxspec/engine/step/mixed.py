@@ -14,9 +14,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxspec.cache.block import Block, block_after, joined
+from jaxspec.cache.packing import Packing, packing_of
 from jaxspec.engine.step.choose import head, tokens_from
 from jaxspec.engine.step.forward import (
     ChunkRead,
@@ -51,7 +52,9 @@ def mixed_step(
     if drafting is not None:
         state, drafts = draft_step(models, params, state, slots, num_drafts, drafting=drafting)
     with jax.named_scope("verify"):
-        state, verified, read = _verify_beside(models, params, state, slots, drafts, chunk, draws)
+        num_tokens = None if drafting is None else drafting.num_tokens
+        given = slots, drafts, chunk, draws, num_tokens
+        state, verified, read = _verify_beside(models, params, state, *given)
     state, decoded = accept_step(models, params, state, slots, drafts, verified)
     with jax.named_scope("prefill"):
         tokens = models.shards.after(chunk.tokens, read.tokens, decoded.tokens)
@@ -68,24 +71,32 @@ def _verify_beside(
     drafts: Drafts,
     chunk: PromptChunk,
     draws: bool,
+    num_tokens: int | None,
 ) -> tuple[EngineState, Verified, ChunkRead]:
     """One target forward over [newest, drafts...] and the chunk. The head then runs once, over all
-    tokens that need logits: those of all rows of drafts, and the chunk's last."""
+    tokens that need logits: those of all rows of drafts, and the chunk's last. With `num_tokens`,
+    the target reads only so many tokens besides the chunk, without padding between requests."""
     block, tokens = drafted_block(models, state, slots, drafts)
     batch, width = tokens.shape
     both = joined(block, _rows_of_chunk(models, state, chunk, width))
     tokens = jnp.concatenate([tokens, chunk.tokens.reshape(-1, width)])
-    hidden, features, cache = read_block(models, params, state, tokens, both)
-    of_drafts, of_chunk = _apart(hidden, batch)
+    packing = None
+    if num_tokens is not None:
+        packing = packing_of(both.counts, width, num_tokens + chunk.tokens.size)
+    hidden, features, cache = read_block(models, params, state, tokens, both, packing)
+    of_drafts, of_chunk = _apart(_unpacked(hidden, packing), batch)
+    packed = None
+    if num_tokens is not None and not draws:  # the requests' tokens come first
+        of_drafts, packed = hidden[:num_tokens], packing_of(block.counts, width, num_tokens)
     logits = head(models, params, _one_below_the_other(of_drafts, last_of_chunk(chunk, of_chunk)))
     positions, ends = block.positions + 1, (chunk.starts + chunk.counts)[:, None]
-    own = logits[:-1].reshape(batch, width, -1)
+    own = logits[:-1].reshape(*of_drafts.shape[:2], -1)
     answers, logprobs = tokens_from(models, state, slots, own, positions, draws, drafts)
     last = models.shards.after(logits[-1:], answers, *jax.tree.leaves(logprobs))
     chosen = tokens_from(models, state, chunk.slots, last, ends, draws)
     answers = models.shards.after(answers, *jax.tree.leaves(chosen))
-    of_drafts, of_chunk = _apart(features, batch)
-    of_target = of_drafts, answers, logprobs
+    of_drafts, of_chunk = _apart(_unpacked(features, packing), batch)
+    of_target = of_drafts, _unpacked(answers, packed), logprobs
     state, verified = verified_drafts(state, cache, slots, drafts, *of_target)
     return state, verified, ChunkRead(of_chunk, *chosen)
 
@@ -99,6 +110,12 @@ def _rows_of_chunk(models: Models, state: EngineState, chunk: PromptChunk, width
     counts = jnp.clip(chunk.counts - before, 0, width)
     slots = jnp.repeat(chunk.slots, rows)
     return block_after(slots, lengths, counts, state.page_table[slots], width, models.page_size)
+
+
+def _unpacked(
+    tokens: Shaped[Array, "filled tokens ..."], packing: Packing | None
+) -> Shaped[Array, "batch width ..."]:
+    return tokens if packing is None else packing.unpack(tokens)
 
 
 def _apart(
