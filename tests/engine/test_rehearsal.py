@@ -11,11 +11,9 @@ from jaxspec.engine.step.compiled import program_key
 from jaxspec.engine.step.observer import StepObserver
 
 SIZES = {
-    "one program": dict(driver="overlapped", prefill_beside_decoding=16),
-    "widths": dict(driver="overlapped", adaptive=True),
+    "widths": dict(driver="overlapped", adaptive=True, batch_sizes=(4,)),
     "lockstep": dict(driver="lockstep"),
     "drafts of the host": dict(method="dflash+ngram"),
-    "exact": dict(exact=True, batch_sizes=None, prefill_shapes=None),
 }
 
 
