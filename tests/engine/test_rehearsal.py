@@ -7,6 +7,7 @@ from golden_pair import budget, check_golden, golden_engine, trajectories
 from watching import watch
 
 from jaxspec.engine import engine as room
+from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.step.compiled import program_key
 from jaxspec.engine.step.observer import StepObserver
 
@@ -33,7 +34,10 @@ def slow_at_first(monkeypatch):
 
 
 @pytest.mark.parametrize("options", SIZES.values(), ids=SIZES)
-def test_every_program_runs_twice_and_then_requests_get_their_tokens(slow_at_first, options):
+def test_every_program_runs_twice_and_then_requests_get_their_tokens(
+    slow_at_first, options, monkeypatch
+):
+    monkeypatch.setattr(AdaptiveWidth, "width", lambda self, batch, requests: 4)  # at any speed
     engine, cases = golden_engine(**options), trajectories()[:4]
     ran = Ran()
     with engine.observe(ran):
