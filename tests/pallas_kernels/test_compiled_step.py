@@ -131,16 +131,18 @@ def test_a_step_that_draws_is_one_command_buffer(tmp_path: pathlib.Path):
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.parametrize(("slots", "num_tokens"), [(8, None), (32, 256)])
 def test_a_step_that_reads_a_prompt_too_is_one_command_buffer_in_place(
-    monkeypatch, capfd, tmp_path: pathlib.Path
+    slots, num_tokens, monkeypatch, capfd, tmp_path: pathlib.Path
 ):
     """The head is multiplied once, and the temporaries are no larger than planned."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    slots, beside, block = 8, 128, 16
-    lowered, params, state = lowered_step("qwen3-8b", slots, beside=beside)
+    beside, block = 128, 16
+    lowered, params, state = lowered_step("qwen3-8b", slots, num_tokens, beside=beside)
     vocab = published("qwen3-8b").vocab_size
     heads = re.findall(rf"dot_general.*-> tensor<(\S+)x{vocab}x", lowered.as_text())
-    assert sorted(heads) == sorted([f"{slots * block + 1}x1", f"{slots}x{block - 1}"])
+    verified = num_tokens or slots * block
+    assert sorted(heads) == sorted([f"{verified + 1}x1", f"{slots}x{block - 1}"])
     program = compiled(lowered, xla_dump_to=str(tmp_path))
     assert_no_spills("".join(capfd.readouterr()))
     caches = jax.tree.leaves((state.cache, state.proposers))
