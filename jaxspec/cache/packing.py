@@ -43,6 +43,13 @@ class Packing:
         return jnp.where(self.filled[:, None], self.pack(block.cells), trash)
 
 
+def unpacked(
+    tokens: Shaped[Array, "filled tokens ..."], packing: Packing | None
+) -> Shaped[Array, "batch width ..."]:
+    """The tokens of a block, whether they are packed or not."""
+    return tokens if packing is None else packing.unpack(tokens)
+
+
 def packing_of(counts: Int[Array, " batch"], width: int, num_packed: int) -> Packing:
     """Packs the first `counts` tokens of every request, at most `num_packed` tokens in all."""
     ends = jnp.cumsum(counts)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.cache.packing import Packing
+from jaxspec.cache.packing import Packing, unpacked
 from jaxspec.engine.requests.request import NOT_FINITE
 from jaxspec.engine.requests.sampling_params import MAX_LOGPROBS
 from jaxspec.engine.step.io import Models
@@ -29,7 +29,7 @@ def target_tokens(
         hidden, packing = packing.unpack(hidden), None
     logits = head(models, params, hidden)
     tokens, logprobs = tokens_from(models, state, slots, logits, positions, draws, drafts)
-    return tokens if packing is None else packing.unpack(tokens), logprobs
+    return unpacked(tokens, packing), logprobs
 
 
 def head(

@@ -14,10 +14,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block, block_after, joined
-from jaxspec.cache.packing import Packing, packing_of
+from jaxspec.cache.packing import packing_of, unpacked
 from jaxspec.engine.step.choose import head, tokens_from
 from jaxspec.engine.step.forward import (
     ChunkRead,
@@ -84,7 +84,7 @@ def _verify_beside(
     if num_tokens is not None:
         packing = packing_of(both.counts, width, num_tokens + chunk.tokens.size)
     hidden, features, cache = read_block(models, params, state, tokens, both, packing)
-    of_drafts, of_chunk = _apart(_unpacked(hidden, packing), batch)
+    of_drafts, of_chunk = _apart(unpacked(hidden, packing), batch)
     packed = None
     if num_tokens is not None and not draws:  # the requests' tokens come first
         of_drafts, packed = hidden[:num_tokens], packing_of(block.counts, width, num_tokens)
@@ -95,8 +95,8 @@ def _verify_beside(
     last = models.shards.after(logits[-1:], answers, *jax.tree.leaves(logprobs))
     chosen = tokens_from(models, state, chunk.slots, last, ends, draws)
     answers = models.shards.after(answers, *jax.tree.leaves(chosen))
-    of_drafts, of_chunk = _apart(_unpacked(features, packing), batch)
-    of_target = of_drafts, _unpacked(answers, packed), logprobs
+    of_drafts, of_chunk = _apart(unpacked(features, packing), batch)
+    of_target = of_drafts, unpacked(answers, packed), logprobs
     state, verified = verified_drafts(state, cache, slots, drafts, *of_target)
     return state, verified, ChunkRead(of_chunk, *chosen)
 
@@ -110,12 +110,6 @@ def _rows_of_chunk(models: Models, state: EngineState, chunk: PromptChunk, width
     counts = jnp.clip(chunk.counts - before, 0, width)
     slots = jnp.repeat(chunk.slots, rows)
     return block_after(slots, lengths, counts, state.page_table[slots], width, models.page_size)
-
-
-def _unpacked(
-    tokens: Shaped[Array, "filled tokens ..."], packing: Packing | None
-) -> Shaped[Array, "batch width ..."]:
-    return tokens if packing is None else packing.unpack(tokens)
 
 
 def _apart(

@@ -33,7 +33,7 @@ from jaxspec.acceptance.scores import (
     without_drafts,
 )
 from jaxspec.acceptance.shares import shared_out
-from jaxspec.cache.packing import packing_of
+from jaxspec.cache.packing import packing_of, unpacked
 from jaxspec.engine.requests.sampling_params import MAX_LOGPROBS
 from jaxspec.engine.step.choose import as_input, head, target_tokens
 from jaxspec.engine.step.forward import (
@@ -209,7 +209,7 @@ def verify_step(
         chosen = target_tokens(
             models, params, state, slots, hidden, block.positions + 1, draws, drafts, packing
         )
-        features = features if packing is None else packing.unpack(features)
+        features = unpacked(features, packing)
         return verified_drafts(state, cache, slots, drafts, features, *chosen)
 
 
