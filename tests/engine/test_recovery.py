@@ -165,7 +165,7 @@ def test_a_release_that_raises_is_told_and_keeps_no_page(times):
         assert tokens_of(engine.generate(PROMPTS, budget(12))) == EXPECTED
         assert tokens_of(engine.generate(PROMPTS, budget(12))) == EXPECTED
     lines = [str(warning.message) for warning in told]
-    assert len(lines) == min(times, 6) and len(calls) == 6
+    assert len(lines) == min(times, 6) and len(set(calls)) == 6
     assert all("raised ValueError: cannot forget" in line for line in lines)
     assert engine.free_pages == engine.total_pages and engine.loop.idle
 

@@ -1,12 +1,16 @@
 """The host's part in drafting: a host proposer, and the choice of how many drafts to verify."""
 
 import warnings
+from collections import deque
 from collections.abc import Container, Sequence
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.errors import one_line
 from jaxspec.proposers.methods import HostProposer
+
+MOST_FAILED = 64
+"""Requests whose release is tried again. It bounds the time of a proposer that raises each time."""
 
 
 class Drafters:
@@ -21,6 +25,8 @@ class Drafters:
         self.adaptive = adaptive
         self.known: set[int] = set()
         """Requests with committed tokens that were not released since."""
+        self.failed: deque[int] = deque(maxlen=MOST_FAILED)
+        """Requests whose release raised. It is tried again when another request is released."""
 
     def pay(self, plan: Plan, requests: int) -> bool:
         """Whether a step of so many requests makes drafts. It makes none if the engine chooses the
@@ -42,8 +48,14 @@ class Drafters:
 
     def release_all_but(self, running: Container[int]) -> None:
         """Releases every request that does not run any more."""
-        for request in [id for id in self.known if id not in running]:
-            error = self._release(request)
+        if not (gone := [id for id in self.known if id not in running]):
+            return
+        for request in tuple(self.failed):
+            if request in self.known or self._release(request) is None:
+                self.failed.remove(request)
+        for request in gone:
+            if (error := self._release(request)) is not None:
+                self.failed.append(request)
             self.known.discard(request)
             if error is not None:  # the request has its output; only later drafts may be affected
                 warnings.warn(_complaint(request, error), RuntimeWarning, stacklevel=2)
