@@ -31,6 +31,17 @@ class Watcher(StepObserver):
             self.unread.append((name, len(self.engine.loop.ledger.launched)))
 
 
+class SlotsTaken(StepObserver):
+    """The slots in which requests ran."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.slots: set[int] = set()
+
+    def step_begins(self, running):
+        self.slots |= {one.slot for one in self.engine.loop.ledger.running.values()}
+
+
 def watch(engine: Engine) -> Watcher:
     """Watches the engine from now on."""
     watcher = Watcher(engine)

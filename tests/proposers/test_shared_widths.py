@@ -75,10 +75,12 @@ def assert_shared_pays(budget, times, batch, lengths, of_16, of_best) -> None:
     assert speed > of_best * max(fixed.values())
 
 
-@pytest.mark.parametrize("steep", [False, True])
-def test_equal_requests_lose_little(budget, times, steep):
+@pytest.mark.parametrize(
+    ("steep", "loads"), [(False, [(8, 6.5), (32, 7.9)]), (True, [(32, 6.5), (16, 3.0)])]
+)
+def test_equal_requests_lose_little(budget, times, steep, loads):
     given = STEEP if steep else times
-    for batch, length in ((8, 6.5), (32, 7.9), (32, 6.5), (16, 3.0)):
+    for batch, length in loads:
         lengths = length, length
         best = max(equal(budget, given, batch, lengths).values())
         assert budget.shared(batch, lengths, given) > 0.97 * best

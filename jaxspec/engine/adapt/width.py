@@ -50,21 +50,24 @@ def choose_width(
     With `survival`, the chances of the drafts of every speculating request, the tokens of a step
     are shared out among the requests.
     """
-
-    def tokens(width: int) -> float:
-        if survival is None:
-            return speculating * expected_tokens(rates, width) + others
-        budget = min(batch * width, (speculating * len(rates)) + batch) - speculating - others
-        return tokens_of_shares(survival, budget if width > 1 else 0) + others
-
     per_second = {
-        width: tokens(width) / cost
+        width: _tokens(batch, width, speculating, others, rates, survival) / cost
         for (batch_size, width), cost in costs.items()
         if batch_size == batch
     }
     best = max(per_second, key=per_second.__getitem__)
     stays = per_second[best] <= (1 + MARGIN) * per_second.get(current, 0.0)
     return current if stays else best
+
+
+def _tokens(
+    batch: int, width: int, speculating: int, others: int, rates: Rates, survival: Survival | None
+) -> float:
+    """Tokens that a step of this width emits for all requests together, on average."""
+    if survival is None:
+        return speculating * expected_tokens(rates, width) + others
+    budget = min(batch * width, (speculating * len(rates)) + batch) - speculating - others
+    return tokens_of_shares(survival, budget if width > 1 else 0) + others
 
 
 class AdaptiveWidth:
