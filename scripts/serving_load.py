@@ -21,6 +21,11 @@ CLIENT = Path(__file__).with_name("stream_client.py")
 HOST = "127.0.0.1"
 LONG_ANSWERS = 4
 """Answers during which other prompts arrive are this many times as long as the other answers."""
+PAUSE, BETWEEN = 0.25, 0.5
+"""Seconds from the first pieces of the long answers to the next prompt, and between prompts after
+that. The gap in which a long answer's own neighbours were still read is over by then."""
+SHORT = 4
+"""Prompts that arrive during one round of long answers."""
 ROUNDS = 5
 """The most rounds that are run to find a gap while a long prompt is read."""
 Seen = list[dict[str, Any]]
@@ -100,26 +105,23 @@ class Load:
         return times.milliseconds
 
     def gaps(self, seconds: float) -> dict[str, float]:
-        """Gaps between the pieces of half of the streams while other requests come and go, one
-        every half second. Gaps count once all long answers have begun, because before that their
-        own prompts are read."""
-        long = self.decoding()
-        count = max(int(2 * seconds), 2)
-        short = [(0.5 * at, one, 8) for at, one in enumerate(self.prompts(count))]
-        seen = self.ask([*long, *short], behind=len(long))
-        begin, end = seen[len(long)]["sent"], ended(seen[-1])
-        return quantiles([gap for one in seen[: len(long)] for gap in gaps_in(one, begin, end)])
+        """Gaps between the pieces of half of the streams while other requests come and go. Gaps
+        count from the first of these on."""
+        gaps: list[float] = []
+        deadline = time.perf_counter() + seconds
+        while time.perf_counter() < deadline or not gaps:
+            short = enumerate(self.prompts(SHORT))
+            gaps += self.gaps_beside([(PAUSE + BETWEEN * at, one, 8) for at, one in short])[0]
+        return quantiles(gaps)
 
     def beside_a_long_prompt(self, seconds: float) -> dict[str, Any]:
         """The same gaps while one long prompt is read."""
         options, gaps, firsts = self.options, [], []
         deadline = time.perf_counter() + seconds
         for rounds in itertools.count(1):
-            long, [prompt] = self.decoding(), self.prompts(1, options.long_prompt)
-            *others, one = self.ask([*long, (0.0, prompt, 2)], behind=len(long))
-            firsts.append(one["times"][0])
-            until = one["sent"] + one["times"][0]
-            gaps += [gap for other in others for gap in gaps_in(other, one["sent"], until)]
+            [prompt] = self.prompts(1, options.long_prompt)
+            found, first = self.gaps_beside([(PAUSE, prompt, 2)])
+            gaps, firsts = gaps + found, [*firsts, first]
             if time.perf_counter() > deadline and (gaps or rounds == ROUNDS):
                 break
         if not gaps:
@@ -133,6 +135,17 @@ class Load:
             "bound_ms": options.bound,
             "below_the_bound": longest < options.bound,
         }
+
+    def gaps_beside(
+        self, requests: Sequence[tuple[float, list[int], int]]
+    ) -> tuple[list[float], float]:
+        """Gaps of half of the streams from when the first of these requests is sent until the last
+        one has its first token, and how long that one waited for it."""
+        long = self.decoding()
+        seen = self.ask([*long, *requests], behind=len(long))
+        begin, wait = seen[len(long)]["sent"], seen[-1]["times"][0]
+        end = seen[-1]["sent"] + wait
+        return [gap for one in seen[: len(long)] for gap in gaps_in(one, begin, end)], wait
 
     def decoding(self) -> list[tuple[float, list[int], int]]:
         """Requests for half of the streams, with long answers."""

@@ -5,6 +5,7 @@ accepted in their last steps predict how many tokens a width would emit; a table
 times gives its cost. Width 1 drafts nothing. The choice changes the speed and never a token.
 """
 
+import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +31,9 @@ FEWEST_STEPS, MOST_STEPS = 6, 24
 """Bounds on the age of those outcomes, in steps."""
 TRIAL_SHARE = 0.01
 """Share of the time that trial drafts may cost while plain decoding is faster."""
+LONGEST_BESIDE = 1.15
+"""How many times as long as a usual step one may take that also reads part of a prompt, as far as
+verifying fewer drafts can achieve that. Streams of other requests then go on evenly."""
 
 Costs = Mapping[tuple[int, int], float]
 """Seconds of a step, by its compiled batch size and width."""
@@ -68,6 +72,19 @@ def _tokens(
         return speculating * expected_tokens(rates, width) + others
     budget = min(batch * width, (speculating * len(rates)) + batch) - speculating - others
     return tokens_of_shares(survival, budget if width > 1 else 0) + others
+
+
+def cost_of_tokens(batch: int, tokens: int, costs: Costs) -> float:
+    """Estimates the seconds of a step in which the target reads so many tokens in all, on the line
+    through the two nearest of the measured steps with drafts."""
+    measured = sorted((width * batch, cost) for (of, width), cost in costs.items() if of == batch)
+    drafting = measured[1:]
+    if len(drafting) < 2:
+        return drafting[-1][1]
+    above = bisect.bisect([read for read, _ in drafting], tokens)
+    above = min(max(above, 1), len(drafting) - 1)
+    (fewer, less), (more, longer) = drafting[above - 1 : above + 1]
+    return less + (longer - less) * (tokens - fewer) / (more - fewer)
 
 
 class AdaptiveWidth:
@@ -123,6 +140,17 @@ class AdaptiveWidth:
             self.steps_without_drafts = 0
             return self.current
         return self._trial_width() if speculating else 1
+
+    def width_beside(self, batch: int, width: int, prompt: int, widths: Sequence[int]) -> int:
+        """The one of `widths` for a step that also reads `prompt` tokens of a prompt, if `width`
+        was chosen for a step that does not."""
+        longest = LONGEST_BESIDE * self.costs[batch, width]
+        in_time = (
+            narrower
+            for narrower in widths
+            if cost_of_tokens(batch, batch * narrower + prompt, self.costs) <= longest
+        )
+        return max((each for each in in_time if each <= width), default=min(widths))
 
     def _update_rates(self, speculating: Sequence[int]) -> Rates:
         """Returns the recent rates, and updates the long-run rates with them."""

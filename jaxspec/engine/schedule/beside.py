@@ -59,12 +59,15 @@ def tokens_to_read(request: Request) -> int:
 def mixed_programs(
     plan: Plan, drafters: Drafters, ready: Sequence[Request], chosen: Request
 ) -> DecodePrograms:
-    """The program that decodes these requests and reads a chunk of this one's prompt. It verifies
-    whole blocks if there is none of the width that a decode step of the requests would have."""
+    """The program that decodes these requests and reads a chunk of this one's prompt. If the engine
+    chooses widths, the chunk's tokens replace some of the drafts. If there is no program of the
+    chosen width, requests verify whole blocks."""
     batch, draws = plan.shapes.batch_for(len(ready)), any(r.draws for r in (*ready, chosen))
     width = device_width(plan, drafters, ready, batch, wanted=True)
-    there_is_one = width in plan.mixed_widths(batch)
-    return plan.mixed_programs(batch, width if there_is_one else plan.width, draws)
+    widths = plan.mixed_widths(batch)
+    if drafters.adaptive is not None and plan.widths_of(batch):
+        width = drafters.adaptive.width_beside(batch, width, plan.beside, widths)
+    return plan.mixed_programs(batch, width if width in widths else plan.width, draws)
 
 
 def launch_mixed(
