@@ -11,6 +11,7 @@ import sys
 import pytest
 from test_scripts import SCRIPTS, run
 
+from jaxspec.engine.setup import step_costs
 from jaxspec.measure import environment
 
 ROOT = SCRIPTS.parent
@@ -111,7 +112,7 @@ def ahead(report):
 
 SCRIPTS_AND_CHECKS = {
     "bench_ahead": (
-        "--model tiny --dtype float32 --slots 1 --tokens 32 --max-model-len 128",
+        "--model tiny --dtype float32 --slots 1 --tokens 32 --max-model-len 64",
         ahead,
     ),
     "bench_serving": (
@@ -147,6 +148,35 @@ SCRIPTS_AND_CHECKS = {
     ),
     "bench_kernels": ("--cases tiny --implementations xla --page-size 16 64", kernels),
 }
+
+
+SMALLER = {
+    "bench_ahead": {"PROMPT": list(range(100, 116))},
+    "bench_kernels": {"CALLS": 2, "LAYERS": 2, "BYTES_BEYOND_CACHE": 1e5},
+    "bench_spans": {"LONGEST": 256, "FIRST_CHUNK": 64},
+}
+"""Sizes that are no options, and that only a GPU needs as they are."""
+
+
+def run_smaller(script: str, given: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code of a script whose constants are changed before it runs."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(sys, "argv", [script, *given])
+    module = imported(script, SCRIPTS / f"{script}.py", monkeypatch)
+    for name, value in SMALLER.get(script, {}).items():
+        monkeypatch.setattr(module, name, value)
+    with pytest.raises(SystemExit) as exit:
+        sys.exit(module.cli.run(module.main))
+    return exit.value.code
+
+
+def imported(name: str, path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -215,10 +245,14 @@ def test_other_systems_steps_give_as_many_tokens_as_ours_of_the_whole_width(monk
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS_AND_CHECKS)
 def test_a_tiny_run(script, monkeypatch, tmp_path):
-    """Whether the figures meet a script's bar depends on the machine and is not asked."""
+    """Whether the figures meet a script's bar depends on the machine and is not asked. So the
+    costs of steps are timed once."""
+    monkeypatch.setattr(step_costs, "CALLS", 1)
+    monkeypatch.setattr(step_costs, "ROUNDS", 1)
     flags, check = SCRIPTS_AND_CHECKS[script]
     result = tmp_path / "result.json"
-    code = run(script, [*flags.split(), "--json", str(result)], monkeypatch)
+    run_it = run_smaller if script in SMALLER else run
+    code = run_it(script, [*flags.split(), "--json", str(result)], monkeypatch)
     assert not code or "below" in str(code), code
     report = json.loads(result.read_text())
     check_environment(report)
@@ -258,11 +292,7 @@ def test_loading(monkeypatch, tmp_path):
 @pytest.fixture
 def measure_all(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
-    spec = importlib.util.spec_from_file_location("measure_all", SCRIPTS / "measure_all.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "measure_all", module)
-    spec.loader.exec_module(module)
-    return module
+    return imported("measure_all", SCRIPTS / "measure_all.py", monkeypatch)
 
 
 def test_every_planned_command_is_understood(measure_all, monkeypatch, tmp_path):
@@ -280,10 +310,7 @@ def test_every_planned_command_is_understood(measure_all, monkeypatch, tmp_path)
             continue
         monkeypatch.setattr(sys, "argv", [script, *flags])
         name = pathlib.Path(script).stem
-        spec = importlib.util.spec_from_file_location(f"planned_{name}", ROOT / script)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
+        module = imported(f"planned_{name}", ROOT / script, monkeypatch)
         assert str(module.parse().json) == str(tmp_path / f"{one.name}.json")
 
 

@@ -79,6 +79,8 @@ def with_random_eagle3(pair: Opened) -> Opened:
 
 def exact_engine(pair: Opened, **options) -> Engine:
     sizes = {"max_batch": 4, "max_model_len": 128, "num_pages": 24, "prefill_chunk": 32}
+    if pair.models.target.dtype == jnp.float32:  # on a CPU, where compiling takes most of the time
+        sizes |= {"batch_sizes": (4,), "prefill_shapes": ((4, 32),)}
     return Engine.from_models(
         pair.models, pair.params, pair.tokenizer, exact=True, **sizes, **options
     )

@@ -15,6 +15,10 @@ from oracles.folders import write_hybrid
 from oracles.hybrid_decoding import SLOTS, WIDTH, Decoding, Model
 
 NAMES = records.names("qwen35")
+IN_ONE_PIECE = ["long", "published_heads"]
+"""The models that read a prompt in one piece; the others read theirs in chunks."""
+TOKEN_BY_TOKEN = ["long", "tied"]
+"""The models that decode token by token; the others decode in blocks of every length."""
 DRAFTS = 15
 PREFIX = 6
 """Tokens before the first block of drafts."""
@@ -67,7 +71,7 @@ def check_state(ours: tuple, matrices: np.ndarray, tails: np.ndarray) -> None:
     assert records.relative_error(ours[1], tails) < STATES
 
 
-@pytest.mark.parametrize("name", ["long", "published_heads"])
+@pytest.mark.parametrize("name", IN_ONE_PIECE)
 def test_a_prompt_in_one_piece(name, opened):
     decoding = begun(name, opened)
     length = len(decoding.texts[0])
@@ -75,7 +79,7 @@ def test_a_prompt_in_one_piece(name, opened):
     check(decoding, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_ONE_PIECE])
 def test_a_prompt_in_ragged_chunks(name, opened):
     """Chunks shorter and longer than the convolution looks back, and slots that wait."""
     decoding = begun(name, opened)
@@ -94,7 +98,7 @@ def test_a_chunk_longer_than_those_of_the_block_form(opened):
     check(decoding, "long")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOKEN_BY_TOKEN)
 def test_token_by_token_after_a_prefix(name, opened):
     record, decoding = records.read("qwen35", name), begun(name, opened)
     decoding.chunk({0: 16})
@@ -109,7 +113,7 @@ def test_token_by_token_after_a_prefix(name, opened):
             check_state(ours, heads, inputs.T)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TOKEN_BY_TOKEN])
 def test_every_acceptance_length_and_every_one_after_it(name, opened):
     """Slot n keeps n drafts of its first block, and another number of its second."""
     decoding, every = begun(name, opened), range(DRAFTS + 1)
@@ -176,7 +180,7 @@ def test_greedy_continuations_equal_transformers(name, opened):
         np.testing.assert_array_equal(chosen[n - 1 : -1], rest)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "tied"])
+@pytest.mark.parametrize("name", ["long", "published_heads"])
 def test_whole_sequences_as_training_reads_them(name, opened):
     record, model = records.read("qwen35", name), opened(name)
     prompt = jnp.asarray(record.prompt)[None]

@@ -118,10 +118,11 @@ def test_the_kernels_agree_with_the_formula(case: dict):
     agrees(spoilt(drawn(**case)), by_kernel)
 
 
-@pytest.mark.parametrize("case", [{}, {"width": 9, "key_heads": 2, "value_heads": 4}], ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_references_agree_with_the_formula(case: dict, dtype: str):
-    agrees(spoilt(drawn(**case, dtype=dtype)), by_reference)
+@pytest.mark.parametrize(
+    "case", [{"dtype": "float32"}, {"width": 9, "key_heads": 2, "value_heads": 4}], ids=str
+)
+def test_the_references_agree_with_the_formula(case: dict):
+    agrees(spoilt(drawn(**case)), by_reference)
 
 
 @pytest.mark.parametrize("run", [by_reference, by_kernel])

@@ -269,8 +269,7 @@ def test_wide_tiles_compile_without_spills(tokens, tile, channels, monkeypatch, 
     assert_no_spills("".join(capfd.readouterr()))
 
 
-@pytest.mark.parametrize(("tokens", "tile"), [(80, 192), (130, 256)])
-@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize(("tokens", "tile", "channels"), [(80, 192, True), (130, 256, False)])
 def test_wide_tiles_interpreted(tokens, tile, channels):
     """More steps than pipeline stages, and tiles that begin within a scale's block."""
     numbers, scales = matrix(768, 512, channels)

@@ -151,9 +151,8 @@ def test_a_long_block_has_the_bits_of_its_rows():
     np.testing.assert_array_equal(after, fold(given)[given["slots"]])
 
 
-@pytest.mark.parametrize("value_heads", [32, 48])
-def test_sixteen_key_heads_serve_all_value_heads(value_heads: int):
-    given = drawn(batch=1, width=1, key_heads=16, value_heads=value_heads)
+def test_sixteen_key_heads_serve_all_value_heads():
+    given = drawn(batch=1, width=1, key_heads=16, value_heads=48)
     reads_agree(given, read)
     folds_agree(given, fold)
 

@@ -167,9 +167,9 @@ def bits_do_not_depend_on_the_cut(read, fold, **case) -> None:
     np.testing.assert_array_equal(state, whole)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_bits_do_not_depend_on_the_cut(dtype: str):
-    bits_do_not_depend_on_the_cut(read, fold, value_heads=1, dtype=dtype)
+def test_the_bits_do_not_depend_on_the_cut():
+    """With rows in bfloat16, as models have them; on a GPU with float32 as well."""
+    bits_do_not_depend_on_the_cut(read, fold, value_heads=1, dtype="bfloat16")
 
 
 @pytest.mark.gpu

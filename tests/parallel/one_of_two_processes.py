@@ -2,9 +2,9 @@
 
     python one_of_two_processes.py PORT PROCESS_ID OPTIONS
 
-Checks the outputs of its engine for the first goldens, and prints their tokens as JSON. The options
-are JSON, too. With "die" process 1 ends itself after so many events, and with "stop" it stops
-answering.
+The options are those of several engines, as JSON. Runs the engines one after the other, checks
+their outputs for the first goldens, and prints the tokens of each as a line of JSON. With "die"
+process 1 ends itself after so many events, and with "stop" it stops answering.
 """
 
 import json
@@ -21,17 +21,22 @@ BUDGETS = 30, 5, 17, 24
 
 def main() -> None:
     port, process = int(sys.argv[1]), int(sys.argv[2])
-    options = json.loads(sys.argv[3])
-    dies_after, stops_after = options.pop("die", None), options.pop("stop", None)
     from jaxspec.engine.setup.processes import join_processes
 
     join_processes(f"localhost:{port}", 2, process, dead_after=10)
     import jax
+
+    assert jax.local_device_count() == 1 and jax.device_count() == 2
+    for options in json.loads(sys.argv[3]):
+        run(process, options)
+
+
+def run(process: int, options: dict) -> None:
     from golden_pair import GOLDENS, HOUSE, budget, check_golden, trajectories
 
     from jaxspec import Engine
 
-    assert jax.local_device_count() == 1 and jax.device_count() == 2
+    dies_after, stops_after = options.pop("die", None), options.pop("stop", None)
     target, draft = (GOLDENS / "a" / name for name in ("target", "draft"))
     given = {"dtype": "float32", "tensor_parallel_size": 2, **HOUSE, **options}
     engine = Engine.from_pretrained(target, draft, **given)
