@@ -15,19 +15,19 @@ from jaxspec.models.config import DFlashConfig, Qwen35Config
 
 VOCAB = 60
 TARGET = Qwen35Config(
-    decoder=Decoder(32, 64, 4, 4, 2, 16, 1e-6, Rope(1e7, rotated=4), 512, wide_norms=True),
+    decoder=Decoder(32, 64, 3, 4, 2, 16, 1e-6, Rope(1e7, rotated=4), 512, wide_norms=True),
     delta=DeltaSizes(key_heads=2, value_heads=4, key_dim=8, value_dim=16, taps=4),
-    layer_kinds=("delta", "delta", "delta", "attention"),
+    layer_kinds=("delta", "delta", "attention"),
     vocab_size=VOCAB,
     tie_word_embeddings=False,
 )
 DRAFTER = DFlashConfig(
-    decoder=Decoder(32, 64, 2, 4, 2, 8, 1e-6, Rope(1e6), 512),
+    decoder=Decoder(32, 64, 1, 4, 2, 8, 1e-6, Rope(1e6), 512),
     block_size=5,
     mask_token_id=VOCAB - 1,
-    target_layer_ids=(1, 3),
+    target_layer_ids=(1, 2),
     vocab_size=VOCAB,
-    block_masks=(BlockMask(causal=False),) * 2,
+    block_masks=(BlockMask(causal=False),),
 )
 SIZES = {
     "max_batch": 3,

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 from golden_pair import HOUSE, budget, golden_engine, opened, trajectories
+from known_costs import use_known_costs
 from mixed_runs import always_ready, staggered
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
@@ -85,6 +86,7 @@ class Widths(StepObserver):
 
 
 def test_smaller_batches_verify_whole_blocks(monkeypatch):
+    use_known_costs(monkeypatch)
     monkeypatch.setattr(AdaptiveWidth, "width", lambda self, batch, requests: 4)
     engine = golden_engine(adaptive=True, batch_sizes=(2, 4))
     loop, cases = engine.loop, trajectories()[:3]
@@ -107,6 +109,7 @@ def test_prompts_are_read_beside_requests_whose_width_is_chosen(width, monkeypat
         self.current = width
         return width
 
+    use_known_costs(monkeypatch)
     monkeypatch.setattr(AdaptiveWidth, "width", choose)
     engine = always_ready(golden_engine(adaptive=True, prefill_beside_decoding=16))
     cases = trajectories()[:5]

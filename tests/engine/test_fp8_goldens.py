@@ -78,14 +78,6 @@ def test_plain_decoding_in_a_mixed_batch():
         assert (output.stats.num_spec_steps > 0) == (i % 2 == 0)
 
 
-@pytest.mark.slow
-def test_widths_that_follow_acceptance():
-    cases = some("fp8-channel", 3)
-    outputs = engine_of("fp8-channel", adaptive=True).generate(prompts_of(cases), budget(20))
-    for output, case in zip(outputs, cases):
-        assert list(output.token_ids) == case["greedy"][:20]
-
-
 def test_a_shared_beginning_is_read_once():
     engine = engine_of("fp8-block")
     case = max(golden("fp8-block")["trajectories"], key=lambda case: len(case["prompt"]))

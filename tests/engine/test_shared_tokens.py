@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from golden_pair import budget, golden_engine, trajectories
+from known_costs import use_known_costs
 
 from jaxspec.acceptance.outcomes import survival
 from jaxspec.acceptance.synthetic import MixedAcceptance, from_length
@@ -24,6 +25,7 @@ class Steps(StepObserver):
 
 
 def always(width: int, monkeypatch) -> None:
+    use_known_costs(monkeypatch)
     choose = lambda self, batch, requests: width
     monkeypatch.setattr(AdaptiveWidth, "width", choose)
 

@@ -15,7 +15,8 @@ from golden_pair import (
     opened,
     trajectories,
 )
-from watching import watch
+from known_costs import use_known_costs
+from watching import SlotsTaken, watch
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.engine import Engine
@@ -47,8 +48,8 @@ def found(outputs) -> list[int]:
 
 
 @pytest.mark.parametrize("driver", ["lockstep", "overlapped"])
-def test_the_whole_set_in_one_batch(driver):
-    engine = eagle3_engine(driver=driver, max_batch=16, batch_sizes=(16,))
+def test_the_whole_set(driver):
+    engine = eagle3_engine(driver=driver)
     outputs = engine.generate(PROMPTS, budget(WHOLE))
     check(outputs)
     assert engine.loop.plan.method == "eagle3" and engine.free_pages == engine.total_pages
@@ -60,20 +61,11 @@ def test_the_whole_set_in_one_batch(driver):
     assert 1 + accepted / steps == pytest.approx(golden("eagle3")["mean_acceptance_length"])
 
 
-@pytest.mark.parametrize("driver", ["lockstep", "overlapped"])
-def test_each_alone(driver):
-    """In the programs of batches: those for a single row run in the exact layout below."""
-    engine = eagle3_engine(driver=driver)
-    check([engine.generate(prompt, budget(60)) for prompt in PROMPTS], 60)
-
-
 LAYOUTS = {
     "pages of 1, chunks of 1": dict(
         page_size=1, prefill_chunk=1, max_model_len=140, prefill_shapes=((4, 1),)
     ),
-    "pages of 64, chunks of 7": dict(page_size=64, prefill_chunk=7, prefill_shapes=((4, 7),)),
-    "exact": dict(exact=True, prefill_chunk=7, **ALL_SIZES),
-    "exact, lockstep": dict(exact=True, driver="lockstep"),
+    "pages of 64, chunks of 7, exact": dict(page_size=64, prefill_chunk=7, exact=True, **ALL_SIZES),
 }
 
 
@@ -136,7 +128,7 @@ def test_block_size_and_num_drafts_set_the_number_of_drafts():
     assert pair.models.proposers[0].num_drafts == 5, "the default, as its files say nothing"
     folders = GOLDENS / "a" / "target", GOLDENS / "eagle3" / "draft"
     shorter = open_models(*folders, dtype="float32", block_size=3)
-    engine = Engine.from_models(shorter.models, shorter.params, **HOUSE)
+    engine = Engine.from_models(shorter.models, shorter.params, driver="overlapped", **HOUSE)
     output = engine.generate(PROMPTS[5], budget(30))
     assert list(output.token_ids) == CASES[5]["greedy"][:30]
     assert max(output.stats.acceptance_lengths) == 3
@@ -154,7 +146,8 @@ def test_block_size_and_num_drafts_set_the_number_of_drafts():
         open_models(*folders, dtype="float32", method="dflash+ngram")
 
 
-def test_adaptive_widths_and_steps_without_drafts_in_between():
+def test_adaptive_widths_and_steps_without_drafts_in_between(monkeypatch):
+    use_known_costs(monkeypatch)
     engine = eagle3_engine(adaptive=True)
     assert engine.loop.plan.widths == (1, 4, 6)
     costs = engine.loop.drafters.adaptive.costs
@@ -177,17 +170,16 @@ def test_together_with_prompt_lookup():
 
 
 def test_synthetic_acceptance_draws_as_many_as_it_should():
-    engine = eagle3_engine(synthetic_acceptance=3.0, max_batch=8, batch_sizes=(8,))
+    engine = eagle3_engine(synthetic_acceptance=3.0)
     outputs = engine.generate(PROMPTS[:8], budget(96))
     lengths = [length for output in outputs for length in output.stats.acceptance_lengths]
     assert 2.6 < np.mean(lengths) < 3.4 and max(lengths) <= 6
     assert not engine.loop.plan.prefix_caching
 
 
-@pytest.mark.parametrize("driver", ["overlapped", "lockstep"])
-def test_prefix_hits_keep_acceptance_lengths(driver):
+def test_prefix_hits_keep_acceptance_lengths():
     """Greedy, sampled, without drafts; then the turns after them, which begin with outputs."""
-    engine = eagle3_engine(driver=driver)
+    engine = eagle3_engine()
     prompts = [TEXT[begin : begin + 40] for begin in (0, 40, 80, 120)]
     params = [
         budget(24),
@@ -210,6 +202,7 @@ def test_prefix_hits_keep_acceptance_lengths(driver):
 
 @pytest.mark.parametrize("driver", ["overlapped", "lockstep"])
 def test_the_goldens_hold_on_hits(driver):
+    """Each prompt alone, first read and then found."""
     engine = eagle3_engine(driver=driver)
     for turn in range(2):
         outputs = [engine.generate(prompt, budget(40)) for prompt in PROMPTS]
@@ -249,13 +242,15 @@ def test_a_text_that_ends_with_a_page_is_found_only_up_to_the_page_before():
 
 def test_hits_without_a_waiting_feature_read_no_stale_one():
     """The slot's last request ended where the next one begins, with another text."""
-    engine = eagle3_engine(max_batch=1, batch_sizes=(1,), prefill_shapes=((1, 16), (1, 32)))
-    text = TEXT[:64]
-    expected = engine.generate(text, budget(24))
-    for length in (30, 31, 32, 33):
-        engine.generate(TEXT[100 : 100 + length], budget(2))  # leaves a feature that waits
-        output = engine.generate(text, budget(24))
-        assert found([output]) == [48] and facts(output) == facts(expected)
+    engine = eagle3_engine()
+    taken, text = SlotsTaken(engine), TEXT[:64]
+    with engine.observe(taken):
+        expected = engine.generate(text, budget(24))
+        for length in (30, 31, 32, 33):
+            engine.generate(TEXT[100 : 100 + length], budget(2))  # leaves a feature that waits
+            output = engine.generate(text, budget(24))
+            assert found([output]) == [48] and facts(output) == facts(expected)
+    assert len(taken.slots) == 1
 
 
 def test_after_a_lost_state_acceptance_goes_on_as_before():

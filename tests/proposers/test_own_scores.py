@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden_pair import budget, golden_engine, trajectories
+from known_costs import use_known_costs
 
 from jaxspec.acceptance.scores import EDGES
 from jaxspec.engine.adapt.width import AdaptiveWidth
@@ -17,6 +18,7 @@ whatever its confidence head says."""
 
 @pytest.mark.parametrize("which", MARGINS)
 def test_drafts_that_a_drafter_is_sure_of_are_kept(which, monkeypatch):
+    use_known_costs(monkeypatch)
     monkeypatch.setattr(AdaptiveWidth, "width", lambda self, batch, requests: 4)
     engine, cases = golden_engine(which, adaptive=True), trajectories(which)[:4]
     outputs = engine.generate([case["prompt"] for case in cases], budget(90))

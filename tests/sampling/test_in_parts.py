@@ -44,10 +44,28 @@ POSITIONS = jnp.arange(WIDTH * len(ALL), dtype=jnp.int32).reshape(len(ALL), WIDT
 
 def in_parts(function, devices: int, in_order: bool, *arrays):
     """What each device finds, whose parts of the arrays are beside each other; all are alike."""
-    shards = Shards(devices, in_order)
     split = lambda x: jnp.stack(jnp.split(x, devices, axis=-1))
+    return _on_each(function, Shards(devices, in_order))(*map(split, arrays))
+
+
+@functools.cache
+def _on_each(function, shards: Shards):
+    """The function on every device, compiled once for arrays of equal shapes."""
     of_one = lambda *parts: function(*parts, shards=shards)
-    return jax.jit(jax.vmap(of_one, axis_name=AXIS))(*map(split, arrays))
+    return jax.jit(jax.vmap(of_one, axis_name=AXIS))
+
+
+def drafts_and_tokens(own, of_drafter, shards=WHOLE):
+    """Drafts for all places but the last, and what comes out of verifying them."""
+    counts = jnp.full(len(ALL), WIDTH - 1, jnp.int32)
+    drafts = draw_drafts(of_drafter, SAMPLING, POSITIONS[:, :-1], shards)
+    drawn = drafts, counts, of_drafter
+    likeliest = shards.likeliest(own)[0]
+    return drafts, rejection_sample(own, *drawn, SAMPLING, POSITIONS, likeliest, shards)
+
+
+def filtered_part(part, shards):
+    return filters.filtered(part, SAMPLING.of_rows, shards)
 
 
 def everywhere_alike(found):
@@ -73,8 +91,7 @@ KINDS = ["flat", "steep", "tied"]
 def test_filters_keep_the_same(kind, devices, in_order):
     logits, rows = logits_of(kind), SAMPLING.of_rows
     whole = filtered_by_sorting(logits, rows)
-    cut = lambda part, shards: filters.filtered(part, rows, shards)
-    parts = jnp.concatenate([*in_parts(cut, devices, in_order, logits)], axis=-1)
+    parts = jnp.concatenate([*in_parts(filtered_part, devices, in_order, logits)], axis=-1)
     for row, params in enumerate(ALL):
         assert np.isfinite(parts[row]).tolist() == np.isfinite(whole[row]).tolist(), params
     kept = np.isfinite(whole).sum(axis=-1)
@@ -127,13 +144,10 @@ def test_a_seed_draws_the_same_token(devices):
         assert everywhere_alike(parts).tolist() == whole.tolist()
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("among", ["all", "sixteen"])
+@pytest.mark.parametrize(("devices", "among"), [(4, "all"), (2, "sixteen")])
 def test_drawn_drafts_are_kept_or_replaced_alike(devices, among):
     """Also if a drafter chose among sixteen tokens, of which a device may have none."""
-    places = POSITIONS[:, :-1]
-    counts = jnp.full(len(ALL), WIDTH - 1, jnp.int32)
-    tokens_seen = []
+    tokens_seen, step = [], drafts_and_tokens
     for kind in KINDS:
         logits = logits_of(kind)
         drafter = logits[:, :-1] + 0.5 * logits_of("steep", 1)[:, :-1] / 3
@@ -141,12 +155,6 @@ def test_drawn_drafts_are_kept_or_replaced_alike(devices, among):
             least = jax.lax.top_k(drafter[..., : VOCAB // 4], 16)[0][..., -1:]
             inside = (jnp.arange(VOCAB) < VOCAB // 4) & (drafter >= least)
             drafter = jnp.where(inside, drafter, -jnp.inf)
-
-        def step(own, of_drafter, shards=WHOLE):
-            drafts = draw_drafts(of_drafter, SAMPLING, places, shards)
-            drawn = drafts, counts, of_drafter
-            likeliest = shards.likeliest(own)[0]
-            return drafts, rejection_sample(own, *drawn, SAMPLING, POSITIONS, likeliest, shards)
 
         whole = jax.jit(step)(logits, drafter)
         parts = everywhere_alike(in_parts(step, devices, False, logits, drafter))

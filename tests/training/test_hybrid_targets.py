@@ -37,7 +37,7 @@ SHAPE = TargetShape(
     vocab_size=23,
     hidden_size=32,
     intermediate_size=48,
-    layers=4,
+    layers=3,
     heads=2,
     kv_heads=1,
     head_dim=16,
@@ -45,7 +45,7 @@ SHAPE = TargetShape(
     attention_interval=2,
 )
 TARGET = target_config(SHAPE, end_token=0)
-DRAFTER = DrafterShape(block_size=4, layers=2, layer_ids=(0, 1))
+DRAFTER = DrafterShape(block_size=4, layers=1, layer_ids=(0, 1))
 OPTIONS = Optimization(steps=60, batch_size=8, learning_rate=1e-2, compute="float32")
 
 

@@ -29,6 +29,14 @@ from jaxspec.training.train_step import first_state, make_step
 
 OPTIONS = Optimization(steps=250, batch_size=8, learning_rate=1e-2, warmup=0.1, compute="float32")
 
+SIZES = {
+    "driver": "overlapped",
+    "batch_sizes": (2,),
+    "prefill_chunk": 8,
+    "prefill_shapes": ((2, 8),),
+}
+"""Few programs for an engine of two slots."""
+
 
 def run(objective, params, frozen, options, sequences):
     step, state = make_step(objective, options), first_state(params, options)
@@ -58,7 +66,7 @@ def test_toy_overfits_to_full_acceptance():
 
     params = {"target": taught, "drafter": {**frozen["drafter"], **learned}}
     models = Models(objective.target, (DFlashProposer(objective.drafter),))
-    engine = Engine.from_models(models, params, max_batch=2, max_model_len=24, page_size=8)
+    engine = Engine.from_models(models, params, max_batch=2, max_model_len=24, page_size=8, **SIZES)
     prompts = sequences.tokens[:2, :6].tolist()
     for output in engine.generate(prompts, SamplingParams(max_tokens=13)):
         assert set(output.stats.acceptance_lengths) == {objective.drafter.config.block_size}
@@ -73,7 +81,7 @@ def test_muon_learns_too():
 
 @pytest.mark.parametrize("labels", ["argmax", "data", "distill"])
 def test_gradients_reach_only_the_drafter(labels):
-    """The others stay as they are, although the loss depends on them."""
+    """The loss depends on the others too."""
     objective = toy_objective(Recipe(anchors=3, labels=labels), toy_drafter(draft_vocab=9))
     params, frozen = toy_params(objective)
     frozen["drafter"]["target_ids"] = jnp.arange(9) * 2
@@ -86,6 +94,11 @@ def test_gradients_reach_only_the_drafter(labels):
     for path, gradient in jax.tree.leaves_with_path(moved):
         assert jnp.any(gradient != 0), path
 
+
+def test_a_step_leaves_frozen_parameters_as_they_are():
+    objective = toy_objective(Recipe(anchors=3, labels="argmax"), toy_drafter(draft_vocab=9))
+    params, frozen = toy_params(objective)
+    frozen["drafter"]["target_ids"] = jnp.arange(9) * 2
     step, state = make_step(objective, OPTIONS), first_state(params, OPTIONS)
     before = jax.tree.map(np.array, frozen)
     state, _ = step(state, frozen, first_batch())
