@@ -83,12 +83,14 @@ def pass_cell(row: dict[str, Any]) -> str:
 
 def steps() -> list[Table]:
     ours, other = results("steps-8b-h100")["rows"], results("steps-8b-one-step-h100")["rows"]
+    again = [row for row in results("steps-8b-again-h100")["rows"] if row["concurrency"] != 24]
     drafting = bench_of(results("bench-8b-h100"))[0][1]
     milliseconds = lambda rows, key: [f"{row[key]:.2f}" for row in rows]
     runs = [
         ["the table", *milliseconds(ours, "dflash_engine_ms")],
         ["the bench", *drafting[1:]],
         ["the other machine", *milliseconds(other, "dflash_engine_ms")],
+        ["the third machine", *milliseconds(again, "dflash_engine_ms")],
     ]
     loop = [
         [f"{what}, {where}", *milliseconds(ours, f"{method}_{clock}_ms")]
@@ -141,7 +143,51 @@ def verify_budget() -> list[Table]:
         ]
         for batch, load in shown
     ]
-    return [needed, least, engine]
+    return [needed, least, engine, measured_before(), *widths_between()]
+
+
+def measured_before() -> Table:
+    return [policies_row(row) for row in results("spans-8b-mixed-h100")["phases"]]
+
+
+def widths_between() -> list[Table]:
+    """Steps of 32 requests by their width, with the most that they can give, and policies."""
+    file = results("spans-8b-widths-h100")
+    milliseconds = {
+        int(width): time
+        for batch, width, time in (
+            (*case.split(" x "), time) for case, time in file["costs_ms"].items()
+        )
+        if batch == "32"
+    }
+    emitted = {
+        row["verified"]: row["emitted"]
+        for one in results("verify-budget")["batches"]
+        if one["batch"] == 32
+        for row in one["rows"]
+    }
+    per_ms = lambda width: emitted[32 * width] / milliseconds[width]
+    times = [
+        [
+            str(width),
+            str(32 * width),
+            f"{milliseconds[width]:.2f}",
+            f"{per_ms(width) / per_ms(16):.2f}",
+        ]
+        for width in (8, 9, 10, 11, 12, 14, 16)
+    ]
+    return [times, [policies_row(row) for row in file["phases"]]]
+
+
+def policies_row(row: dict[str, Any]) -> list[str]:
+    """Tokens per second of two fixed widths, of chosen ones, and of vLLM."""
+    speeds = row["tokens_per_s"]
+    return [
+        row["phase"].replace(" x ", ", "),
+        *(f"{speeds[policy]:.0f}" for policy in ("width 8", "width 16", "adaptive")),
+        f"{row['of_width_16']:.2f}",
+        f"{row['peers_per_s']['vLLM 0.26.0']:.0f}",
+    ]
 
 
 def prompt_lookup() -> list[Table]:
@@ -428,13 +474,15 @@ def h100() -> list[Table]:
         "8B-FP8": "qwen3-8b-fp8",
         "8B-FP8, activations in 8 bits": "qwen3-8b-fp8-activations",
         "4B-FP8": "qwen3-4b-fp8",
+        "4B-FP8, activations in 8 bits": "qwen3-4b-fp8-activations",
     }
     nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
+    alone = steps_of_a_file("Qwen3.5-4B, alone", "qwen3.5-4b-alone")
     programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]
     return [
         [row for name, file in named.items() for row in steps_of_a_file(name, file)],
         products_in_8_bits(),
-        [*steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
+        [*alone, *steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
     ]
 
 
