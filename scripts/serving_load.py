@@ -109,10 +109,12 @@ class Load:
         count from the first of these on."""
         gaps: list[float] = []
         deadline = time.perf_counter() + seconds
-        while time.perf_counter() < deadline or not gaps:
+        for rounds in itertools.count(1):
             short = enumerate(self.prompts(SHORT))
             gaps += self.gaps_beside([(PAUSE + BETWEEN * at, one, 8) for at, one in short])[0]
-        return quantiles(gaps)
+            if time.perf_counter() > deadline and (gaps or rounds == ROUNDS):
+                break
+        return quantiles(counted(gaps))
 
     def beside_a_long_prompt(self, seconds: float) -> dict[str, Any]:
         """The same gaps while one long prompt is read."""
@@ -124,9 +126,7 @@ class Load:
             gaps, firsts = gaps + found, [*firsts, first]
             if time.perf_counter() > deadline and (gaps or rounds == ROUNDS):
                 break
-        if not gaps:
-            raise LoadError("the streams ended before the long prompt was read; ask more --tokens")
-        longest = 1e3 * max(gaps)
+        longest = 1e3 * max(counted(gaps))
         return {
             "prompt": options.long_prompt,
             "first_byte_ms": quantiles(firsts),
@@ -173,6 +173,13 @@ class Load:
         }
         gaps = [gap for one in seen for gap in gaps_in(one, 0.0, ended(seen[-1]))]
         return row | ({"gap_ms": quantiles(gaps)} if gaps else {})
+
+
+def counted(gaps: list[float]) -> list[float]:
+    """The gaps, of which there must be some."""
+    if not gaps:
+        raise LoadError("the streams ended before other prompts were read; ask more --tokens")
+    return gaps
 
 
 def gaps_in(one: dict[str, Any], begin: float, end: float) -> list[float]:

@@ -1,6 +1,7 @@
 """The scripts that print published figures run to their end at tiny sizes, and their files say what
 was measured, where, and with which code."""
 
+import argparse
 import importlib.util
 import json
 import pathlib
@@ -154,8 +155,10 @@ SMALLER = {
     "bench_ahead": {"PROMPT": list(range(100, 116))},
     "bench_kernels": {"CALLS": 2, "LAYERS": 2, "BYTES_BEYOND_CACHE": 1e5},
     "bench_spans": {"LONGEST": 256, "FIRST_CHUNK": 64},
+    "bench_serving": {"serving_load.PAUSE": 0.0, "serving_load.SHORT": 1},
 }
-"""Sizes that are no options, and that only a GPU needs as they are."""
+"""Sizes that are no options, and that only a GPU needs as they are. A dot separates the name of
+another script that the script imports."""
 
 
 def run_smaller(script: str, given: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
@@ -164,7 +167,8 @@ def run_smaller(script: str, given: list[str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "argv", [script, *given])
     module = imported(script, SCRIPTS / f"{script}.py", monkeypatch)
     for name, value in SMALLER.get(script, {}).items():
-        monkeypatch.setattr(module, name, value)
+        owner, _, constant = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[owner] if owner else module, constant, value)
     with pytest.raises(SystemExit) as exit:
         sys.exit(module.cli.run(module.main))
     return exit.value.code
@@ -191,6 +195,17 @@ def test_gaps_count_if_they_reach_into_the_time_that_is_asked_about(bench_servin
     one = {"sent": 1.0, "times": [0.1, 0.2, 0.5, 0.6]}
     assert serving_load.gaps_in(one, 1.15, 1.3) == pytest.approx([0.1, 0.3])
     assert serving_load.gaps_in(one, 1.7, 2.0) == [] == serving_load.gaps_in(one, 0.0, 1.0)
+
+
+def test_streams_that_end_too_early_are_told_of(bench_serving, monkeypatch):
+    import serving_load
+
+    rounds = []
+    monkeypatch.setattr(serving_load.Load, "prompts", lambda *_: [])
+    monkeypatch.setattr(serving_load.Load, "gaps_beside", lambda *_: rounds.append(1) or ([], 0.1))
+    with pytest.raises(serving_load.LoadError, match="ask more --tokens"):
+        serving_load.Load(0, argparse.Namespace(streams=1)).gaps(0.0)
+    assert len(rounds) == serving_load.ROUNDS
 
 
 def test_what_the_bars_of_serving_are_compared_with(bench_serving):
