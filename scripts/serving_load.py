@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,15 @@ HOST = "127.0.0.1"
 LONG_ANSWERS = 4
 """Answers during which other prompts arrive are this many times as long as the other answers."""
 PAUSE, BETWEEN = 0.25, 0.5
-"""Seconds from the first pieces of the long answers to the next prompt, and between prompts after
-that. The gap in which a long answer's own neighbours were still read is over by then."""
+"""Seconds between the time when all long answers have begun and the next prompt, and between the
+prompts after that. During the pause the gap ends in which the last prompts of the long answers were
+read; it would otherwise count as one that the next prompt caused."""
 SHORT = 4
 """Prompts that arrive during one round of long answers."""
 ROUNDS = 5
-"""The most rounds that are run to find a gap while a long prompt is read."""
+"""The most rounds that are run to find a gap."""
+Requests = Sequence[tuple[float, list[int], int]]
+"""When each request is sent, its prompt, and how many tokens are asked."""
 Seen = list[dict[str, Any]]
 """What the client noted about each request."""
 
@@ -63,10 +66,10 @@ class Load:
         sizes = count, tokens or self.options.prompt
         return self.random.integers(2, 400, sizes).tolist()
 
-    def ask(self, requests: Sequence[tuple[float, list[int], int]], behind: int = 0) -> Seen:
-        """Sends requests, each given as a time, a prompt and a number of tokens, and returns what
-        the client noted. If `behind` is not 0, the requests after the first `behind` are sent once
-        all of the first ones have begun to get answers, and their times count from then on."""
+    def ask(self, requests: Requests, behind: int = 0) -> Seen:
+        """Sends requests, and returns what the client noted. If `behind` is not 0, the requests
+        after the first `behind` are sent once all of the first ones have begun to get answers, and
+        their times count from then on."""
         asked = [
             {
                 "at": at,
@@ -107,26 +110,17 @@ class Load:
     def gaps(self, seconds: float) -> dict[str, float]:
         """Gaps between the pieces of half of the streams while other requests come and go. Gaps
         count from the first of these on."""
-        gaps: list[float] = []
-        deadline = time.perf_counter() + seconds
-        for rounds in itertools.count(1):
-            short = enumerate(self.prompts(SHORT))
-            gaps += self.gaps_beside([(PAUSE + BETWEEN * at, one, 8) for at, one in short])[0]
-            if time.perf_counter() > deadline and (gaps or rounds == ROUNDS):
-                break
-        return quantiles(counted(gaps))
+        short = lambda: [
+            (PAUSE + BETWEEN * at, prompt, 8) for at, prompt in enumerate(self.prompts(SHORT))
+        ]
+        return quantiles(self.gaps_beside(short, seconds)[0])
 
     def beside_a_long_prompt(self, seconds: float) -> dict[str, Any]:
         """The same gaps while one long prompt is read."""
-        options, gaps, firsts = self.options, [], []
-        deadline = time.perf_counter() + seconds
-        for rounds in itertools.count(1):
-            [prompt] = self.prompts(1, options.long_prompt)
-            found, first = self.gaps_beside([(PAUSE, prompt, 2)])
-            gaps, firsts = gaps + found, [*firsts, first]
-            if time.perf_counter() > deadline and (gaps or rounds == ROUNDS):
-                break
-        longest = 1e3 * max(counted(gaps))
+        options = self.options
+        long = lambda: [(PAUSE, prompt, 2) for prompt in self.prompts(1, options.long_prompt)]
+        gaps, firsts = self.gaps_beside(long, seconds)
+        longest = 1e3 * max(gaps)
         return {
             "prompt": options.long_prompt,
             "first_byte_ms": quantiles(firsts),
@@ -137,17 +131,31 @@ class Load:
         }
 
     def gaps_beside(
-        self, requests: Sequence[tuple[float, list[int], int]]
-    ) -> tuple[list[float], float]:
-        """Gaps of half of the streams from when the first of these requests is sent until the last
-        one has its first token, and how long that one waited for it."""
+        self, others: Callable[[], Requests], seconds: float
+    ) -> tuple[list[float], list[float]]:
+        """Gaps of half of the streams while other requests come, and how long the last one of these
+        waited for its first token, in rounds until the time is over."""
+        gaps, waits = [], []
+        deadline = time.perf_counter() + seconds
+        for rounds in itertools.count(1):
+            found, wait = self.round_of_gaps(others())
+            gaps, waits = gaps + found, [*waits, wait]
+            if time.perf_counter() > deadline and (gaps or rounds == ROUNDS):
+                break
+        if not gaps:
+            raise LoadError("the streams ended before other prompts were read; ask more --tokens")
+        return gaps, waits
+
+    def round_of_gaps(self, others: Requests) -> tuple[list[float], float]:
+        """Gaps from when the first of the other requests is sent until the last of them has its
+        first token, and how long that one waited for it."""
         long = self.decoding()
-        seen = self.ask([*long, *requests], behind=len(long))
+        seen = self.ask([*long, *others], behind=len(long))
         begin, wait = seen[len(long)]["sent"], seen[-1]["times"][0]
         end = seen[-1]["sent"] + wait
         return [gap for one in seen[: len(long)] for gap in gaps_in(one, begin, end)], wait
 
-    def decoding(self) -> list[tuple[float, list[int], int]]:
+    def decoding(self) -> Requests:
         """Requests for half of the streams, with long answers."""
         half = self.prompts(max(self.options.streams // 2, 1))
         return [(0.0, prompt, LONG_ANSWERS * self.options.tokens) for prompt in half]
@@ -173,13 +181,6 @@ class Load:
         }
         gaps = [gap for one in seen for gap in gaps_in(one, 0.0, ended(seen[-1]))]
         return row | ({"gap_ms": quantiles(gaps)} if gaps else {})
-
-
-def counted(gaps: list[float]) -> list[float]:
-    """The gaps, of which there must be some."""
-    if not gaps:
-        raise LoadError("the streams ended before other prompts were read; ask more --tokens")
-    return gaps
 
 
 def gaps_in(one: dict[str, Any], begin: float, end: float) -> list[float]:

@@ -202,7 +202,9 @@ def test_streams_that_end_too_early_are_told_of(bench_serving, monkeypatch):
 
     rounds = []
     monkeypatch.setattr(serving_load.Load, "prompts", lambda *_: [])
-    monkeypatch.setattr(serving_load.Load, "gaps_beside", lambda *_: rounds.append(1) or ([], 0.1))
+    monkeypatch.setattr(
+        serving_load.Load, "round_of_gaps", lambda *_: rounds.append(1) or ([], 0.1)
+    )
     with pytest.raises(serving_load.LoadError, match="ask more --tokens"):
         serving_load.Load(0, argparse.Namespace(streams=1)).gaps(0.0)
     assert len(rounds) == serving_load.ROUNDS

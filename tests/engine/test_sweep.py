@@ -64,10 +64,10 @@ def test_a_sample_on_a_real_engine():
     true = sweeping.truth(engine, asks)
     lines = sweeping.counted(lambda: sweeping.run(engine, asks, []))
     every, ends = list(sweeping.injections(lines)), collections.Counter()
-    chosen = every[:: len(every) // 10]
+    chosen = every[:: len(every) // 24]
     for injection in chosen:
         ends += sweeping.outcomes(engine, asks, true, injection)
-    assert len(chosen) >= 10 and ends["right"] > len(chosen)
+    assert len(chosen) >= 24 and ends["right"] > len(chosen)
 
 
 def test_the_sweep_notices_tokens_that_are_lost():

@@ -153,13 +153,8 @@ def measured_before() -> Table:
 def widths_between() -> list[Table]:
     """Steps of 32 requests by their width, with the most that they can give, and policies."""
     file = results("spans-8b-widths-h100")
-    milliseconds = {
-        int(width): time
-        for batch, width, time in (
-            (*case.split(" x "), time) for case, time in file["costs_ms"].items()
-        )
-        if batch == "32"
-    }
+    widths = 8, 9, 10, 11, 12, 14, 16
+    milliseconds = {width: file["costs_ms"][f"32 x {width}"] for width in widths}
     emitted = {
         row["verified"]: row["emitted"]
         for one in results("verify-budget")["batches"]
@@ -174,7 +169,7 @@ def widths_between() -> list[Table]:
             f"{milliseconds[width]:.2f}",
             f"{per_ms(width) / per_ms(16):.2f}",
         ]
-        for width in (8, 9, 10, 11, 12, 14, 16)
+        for width in widths
     ]
     return [times, [policies_row(row) for row in file["phases"]]]
 
@@ -477,12 +472,12 @@ def h100() -> list[Table]:
         "4B-FP8, activations in 8 bits": "qwen3-4b-fp8-activations",
     }
     nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
-    alone = steps_of_a_file("Qwen3.5-4B, alone", "qwen3.5-4b-alone")
+    again = steps_of_a_file("Qwen3.5-4B, later", "qwen3.5-4b-again")
     programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]
     return [
         [row for name, file in named.items() for row in steps_of_a_file(name, file)],
         products_in_8_bits(),
-        [*alone, *steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
+        [*again, *steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
     ]
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training_toys import MASK_TOKEN, VOCAB, counting_sequences, decoder
+from training_toys import MASK_TOKEN, TWO_SLOTS, VOCAB, counting_sequences, decoder
 
 from jaxspec.checkpoint.load import open_drafter
 from jaxspec.checkpoint.pair import fitted
@@ -37,15 +37,6 @@ WEIGHTS = {
     "dflash2": {"cross_entropy": 1.0, "selection": 0.7},
 }
 LAYOUTS = {"dspark": {"deepspec"}, "dflash2": {"zlab"}, "eagle3": {"deepspec"}}
-
-
-SIZES = {
-    "driver": "overlapped",
-    "batch_sizes": (2,),
-    "prefill_chunk": 8,
-    "prefill_shapes": ((2, 8),),
-}
-"""Few programs for an engine of two slots."""
 
 
 def run(objective, params, frozen, steps):
@@ -109,7 +100,7 @@ def test_it_learns_is_read_back_and_drafts(target, tmp_path, kind):
 
     config = replace(config, owns_embedding=False, owns_head=False)
     models = Models(model, (proposer_of(config, jnp.float32),))
-    engine = Engine.from_models(models, params, max_batch=2, max_model_len=24, page_size=8, **SIZES)
+    engine = Engine.from_models(models, params, **TWO_SLOTS)
     prompts = counting_sequences().tokens[:2, :6].tolist()
     outputs = engine.generate(prompts, SamplingParams(max_tokens=13))
     lengths = [length for output in outputs for length in output.stats.acceptance_lengths]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from training_toys import (
+    TWO_SLOTS,
     VOCAB,
     counting_sequences,
     toy_drafter,
@@ -28,14 +29,6 @@ from jaxspec.training.recipe import Optimization, Recipe
 from jaxspec.training.train_step import first_state, make_step
 
 OPTIONS = Optimization(steps=250, batch_size=8, learning_rate=1e-2, warmup=0.1, compute="float32")
-
-SIZES = {
-    "driver": "overlapped",
-    "batch_sizes": (2,),
-    "prefill_chunk": 8,
-    "prefill_shapes": ((2, 8),),
-}
-"""Few programs for an engine of two slots."""
 
 
 def run(objective, params, frozen, options, sequences):
@@ -66,7 +59,7 @@ def test_toy_overfits_to_full_acceptance():
 
     params = {"target": taught, "drafter": {**frozen["drafter"], **learned}}
     models = Models(objective.target, (DFlashProposer(objective.drafter),))
-    engine = Engine.from_models(models, params, max_batch=2, max_model_len=24, page_size=8, **SIZES)
+    engine = Engine.from_models(models, params, **TWO_SLOTS)
     prompts = sequences.tokens[:2, :6].tolist()
     for output in engine.generate(prompts, SamplingParams(max_tokens=13)):
         assert set(output.stats.acceptance_lengths) == {objective.drafter.config.block_size}

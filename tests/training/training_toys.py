@@ -14,6 +14,16 @@ from jaxspec.training.objective import DrafterObjective, split_frozen
 from jaxspec.training.recipe import Recipe
 
 VOCAB, BLOCK, MASK_TOKEN = 23, 4, 22
+TWO_SLOTS = {
+    "max_batch": 2,
+    "max_model_len": 24,
+    "page_size": 8,
+    "driver": "overlapped",
+    "batch_sizes": (2,),
+    "prefill_chunk": 8,
+    "prefill_shapes": ((2, 8),),
+}
+"""Options of an engine with few programs."""
 
 
 def decoder(num_layers: int, hidden: int = 32) -> Decoder:

@@ -32,8 +32,8 @@ FEWEST_STEPS, MOST_STEPS = 6, 24
 TRIAL_SHARE = 0.01
 """Share of the time that trial drafts may cost while plain decoding is faster."""
 LONGEST_BESIDE = 1.15
-"""How many times as long as a usual step one may take that also reads part of a prompt, as far as
-verifying fewer drafts can achieve that. Streams of other requests then go on evenly."""
+"""A step that also reads part of a prompt may take this many times as long as one that does not.
+It verifies fewer drafts to keep to that, so that the streams of other requests go on evenly."""
 
 Costs = Mapping[tuple[int, int], float]
 """Seconds of a step, by its compiled batch size and width."""
@@ -78,7 +78,7 @@ def cost_of_tokens(batch: int, tokens: int, costs: Costs) -> float:
     """Estimates the seconds of a step in which the target reads so many tokens in all, on the line
     through the two nearest of the measured steps with drafts."""
     measured = sorted((width * batch, cost) for (of, width), cost in costs.items() if of == batch)
-    drafting = measured[1:]
+    drafting = measured[1:]  # the first one is of width 1
     if len(drafting) < 2:
         return drafting[-1][1]
     above = bisect.bisect([read for read, _ in drafting], tokens)
@@ -142,15 +142,15 @@ class AdaptiveWidth:
         return self._trial_width() if speculating else 1
 
     def width_beside(self, batch: int, width: int, prompt: int, widths: Sequence[int]) -> int:
-        """The one of `widths` for a step that also reads `prompt` tokens of a prompt, if `width`
-        was chosen for a step that does not."""
+        """The width of a step that also reads `prompt` tokens of a prompt: the widest of `widths`,
+        up to the chosen `width`, with which the step is short enough. If there is none, the
+        narrowest."""
         longest = LONGEST_BESIDE * self.costs[batch, width]
-        in_time = (
-            narrower
-            for narrower in widths
-            if cost_of_tokens(batch, batch * narrower + prompt, self.costs) <= longest
-        )
-        return max((each for each in in_time if each <= width), default=min(widths))
+        seconds = {
+            each: cost_of_tokens(batch, batch * each + prompt, self.costs) for each in widths
+        }
+        short = [each for each in widths if each <= width and seconds[each] <= longest]
+        return max(short, default=min(widths))
 
     def _update_rates(self, speculating: Sequence[int]) -> Rates:
         """Returns the recent rates, and updates the long-run rates with them."""

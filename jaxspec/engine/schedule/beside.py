@@ -59,9 +59,9 @@ def tokens_to_read(request: Request) -> int:
 def mixed_programs(
     plan: Plan, drafters: Drafters, ready: Sequence[Request], chosen: Request
 ) -> DecodePrograms:
-    """The program that decodes these requests and reads a chunk of this one's prompt. If the engine
-    chooses widths, the chunk's tokens replace some of the drafts. If there is no program of the
-    chosen width, requests verify whole blocks."""
+    """The program that decodes these requests and reads a chunk of this one's prompt. In an engine
+    that chooses widths, the chunk's tokens replace some of the drafts; in any other, requests
+    verify whole blocks."""
     batch, draws = plan.shapes.batch_for(len(ready)), any(r.draws for r in (*ready, chosen))
     width = device_width(plan, drafters, ready, batch, wanted=True)
     widths = plan.mixed_widths(batch)
