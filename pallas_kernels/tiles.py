@@ -161,6 +161,12 @@ def each(compute: Callable[..., Any], layout, *arrays):
     return of_all(*arrays)
 
 
+def wait_for_warpgroup(interpreted: bool) -> None:
+    """Waits until all threads of this warpgroup are here. The interpreter runs them together."""
+    if not interpreted:
+        inline_mgpu()(lambda _: internals.wait_for_warpgroup())()
+
+
 def fence_cluster(interpreted: bool) -> None:
     """Orders this thread's loads and stores of global memory as the other thread blocks of the
     cluster see them. A barrier in shared memory does not order them."""

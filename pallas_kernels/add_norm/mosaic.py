@@ -11,7 +11,7 @@ from pallas_kernels.add_norm.kernel import AT_ONCE, one_row, one_row_in_8_bits
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
 from pallas_kernels.fp8_product.rounding import type_of_scales
-from pallas_kernels.fp8_product.row_tiles import RowTiles
+from pallas_kernels.fp8_product.row_tiles import TilesOfRoundedRows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.refusal import require
@@ -49,7 +49,7 @@ def added_and_normed(
     body, normed, scratch = one_row, (flat,), {}
     if rounding is not None:
         in_pieces = (hidden,) if rounding == "rows" else (hidden // BLOCK, BLOCK)
-        body = functools.partial(one_row_in_8_bits, RowTiles(rows), rounding)
+        body = functools.partial(one_row_in_8_bits, TilesOfRoundedRows(rows), rounding)
         normed = (
             jax.ShapeDtypeStruct((rows, *in_pieces), E4M3),
             type_of_scales(rows, hidden, rounding),

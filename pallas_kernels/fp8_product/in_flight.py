@@ -5,8 +5,10 @@ sums, which would have to be set to zero first. Here the first instruction overw
 """
 
 import functools
+from typing import Literal
 
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels import jax_internals as internals
 from pallas_kernels.fp8_product.quantise import BLOCK
@@ -31,56 +33,78 @@ WITH_128_BYTES_PER_ROW = 0x40000040
 eight rows take 1024 bytes."""
 
 
-def begin_product(weights, rows, interpreted: bool):
-    """Begins `weights @ rows.T`, for weights [UNIT, BLOCK] and rows [rows, BLOCK]."""
+def begin_product(left, right, interpreted: bool):
+    """Begins `left @ right.T`, for left numbers [UNIT, BLOCK] and right ones [any, BLOCK]."""
     if interpreted:
-        left, right = (ref[...].astype(jnp.float32) for ref in (weights, rows))
+        sides = [ref[...].astype(jnp.float32) for ref in (left, right)]
         plgpu.commit_smem()
-        return jnp.dot(left, right.T)
-    shape = (UNIT, rows.shape[0])
+        return jnp.dot(sides[0], sides[1].T)
+    shape = (UNIT, right.shape[0])
 
     @inline_mgpu(
         arg_types=(CHUNK, CHUNK),
         return_type=plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=IN_FLIGHT),
     )
     def begin(_, *operands):
-        left, right = map(internals.shared_address, operands)
-        products = products_in_flight(shape[1], left, right, BLOCK)
+        products = products_in_flight(shape[1], *map(internals.shared_address, operands), BLOCK)
         return internals.array_of(products, shape, IN_FLIGHT)[0]
 
-    return begin(weights, rows)
+    return begin(left, right)
 
 
-def wait_and_add(sums, products, scales, interpreted: bool):
-    """Waits for the products. Returns `sums + products * scales`, rounded once, or
-    `sums + products` if there are no scales."""
+def wait_and_add(
+    sums, products, scales: tuple, along: Literal[0, 1], interpreted: bool, still_running: int = 0
+):
+    """Waits for the products, but not for as many later ones as are `still_running`. Returns
+    `sums + products * scales`, rounded once, or `sums + products` if there are no scales.
+
+    Scales belong to left numbers (`along` 0) or to right ones (1). If there are several arrays of
+    them, each is for an equal share of the right numbers.
+    """
     if interpreted:
         plgpu.commit_smem()  # the scales have been read
-        return sums + (products if scales is None else products * scales)
-    layouts = (ACC, IN_FLIGHT) if scales is None else (ACC, IN_FLIGHT, ACC)
-    arrays = (sums, products) if scales is None else (sums, products, scales)
-    add = "add.rn.f32 $0, $1, $2;" if scales is None else "fma.rn.f32 $0, $2, $3, $1;"
+        if not scales:
+            return sums + products
+        share = (sums.shape[0], sums.shape[1] // len(scales))
+        each = [lax.broadcast_in_dim(one, share, [along]) for one in scales]
+        return sums + products * jnp.concatenate(each, axis=1)
+    of_scales = (ACC.reduce(1 - along),) * len(scales)
+    add = "fma.rn.f32 $0, $2, $3, $1;" if scales else "add.rn.f32 $0, $1, $2;"
 
     @inline_mgpu(
-        arg_types=layouts,
+        arg_types=(ACC, IN_FLIGHT, *of_scales),
         return_type=plgpu.ShapeDtypeStruct(sums.shape, jnp.dtype(jnp.float32), layout=ACC),
     )
     def added(_, *arrays):
-        ptx("wgmma.wait_group.sync.aligned 0;")
+        ptx(f"wgmma.wait_group.sync.aligned {still_running};")
+        before, new, *factors = map(internals.floats_of, arrays)
+        numbers = [before, new]
+        if factors:
+            share = len(new) // len(factors)
+            spread = functools.partial(spread_scales, count=share, along=along)
+            numbers.append([one for factor in factors for one in spread(factor)])
         compute = functools.partial(ptx, add, result_types=internals.float32_type())
-        numbers = zip(*map(internals.floats_of, arrays), strict=True)
-        return internals.array_of([compute(*each) for each in numbers], sums.shape, ACC)[0]
+        found = [compute(*each) for each in zip(*numbers, strict=True)]
+        return internals.array_of(found, sums.shape, ACC)[0]
 
-    return added(*arrays)
+    return added(sums, products, *scales)
 
 
-def products_in_flight(rows: int, left, right, inputs: int) -> list:
-    """Begins the product of 64 outputs at the address `left` with a matrix of rows at the address
-    `right`, both e4m3. Returns the floats of this thread, which are valid only after
+def spread_scales(scales: list, count: int, along: Literal[0, 1]) -> list:
+    """This thread's scale of each of its next `count` numbers. They come in fours: two neighbours of
+    a left number, and the same two of the left number eight further on."""
+    if along == 0:
+        return [scales[i // 2 % 2] for i in range(count)]
+    return [scales[i // 4 * 2 + i % 2] for i in range(count)]
+
+
+def products_in_flight(width: int, left, right, inputs: int) -> list:
+    """Begins the product of a matrix of 64 rows at the address `left` with one of `width` rows at
+    the address `right`, both e4m3. Returns the floats of this thread, which are valid only after
     `wgmma.wait_group`."""
-    count = rows // 2
+    count = width // 2
     floats = ", ".join(f"${i}" for i in range(count))
-    instruction = f"wgmma.mma_async.sync.aligned.m64n{rows}k{BYTES_OF_INSTRUCTION}.f32.e4m3.e4m3"
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k{BYTES_OF_INSTRUCTION}.f32.e4m3.e4m3"
     lines = ["wgmma.fence.sync.aligned;"]
     lines += described("left", f"${count}") + described("right", f"${count + 1}")
     for first in range(0, inputs, BYTES_OF_INSTRUCTION):

@@ -120,9 +120,9 @@ class ThreadBlock:
         turn = self.turn(warpgroup)
         return add_product(sums, weights, rows, scale, self.plan.interpreted, turn)
 
-    def first_of(self, warpgroup, unit: int = 0):
-        """The first output of a unit of a warpgroup, counted from the first of the tile."""
-        return pl.multiple_of((warpgroup * self.plan.units + unit) * UNIT, UNIT)
+    def first_of(self, warpgroup):
+        """The first output of a warpgroup, counted from the first of the tile."""
+        return pl.multiple_of(warpgroup * UNIT, UNIT)
 
     def scale_of(self, step, warpgroup):
         """The scale of a warpgroup's block of weights; None if scales belong to outputs."""

@@ -1,14 +1,12 @@
-"""The body of the kernel for inputs in 8 bits. Steps and pipeline are those of `kernel.py`.
+"""The body of the kernel for few rows in 8 bits. Steps and pipeline are those of `kernel.py`.
 
 The matrix instruction multiplies e4m3 by e4m3 from shared memory and keeps only about 14 bits of
 its sums, so it adds up only the products of one step. These are then multiplied by the scales of
 the row's piece and of the weights' block, and added to sums in float32. While the products run, the
-first warpgroup starts the copies of a later step, and all warpgroups load their scales.
+first warpgroup starts the copies of a later step, and both load their scales.
 
 As with inputs in 16 bits, the weights are the left side of the instruction, whose right side may
-have any multiple of eight rows, so few rows need little arithmetic. If many rows were the left
-side, a thread would need two scales of rows instead of those of every fourth row. But a wide tile
-uses these for two products, and its registers hold the sums either way.
+have any multiple of eight rows, so few rows need little arithmetic.
 """
 
 import dataclasses
@@ -46,43 +44,25 @@ class ThreadBlockOf8By8(ThreadBlock):
         return operands
 
     def nothing(self):
-        """Sums of each unit of outputs."""
-        return (no_totals(self.plan.rows),) * self.plan.units
+        return no_totals(self.plan.rows)
 
     def add_step(self, step, warpgroup, sums, scale, request):
         stage = lax.rem(step, self.plan.stages)
         plgpu.barrier_wait(self.scratch["loaded"].at[stage])
-        added, scales = [], None
-        for unit, totals in enumerate(sums):
-            products = self.begin(stage, self.first_of(warpgroup, unit), self.turn(warpgroup))
-            if unit == 0:
-                request()
-                scales = self.scales_of_rows(stage, scale, totals.shape)
-            added.append(wait_and_add(totals, products, scales, self.plan.interpreted))
-        return tuple(added)
+        weights = self.scratch["weights"].at[stage, pl.ds(self.first_of(warpgroup), UNIT)]
+        rows = self.scratch["rows"].at[stage]
+        products = begin_product(weights, rows, self.plan.interpreted)
+        request()
+        scales = () if scale is None else (self.scales_of_rows(stage) * scale,)
+        return wait_and_add(sums, products, scales, 1, self.plan.interpreted)
 
-    def begin(self, stage, output, turn):
-        """Begins the products of the unit that starts at this output of the tile."""
-        if turn is not None:
-            turn.take()
-        weights = self.scratch["weights"].at[stage, pl.ds(output, UNIT)]
-        products = begin_product(weights, self.scratch["rows"].at[stage], self.plan.interpreted)
-        if turn is not None:
-            turn.pass_on()
-        return products
-
-    def scales_of_rows(self, stage, scale, shape):
-        """The scales of a step's products, loaded while the first of these run; None if scales
-        belong to whole rows."""
-        if scale is None:
-            return None
+    def scales_of_rows(self, stage):
         scales = self.scratch["row_scales"].at[stage, pl.ds(0, self.plan.rows)]
-        return lax.broadcast_in_dim(load(scales, PER_ROW) * scale, shape, [1])
+        return load(scales, PER_ROW)
 
     def write(self, warpgroup, sums) -> None:
-        for unit, totals in enumerate(sums):
-            if not self.plan.blocks:
-                of_tile = self.row_scales.at[lax.axis_index("row_tile"), 0]
-                scales = load(of_tile.at[pl.ds(0, self.plan.rows)], PER_ROW)
-                totals = totals * lax.broadcast_in_dim(scales, totals.shape, [1])
-            self.write_unit(self.first_output + self.first_of(warpgroup, unit), totals)
+        if not self.plan.blocks:
+            of_tile = self.row_scales.at[lax.axis_index("row_tile"), 0]
+            scales = load(of_tile.at[pl.ds(0, self.plan.rows)], PER_ROW)
+            sums = sums * lax.broadcast_in_dim(scales, sums.shape, [1])
+        self.write_unit(self.first_output + self.first_of(warpgroup), sums)

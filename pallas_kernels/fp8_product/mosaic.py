@@ -1,8 +1,8 @@
 """`fp8_product` on Mosaic GPU, for Hopper: weights in 8 bits, inputs in 16 or rounded to 8.
 
 One thread block takes a tile of 128, 192 or 256 outputs, a tile of up to 128 rows and one part of
-the inputs; `plan.py` says how these are chosen. Its two to four warpgroups share the outputs of the
-tile. `kernel.py` widens the weights, and `kernel_8_by_8.py` multiplies 8 bits by 8 bits.
+the inputs; `plan.py` says how these are chosen. `kernel.py` widens the weights. `kernel_8_by_8.py`
+multiplies 8 bits by 8 bits, and `kernel_many_rows.py` does so with more than 64 rows.
 """
 
 import functools
@@ -11,15 +11,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.fp8_product import kernel, kernel_8_by_8
+from pallas_kernels.fp8_product import kernel, kernel_8_by_8, kernel_many_rows
 from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
+from pallas_kernels.fp8_product.plan_many_rows import PlanOfManyRows
 from pallas_kernels.fp8_product.plan_of import ACTIVATIONS, plan_of
 from pallas_kernels.fp8_product.rounded import RoundedRows
 from pallas_kernels.fp8_product.rounding import padded, round_rows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.tiles import named
+
+BODIES = {
+    Plan: kernel.run,
+    PlanOf8By8: kernel_8_by_8.run,
+    PlanOfManyRows: kernel_many_rows.run,
+}
+"""The kernel for each kind of plan."""
 
 
 def fp8_product(
@@ -90,17 +98,15 @@ def multiplied(
 ) -> Float[Array, "parts tokens outputs"]:
     """The product, without padding; `operands` are the padded rows, and their scales if they are in
     8 bits."""
-    body = kernel_8_by_8.run if isinstance(plan, PlanOf8By8) else kernel.run
     rows, *row_scales = operands
     product = plgpu.kernel(
-        named("fp8_product", functools.partial(body, plan)),
+        named("fp8_product", functools.partial(BODIES[type(plan)], plan)),
         out_type=jax.ShapeDtypeStruct(
             (plan.parts, plan.padded, plan.outputs),
             plan.dtype if plan.parts == 1 else jnp.float32,
         ),
-        # The last axis varies fastest, so that row tiles which share weights run together.
-        grid=(plan.parts, plan.tiles, plan.row_tiles),
-        grid_names=("part", "tile", "row_tile"),
+        grid=tuple(plan.grid.values()),
+        grid_names=tuple(plan.grid),
         num_threads=plan.warpgroups,
         thread_name="warpgroup",
         scratch_types=plan.scratch(),

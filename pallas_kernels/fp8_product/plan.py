@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.fp8_product.chunk import UNIT
 from pallas_kernels.fp8_product.measured import MEASURED
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
-from pallas_kernels.fp8_product.row_tiles import RowTiles
+from pallas_kernels.fp8_product.row_tiles import FEW_ROWS, RowTiles
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.tiles import SHARED_BYTES, swizzled
 
@@ -18,8 +18,6 @@ TILES_OF_MANY_ROWS = TILE, 3 * UNIT, 4 * UNIT
 """Outputs of a thread block with many rows: those of two, three or four warpgroups. With more
 warpgroups the tensor core is idle less often, but some matrices fill the GPU with only one of these
 tiles."""
-FEW_ROWS = 64
-"""Up to this many rows there is room for two thread blocks on a multiprocessor."""
 MULTIPROCESSORS = 132
 """Of an H100."""
 PARTS = (1, 2, 4)
@@ -91,15 +89,16 @@ class Plan:
         return self.outputs // self.tile
 
     @property
-    def warpgroups(self) -> int:
-        """Warpgroups of a thread block. Each multiplies its share of the tile's outputs with all
-        rows of the tile."""
-        return self.tile // UNIT
+    def grid(self) -> dict[str, int]:
+        """Thread blocks along each axis. The last axis varies fastest, so that tiles of rows which
+        share weights run together."""
+        return {"part": self.parts, "tile": self.tiles, "row_tile": self.row_tiles}
 
     @property
-    def units(self) -> int:
-        """Groups of UNIT outputs that a warpgroup multiplies, one after the other."""
-        return self.tile // (self.warpgroups * UNIT)
+    def warpgroups(self) -> int:
+        """Warpgroups of a thread block. Each multiplies UNIT outputs of the tile with all of its
+        rows."""
+        return self.tile // UNIT
 
     @property
     def takes_turns(self) -> bool:

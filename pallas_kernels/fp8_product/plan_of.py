@@ -7,8 +7,10 @@ from jaxtyping import Float
 
 from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
+from pallas_kernels.fp8_product.plan_many_rows import PlanOfManyRows
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.fp8_product.rounded import RoundedRows
+from pallas_kernels.fp8_product.row_tiles import FEW_ROWS
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import Shapes
 
@@ -38,7 +40,9 @@ def plan_of(
     of_blocks = (outputs // BLOCK, inputs // BLOCK)
     known = scales.shape in (of_blocks, (outputs, 1))
     require(known, f"scales of shape {scales.shape}", f"{of_blocks} or {(outputs, 1)}")
-    kind = PlanOf8By8 if quantise_inputs or isinstance(x, RoundedRows) else Plan
+    kind = Plan
+    if quantise_inputs or isinstance(x, RoundedRows):
+        kind = PlanOfManyRows if tokens > FEW_ROWS else PlanOf8By8
     blocks = scales.shape == of_blocks
     plan = kind(tokens, inputs, outputs, blocks, ACTIVATIONS, interpreted, split)
     if isinstance(x, RoundedRows) and isinstance(plan, PlanOf8By8):

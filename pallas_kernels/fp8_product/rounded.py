@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.fp8_product.quantise import BLOCK, quantised_pieces
-from pallas_kernels.fp8_product.row_tiles import RowTiles
+from pallas_kernels.fp8_product.row_tiles import TilesOfRoundedRows
 
 Rounding = Literal["pieces", "rows"]
 """What has a scale of its own: each piece of 128 inputs of a row, or each whole row. The first is
@@ -48,7 +48,7 @@ def rounded_rows(x: Float[Array, "*tokens inputs"], rounding: Rounding) -> Round
 def in_tiles(scales: Float[Array, "tokens pieces"]) -> Float[Array, "row_tiles pieces size"]:
     """The scales of all rows in the order in which thread blocks read them."""
     tokens, pieces = scales.shape
-    tiles = RowTiles(tokens)
+    tiles = TilesOfRoundedRows(tokens)
     filled = jnp.pad(scales, ((0, tiles.padded - tokens), (0, 0)))
     by_tile = filled.reshape(tiles.count, tiles.rows, pieces).transpose(0, 2, 1)
     return jnp.pad(by_tile, ((0, 0), (0, 0), (0, tiles.scales_at_once - tiles.rows)))
@@ -56,6 +56,6 @@ def in_tiles(scales: Float[Array, "tokens pieces"]) -> Float[Array, "row_tiles p
 
 def scales_by_row(rounded: RoundedRows) -> Float[Array, "tokens pieces"]:
     """The scales of all rows, in their order."""
-    tiles = RowTiles(math.prod(rounded.numbers.shape[:-1]))
+    tiles = TilesOfRoundedRows(math.prod(rounded.numbers.shape[:-1]))
     by_tile = rounded.scales[:, :, : tiles.rows].transpose(0, 2, 1)
     return by_tile.reshape(tiles.padded, rounded.scales.shape[1])[: tiles.tokens]

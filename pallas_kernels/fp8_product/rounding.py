@@ -23,7 +23,7 @@ from pallas_kernels.fp8_product.quantise import (
     scales_of_rows,
 )
 from pallas_kernels.fp8_product.rounded import Rounding, pieces_of
-from pallas_kernels.fp8_product.row_tiles import EIGHT, RowTiles
+from pallas_kernels.fp8_product.row_tiles import EIGHT, RowTiles, TilesOfRoundedRows
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, named, rows_in_lanes, strided
 
@@ -40,7 +40,7 @@ def round_rows(
     interpret: plgpu.InterpretGPUParams | None,
 ) -> tuple[Float[Array, "filled inputs"], Float[Array, "row_tiles pieces size"]]:
     """Rows in e4m3, with padding, and their scales."""
-    tiles, inputs = RowTiles(len(rows)), rows.shape[1]
+    tiles, inputs = TilesOfRoundedRows(len(rows)), rows.shape[1]
     if rounding == "pieces":
         body, grid = round_eight, {"eight": tiles.padded // EIGHT, "piece": inputs // BLOCK}
     else:
@@ -61,7 +61,7 @@ def round_rows(
 
 def type_of_scales(tokens: int, inputs: int, rounding: Rounding) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the scales of all tiles."""
-    tiles = RowTiles(tokens)
+    tiles = TilesOfRoundedRows(tokens)
     shape = tiles.count, pieces_of(inputs, rounding), tiles.scales_at_once
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 

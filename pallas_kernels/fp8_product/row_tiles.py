@@ -6,6 +6,8 @@ EIGHT = 8
 """Rows of a tile are a multiple of this."""
 MOST_ROWS = 128
 """The most rows of a tile. Their sums take half of the registers that a thread may have."""
+FEW_ROWS = 64
+"""Up to this many rows there is room for two thread blocks on a multiprocessor."""
 SHORTEST_COPY = 32
 """Scales of rows are copied in multiples of this many, because a bulk copy must write to an address
 that is a multiple of 128 bytes."""
@@ -36,3 +38,12 @@ class RowTiles:
     def scales_at_once(self) -> int:
         """Scales of a tile's rows for one piece of their inputs, with padding."""
         return -(-self.rows // SHORTEST_COPY) * SHORTEST_COPY
+
+
+class TilesOfRoundedRows(RowTiles):
+    """The tiles of rows in 8 bits. With more than a few rows, each has as many as two warpgroups
+    multiply."""
+
+    @property
+    def rows(self) -> int:
+        return MOST_ROWS if self.tokens > FEW_ROWS else super().rows

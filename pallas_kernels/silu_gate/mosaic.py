@@ -24,7 +24,7 @@ from pallas_kernels.fp8_product.rounding import (
     write_eight,
     write_one,
 )
-from pallas_kernels.fp8_product.row_tiles import EIGHT, RowTiles
+from pallas_kernels.fp8_product.row_tiles import EIGHT, RowTiles, TilesOfRoundedRows
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.refusal import require
@@ -68,11 +68,11 @@ def gated(
 ) -> tuple[Float[Array, "*tokens inner"], Float[Array, "row_tiles pieces size"]]:
     parts, *tokens, twice_inner = gate_up.shape
     rows, inner = math.prod(tokens), twice_inner // 2
-    step = EIGHT if rounding == "pieces" else 1
+    tiles, step = TilesOfRoundedRows(rows), EIGHT if rounding == "pieces" else 1
     filled = -(-rows // step) * step
     grid = {"row": rows} if step == 1 else {"eight": filled // EIGHT, "piece": inner // BLOCK}
     numbers, scales = plgpu.kernel(
-        named("silu_gate", functools.partial(one_row if step == 1 else eight, RowTiles(rows))),
+        named("silu_gate", functools.partial(one_row if step == 1 else eight, tiles)),
         out_type=(
             jax.ShapeDtypeStruct((filled, inner), E4M3),
             type_of_scales(rows, inner, rounding),

@@ -196,10 +196,10 @@ def test_thread_blocks_have_all_rows(tokens):
 
 
 def test_a_measured_split_is_taken(monkeypatch):
-    monkeypatch.setitem(plan.MEASURED, (128, 4096, 4096, "bfloat16"), (128, 2))
+    monkeypatch.setitem(plan.MEASURED, (128, 4096, 4096, "bfloat16"), (128, 1))
     given = shapes(128, 4096, 4096)
-    assert plan_of(*given).split == Split(128, 2)
-    assert plan_of(*given, quantise_inputs=True).split == Split(128, 4)
+    assert plan_of(*given).split == Split(128, 1)
+    assert plan_of(*given, quantise_inputs=True).split == Split(128, 2)
     assert plan_of(*given, interpreted=True).split == Split(128, 4)
 
 

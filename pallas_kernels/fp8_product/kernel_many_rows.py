@@ -1,0 +1,262 @@
+"""The body of the kernel for many rows in 8 bits.
+
+A thread block stays for several tiles of 128 rows. Its first two warpgroups multiply, each 64 of the
+rows with all outputs of the tile. The last one copies weights, rows and scales into the pipeline's
+stages; it is already at the next tile while this one is written.
+
+The rows are the left side of the matrix instruction, so a thread has numbers of two rows and needs
+only their two scales. The tensor core keeps about 14 bits of its sums, so the products of each step
+of 128 inputs are scaled and added to sums in float32, as with few rows (`kernel_8_by_8.py`).
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.fp8_product.in_flight import begin_product, wait_and_add
+from pallas_kernels.fp8_product.plan_many_rows import MULTIPLIERS, PlanOfManyRows
+from pallas_kernels.fp8_product.quantise import BLOCK
+from pallas_kernels.fp8_product.widen import ACC, UNIT
+from pallas_kernels.jax_internals import pl, plgpu, store
+from pallas_kernels.tiles import Turn, load, wait_for_warpgroup
+
+PER_ROW, PER_OUTPUT = ACC.reduce(1), ACC.reduce(0)
+REGISTERS_OF_LOADER, REGISTERS_OF_MULTIPLIERS = 24, 240
+"""Registers of a thread. A multiprocessor has 65,536: 24 and twice 240 for 128 threads each."""
+
+
+class Tile(NamedTuple):
+    """The place of a tile."""
+
+    part: Any
+    """Part of the inputs."""
+    outputs: Any
+    """First output."""
+    row_tile: Any
+    """Index of the tile of rows."""
+
+
+def run(plan: PlanOfManyRows, x, weight, scales, row_scales, out, /, **scratch) -> None:
+    block = ThreadBlock(plan, x, weight, scales, row_scales, out, scratch)
+    warpgroup = lax.axis_index("warpgroup")
+    pl.when(warpgroup < MULTIPLIERS)(lambda: block.multiply_all(warpgroup))
+    pl.when(warpgroup == MULTIPLIERS)(block.load_all)
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreadBlock:
+    """The tiles of one thread block, one after the other."""
+
+    plan: PlanOfManyRows
+    x: Any
+    weight: Any
+    scales: Any
+    """[outputs / BLOCK, inputs / BLOCK], or [outputs]."""
+    row_scales: Any
+    """[row tiles, inputs / BLOCK or 1, scales at once]"""
+    out: Any
+    """[parts, rows, outputs]"""
+    scratch: dict[str, Any]
+
+    @property
+    def count(self):
+        """How many tiles this thread block has."""
+        blocks = jnp.int32(self.plan.thread_blocks)
+        return lax.div(self.plan.all_tiles - lax.axis_index("block") + blocks - 1, blocks)
+
+    def tile(self, number) -> Tile:
+        """Tiles that share weights are multiplied at the same time, by neighbouring blocks."""
+        index = number * self.plan.thread_blocks + lax.axis_index("block")
+        of_weights, row_tile = (
+            lax.div(index, self.plan.row_tiles),
+            lax.rem(index, self.plan.row_tiles),
+        )
+        outputs = lax.rem(of_weights, self.plan.tiles) * self.plan.tile
+        return Tile(lax.div(of_weights, self.plan.tiles), outputs, row_tile)
+
+    def piece(self, tile: Tile, step):
+        """Index of a step's block of inputs."""
+        return tile.part * self.plan.steps + step
+
+    def stage(self, index):
+        """The pipeline stage of a step, counted from the first step of the first tile."""
+        return lax.rem(index, self.plan.stages)
+
+    # The warpgroup that loads
+
+    def load_all(self) -> None:
+        self.limit_registers(REGISTERS_OF_LOADER, "decrease")
+
+        @pl.loop(0, self.count)
+        def _(number):
+            tile = self.tile(number)
+
+            @pl.loop(0, self.plan.steps)
+            def _(step):
+                index = number * self.plan.steps + step
+                self.wait_until_free(index)
+                self.request(self.stage(index), tile, self.piece(tile, step))
+
+        # Every arrival at a barrier has to be waited for.
+        end = self.count * self.plan.steps
+        pl.loop(0, self.plan.stages)(lambda later: self.wait_until_free(end + later))
+
+    def wait_until_free(self, index) -> None:
+        """Waits until both warpgroups have used what the stage of this step holds."""
+        used = self.scratch["used"].at[self.stage(index)]
+        pl.when(index >= self.plan.stages)(lambda: plgpu.barrier_wait(used))
+
+    def request(self, stage, tile: Tile, piece) -> None:
+        """Starts the copies of a step's operands."""
+        inputs = pl.ds(piece * BLOCK, BLOCK)
+        rows = pl.ds(tile.row_tile * self.plan.rows, self.plan.rows)
+        operands = {
+            "weights": self.weight.at[pl.ds(tile.outputs, self.plan.tile), inputs],
+            "rows": self.x.at[rows, inputs],
+        }
+        if self.plan.blocks:
+            operands["row_scales"] = self.row_scales.at[tile.row_tile, piece]
+        loaded = self.scratch["loaded"].at[stage]
+        for name, source in operands.items():
+            plgpu.copy_gmem_to_smem(source, self.scratch[name].at[stage], loaded)
+
+    # The warpgroups that multiply
+
+    def multiply_all(self, warpgroup) -> None:
+        self.limit_registers(REGISTERS_OF_MULTIPLIERS, "increase")
+        turn = (
+            Turn(self.scratch["turns"], warpgroup, MULTIPLIERS) if self.plan.takes_turns else None
+        )
+        if turn is not None:
+            turn.begin()
+
+        @pl.loop(0, self.count)
+        def _(number):
+            tile = self.tile(number)
+            self.write(warpgroup, tile, self.sums_of(number, tile, warpgroup, turn))
+
+        if turn is not None:
+            turn.end()
+        if self.plan.writes_by_copies:
+            plgpu.wait_smem_to_gmem(0)
+
+    def sums_of(self, number, tile: Tile, warpgroup, turn: Turn | None) -> tuple:
+        """The sums [UNIT, unit] of each unit of the tile's outputs."""
+        at_once = self.plan.steps_at_once
+        rounds = self.plan.steps // at_once
+
+        def one_round(i, carried):
+            sums, scales = carried
+            following = self.scales_of(tile, lax.min(i + 1, rounds - 1))
+            first = number * self.plan.steps + i * at_once
+            stages = [self.stage(first + step) for step in range(at_once)]
+            if at_once == 1:
+                sums = self.add_units(stages[0], warpgroup, sums, scales[0], turn)
+            else:
+                sums = (self.add_steps(stages, warpgroup, sums[0], scales),)
+            return sums, following
+
+        nothing = plgpu.layout_cast(jnp.zeros((UNIT, self.plan.unit), jnp.float32), ACC)
+        before = (nothing,) * self.plan.units, self.scales_of(tile, 0)
+        return lax.fori_loop(0, rounds, one_round, before)[0]
+
+    def scales_of(self, tile: Tile, i) -> tuple[tuple, ...]:
+        """For each step of a round, the scales of the weights, in the order of the outputs."""
+        at_once = self.plan.steps_at_once
+        if not self.plan.blocks:
+            return ((),) * at_once
+        blocks = [lax.div(tile.outputs + first, BLOCK) for first in self.plan.scaled_alike]
+        pieces = [self.piece(tile, i * at_once + step) for step in range(at_once)]
+        return tuple(tuple(self.scales[block, piece] for block in blocks) for piece in pieces)
+
+    def add_units(self, stage, warpgroup, sums, scales, turn: Turn | None) -> tuple:
+        """Adds a step's products to the sums of all units, one after the other."""
+        self.wait_until_loaded(stage)
+        of_rows, added = None, []
+        for unit, totals in enumerate(sums):
+            if turn is not None:
+                turn.take()
+            products = self.begin(stage, warpgroup, unit)
+            if turn is not None:
+                turn.pass_on()
+            of_rows = self.scales_of_rows(stage, warpgroup) if of_rows is None else of_rows
+            own = scales[unit * self.plan.scales_of_unit :][: self.plan.scales_of_unit]
+            added.append(self.add(totals, products, of_rows, own))
+        self.tell_used(stage)
+        return tuple(added)
+
+    def add_steps(self, stages, warpgroup, totals, scales):
+        """Adds the products of several steps, all of which begin before the first is added."""
+        begun = []
+        for stage in stages:
+            self.wait_until_loaded(stage)
+            begun.append(self.begin(stage, warpgroup, 0))
+        of_rows = [self.scales_of_rows(stage, warpgroup) for stage in stages]
+        for left, products in zip(reversed(range(len(begun))), begun):
+            step = len(begun) - 1 - left
+            totals = self.add(totals, products, of_rows[step], scales[step], still_running=left)
+            self.tell_used(stages[step])
+        return totals
+
+    def add(self, totals, products, of_rows, of_outputs, still_running: int = 0):
+        """A product's scale is that of its row times that of its output's block."""
+        scales = () if of_rows is None else tuple(of_rows * scale for scale in of_outputs)
+        return wait_and_add(totals, products, scales, 0, self.plan.interpreted, still_running)
+
+    def wait_until_loaded(self, stage) -> None:
+        plgpu.barrier_wait(self.scratch["loaded"].at[stage])
+
+    def tell_used(self, stage) -> None:
+        plgpu.barrier_arrive(self.scratch["used"].at[stage])
+
+    def begin(self, stage, warpgroup, unit: int):
+        """Begins the products of this warpgroup's rows with a unit of the outputs."""
+        rows = self.scratch["rows"].at[stage, own_rows(warpgroup)]
+        outputs = pl.ds(unit * self.plan.unit, self.plan.unit)
+        return begin_product(
+            rows, self.scratch["weights"].at[stage, outputs], self.plan.interpreted
+        )
+
+    def scales_of_rows(self, stage, warpgroup):
+        """The scales of a step's rows; None if scales belong to whole rows."""
+        if not self.plan.blocks:
+            return None
+        return load(self.scratch["row_scales"].at[stage, own_rows(warpgroup)], PER_ROW)
+
+    def write(self, warpgroup, tile: Tile, sums) -> None:
+        if self.plan.writes_by_copies:  # those of the tile before have to have been read
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            wait_for_warpgroup(self.plan.interpreted)
+        first_row = pl.multiple_of(tile.row_tile * self.plan.rows + warpgroup * UNIT, UNIT)
+        for unit, totals in enumerate(sums):
+            first = pl.multiple_of(tile.outputs + unit * self.plan.unit, UNIT)
+            columns = pl.ds(first, self.plan.unit)
+            result = self.scaled(warpgroup, tile, columns, totals).astype(self.out.dtype)
+            place = self.out.at[tile.part, pl.ds(first_row, UNIT), columns]
+            if not self.plan.writes_by_copies:
+                store(place, result)
+                continue
+            copied = self.scratch["results"].at[warpgroup, unit]
+            copied[...] = result
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(copied, place)
+
+    def scaled(self, warpgroup, tile: Tile, columns, totals):
+        """The sums, times the scales of whole rows and of outputs if there are such."""
+        if self.plan.blocks:
+            return totals
+        of_rows = load(self.row_scales.at[tile.row_tile, 0, own_rows(warpgroup)], PER_ROW)
+        of_outputs = load(self.scales.at[columns], PER_OUTPUT)
+        totals = totals * lax.broadcast_in_dim(of_rows, totals.shape, [0])
+        return totals * lax.broadcast_in_dim(of_outputs, totals.shape, [1])
+
+    def limit_registers(self, count: int, action) -> None:
+        if not self.plan.interpreted:
+            plgpu.set_max_registers(count, action=action)
+
+
+def own_rows(warpgroup):
+    """The rows of a tile that a warpgroup multiplies."""
+    return pl.ds(pl.multiple_of(warpgroup * UNIT, UNIT), UNIT)

@@ -1,0 +1,118 @@
+"""The plan of a product of many rows in 8 bits with a matrix in 8 bits."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_kernels.fp8_product.plan import MOST_STAGES, MULTIPROCESSORS, TILE, Split
+from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
+from pallas_kernels.fp8_product.quantise import BLOCK
+from pallas_kernels.fp8_product.widen import UNIT
+from pallas_kernels.jax_internals import plgpu
+from pallas_kernels.tiles import SHARED_BYTES, swizzled
+
+MULTIPLIERS = 2
+"""Warpgroups that multiply. One more loads."""
+TILES = TILE, 3 * UNIT, 4 * UNIT
+"""Outputs of a tile."""
+LONGEST_UNIT = 3 * UNIT
+"""The most outputs that a warpgroup multiplies at a time: products of more would not fit into its
+registers beside the sums."""
+ROWS_IN_OUTPUTS = 85
+"""Reading and writing the rows of a step in shared memory takes as long as this many outputs."""
+CACHE_PER_SHARED = 4
+"""How many bytes a multiprocessor moves in shared memory while the L2 cache delivers one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOfManyRows(PlanOf8By8):
+    """A call with tiles of 128 rows, whose thread blocks take several tiles each."""
+
+    @property
+    def splits(self) -> list[Split]:
+        whole = [tile for tile in TILES if self.outputs % tile == 0]
+        return [split for tile in whole for split in self.splits_of_tile(tile)]
+
+    def time(self, split: Split) -> float:
+        """The bytes that a multiprocessor moves in shared memory, which take longer than its
+        arithmetic: in each step, 256 for each output that its two warpgroups multiply and 128 for
+        loading it, and as many as for 85 outputs for the rows. Parts are written and read again in
+        float32."""
+        steps = self.rounds_of(split) * self.inputs / (split.parts * BLOCK)
+        multiplied = steps * (split.tile + ROWS_IN_OUTPUTS) * 3 * BLOCK
+        per_number = 2 if split.parts == 1 else 2 * 4 * split.parts
+        results = per_number * self.padded * self.outputs / MULTIPROCESSORS
+        return multiplied + CACHE_PER_SHARED * results
+
+    @property
+    def all_tiles(self) -> int:
+        return self.blocks_of(self.split)
+
+    @property
+    def thread_blocks(self) -> int:
+        return min(self.all_tiles, MULTIPROCESSORS)
+
+    @property
+    def grid(self) -> dict[str, int]:
+        return {"block": self.thread_blocks}
+
+    @property
+    def warpgroups(self) -> int:
+        return MULTIPLIERS + 1
+
+    @property
+    def unit(self) -> int:
+        """Outputs that a warpgroup multiplies at a time."""
+        return self.tile if self.tile <= LONGEST_UNIT else self.tile // 2
+
+    @property
+    def units(self) -> int:
+        return self.tile // self.unit
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether one warpgroup's products run while the other adds up its own. Otherwise the order
+        is left to the tensor core."""
+        return self.units > 1
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps whose products are in registers at the same time, if there is room for so many."""
+        return 2 if self.tile == TILE and self.steps % 2 == 0 else 1
+
+    @property
+    def scaled_alike(self) -> range:
+        """The first of every few outputs of a tile that have the same scales, because they are in
+        the same block wherever the tile begins."""
+        return range(0, self.tile, math.gcd(self.unit, BLOCK))
+
+    @property
+    def scales_of_unit(self) -> int:
+        return len(self.scaled_alike) // self.units
+
+    @property
+    def writes_by_copies(self) -> bool:
+        """Whether results go to shared memory, from where bulk copies take them while the next tile
+        is multiplied. Parts in float32 would leave too little room for weights."""
+        return self.parts == 1
+
+    @property
+    def stages(self) -> int:
+        results = self.rows * self.tile * jnp.dtype(self.dtype).itemsize
+        room = SHARED_BYTES - (results if self.writes_by_copies else 0)
+        return min(room // self.stage_bytes, MOST_STAGES)
+
+    def scratch(self) -> dict[str, Any]:
+        operands = self.loaded()
+        scratch = operands | {
+            "loaded": plgpu.Barrier(num_arrivals=len(operands), num_barriers=self.stages),
+            "used": plgpu.Barrier(num_arrivals=MULTIPLIERS, num_barriers=self.stages),
+        }
+        if self.takes_turns:
+            scratch["turns"] = plgpu.Barrier(num_arrivals=1, num_barriers=MULTIPLIERS)
+        if self.writes_by_copies:
+            shape = MULTIPLIERS, self.units, UNIT, self.unit
+            scratch["results"] = swizzled(shape, self.dtype)
+        return scratch
