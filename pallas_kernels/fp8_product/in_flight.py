@@ -91,8 +91,8 @@ def wait_and_add(
 
 
 def spread_scales(scales: list, count: int, along: Literal[0, 1]) -> list:
-    """This thread's scale of each of its next `count` numbers. They come in fours: two neighbours of
-    a left number, and the same two of the left number eight further on."""
+    """This thread's scale of each of its next `count` numbers. They come in fours: two neighbours
+    of a left number, and the same two of the left number eight further on."""
     if along == 0:
         return [scales[i // 2 % 2] for i in range(count)]
     return [scales[i // 4 * 2 + i % 2] for i in range(count)]

@@ -1,8 +1,8 @@
 """The body of the kernel for many rows in 8 bits.
 
-A thread block stays for several tiles of 128 rows. Its first two warpgroups multiply, each 64 of the
-rows with all outputs of the tile. The last one copies weights, rows and scales into the pipeline's
-stages; it is already at the next tile while this one is written.
+A thread block stays for several tiles of 128 rows. Its first two warpgroups multiply, each 64 of
+the rows with all outputs of the tile. The last one copies weights, rows and scales into the stages
+of the pipeline; it is already at the next tile while this one is written.
 
 The rows are the left side of the matrix instruction, so a thread has numbers of two rows and needs
 only their two scales. The tensor core keeps about 14 bits of its sums, so the products of each step
