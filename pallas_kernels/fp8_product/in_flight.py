@@ -46,7 +46,8 @@ def begin_product(left, right, interpreted: bool):
         return_type=plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=IN_FLIGHT),
     )
     def begin(_, *operands):
-        products = products_in_flight(shape[1], *map(internals.shared_address, operands), BLOCK)
+        of_left, of_right = map(internals.shared_address, operands)
+        products = products_in_flight(shape[1], of_left, of_right, BLOCK)
         return internals.array_of(products, shape, IN_FLIGHT)[0]
 
     return begin(left, right)
