@@ -14,6 +14,7 @@ The functions below are called inside `inline_mgpu`, which takes code instructio
 import math
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
@@ -43,6 +44,9 @@ def swizzle(size: int) -> plgpu.SwizzleTransform:
     return plgpu.SwizzleTransform(size)  # pyright: ignore[reportAbstractUsage]
 
 
+MOVES_REGISTERS = jax.__version_info__ < (0, 12)
+"""Whether `plgpu.set_max_registers` does anything. jax 0.12 compiles kernels so that they could be
+linked with others, and the assembler then ignores it."""
 STORES_ANY_LAYOUT = hasattr(plgpu, "store")
 """Whether `store` can write to memory whose tiles differ from those of the registers."""
 

@@ -19,7 +19,7 @@ from pallas_kernels.fp8_product.in_flight import begin_product, wait_and_add
 from pallas_kernels.fp8_product.plan_many_rows import MULTIPLIERS, PlanOfManyRows
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import ACC, UNIT
-from pallas_kernels.jax_internals import pl, plgpu, store
+from pallas_kernels.jax_internals import MOVES_REGISTERS, pl, plgpu, store
 from pallas_kernels.tiles import Turn, load, wait_for_warpgroup
 
 PER_ROW, PER_OUTPUT = ACC.reduce(1), ACC.reduce(0)
@@ -253,7 +253,7 @@ class ThreadBlock:
         return totals * lax.broadcast_in_dim(of_outputs, totals.shape, [1])
 
     def limit_registers(self, count: int, action) -> None:
-        if not self.plan.interpreted:
+        if MOVES_REGISTERS and not self.plan.interpreted:
             plgpu.set_max_registers(count, action=action)
 
 

@@ -10,7 +10,7 @@ from pallas_kernels.fp8_product.plan import MOST_STAGES, MULTIPROCESSORS, TILE, 
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import UNIT
-from pallas_kernels.jax_internals import plgpu
+from pallas_kernels.jax_internals import MOVES_REGISTERS, plgpu
 from pallas_kernels.tiles import SHARED_BYTES, swizzled
 
 MULTIPLIERS = 2
@@ -31,8 +31,18 @@ class PlanOfManyRows(PlanOf8By8):
     """A call with tiles of 128 rows, whose thread blocks take several tiles each."""
 
     @property
+    def measured(self) -> Split | None:
+        found = super().measured
+        return found if found and found.tile in self.possible_tiles else None
+
+    @property
+    def possible_tiles(self) -> tuple[int, ...]:
+        """Those whose sums and products fit into the registers that a thread has."""
+        return TILES if MOVES_REGISTERS else TILES[:1]
+
+    @property
     def splits(self) -> list[Split]:
-        whole = [tile for tile in TILES if self.outputs % tile == 0]
+        whole = [tile for tile in self.possible_tiles if self.outputs % tile == 0]
         return [split for tile in whole for split in self.splits_of_tile(tile)]
 
     def time(self, split: Split) -> float:
@@ -80,7 +90,7 @@ class PlanOfManyRows(PlanOf8By8):
     @property
     def steps_at_once(self) -> int:
         """Steps whose products are in registers at the same time, if there is room for so many."""
-        return 2 if self.tile == TILE and self.steps % 2 == 0 else 1
+        return 2 if MOVES_REGISTERS and self.tile == TILE and self.steps % 2 == 0 else 1
 
     @property
     def scaled_alike(self) -> range:

@@ -112,6 +112,7 @@ def test_interpreted(tokens, outputs, inputs, channels):
 def test_many_rows_interpreted(tokens, split, channels, monkeypatch):
     """More steps than pipeline stages, and thread blocks with several tiles."""
     monkeypatch.setattr(plan_many_rows, "MULTIPROCESSORS", 2)
+    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", True)
     mosaic.product_of_rows.clear_cache()  # otherwise an equal call would keep its grid
     numbers, scales = matrix(768, 768, channels)
     x = unequal_inputs(tokens, 768)
@@ -153,7 +154,16 @@ def test_a_row_does_not_depend_on_its_neighbours():
 )
 def test_the_split(tokens, which, split, monkeypatch):
     monkeypatch.setattr(plan, "MEASURED", {})
+    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", True)
     assert rounding_plan(*shapes(tokens, *OF_8B[which])).split == Split(*split)
+
+
+@pytest.mark.parametrize("which", OF_8B)
+def test_without_registers_of_the_loading_warpgroup_tiles_are_narrow(which, monkeypatch):
+    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", False)
+    for tokens in (128, 512):
+        made = rounding_plan(*shapes(tokens, *OF_8B[which]))
+        assert (made.tile, made.steps_at_once) == (128, 1)
 
 
 def test_outputs_that_are_no_whole_wide_tiles_are_split_into_narrow_ones():
@@ -165,7 +175,8 @@ def way_to_split(which: str, tokens: int) -> tuple:
     return made.split, made.row_tiles, made.rows
 
 
-def test_the_device_sees_every_way_to_split():
+def test_the_device_sees_every_way_to_split(monkeypatch):
+    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", True)
     tokens = (1, 8, 64, 128, 300, 512, 2048)
     wanted = {way_to_split(which, count) for which in OF_8B for count in tokens}
     assert {way_to_split(*case) for case in EVERY_WAY_TO_SPLIT} == wanted
