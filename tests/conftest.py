@@ -3,12 +3,15 @@ checks shapes has to be installed before them."""
 
 import collections
 import dataclasses
+import functools
 import importlib.util
+import inspect
 import os
 import pathlib
 import shutil
 import tempfile
 import time
+import typing
 
 import pytest
 
@@ -62,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if has_beartype():
         import jaxtyping
 
+        check_plain_functions_plainly()
         jaxtyping.install_import_hook(["jaxspec", "pallas_kernels"], "beartype.beartype")
         rebuild_records_unchecked()
     leave_time_to_hypothesis()
@@ -170,6 +174,41 @@ def long_tests_apart(items: list[pytest.Item]) -> None:
     pairs = [item for pair in zip(long, short) for item in pair]
     count = len(pairs) // 2
     items[:] = pairs + long[count:] + short[count:]
+
+
+def check_plain_functions_plainly() -> None:
+    """Lets beartype alone check the functions whose annotations name no shapes. jaxtyping would
+    check their arguments twice and keep sizes of axes for them, which takes ten times as long."""
+    import beartype
+    import jaxtyping
+
+    of_shapes = jaxtyping.jaxtyped
+
+    def checked(of, typechecker):
+        if not inspect.isfunction(of) or any(map(may_name_shapes, of.__annotations__.values())):
+            return of_shapes(of, typechecker=typechecker)
+        plainly, settings = beartype.beartype(of), jaxtyping.config
+
+        @functools.wraps(of)
+        def call(*args, **kwargs):
+            return (of if settings.jaxtyping_disable else plainly)(*args, **kwargs)
+
+        # Named like beartype's own, by which `engine/programs/patches.py` knows checked calls.
+        call.__code__ = call.__code__.replace(co_filename=plainly.__code__.co_filename)
+        return call
+
+    jaxtyping.jaxtyped = lambda *, typechecker: functools.partial(checked, typechecker=typechecker)
+
+
+def may_name_shapes(annotation: object) -> bool:
+    """Whether jaxtyping has to check it. It may have to if the annotation is a string, or has one
+    inside, because the name in it need not exist yet."""
+    if isinstance(annotation, (str, typing.ForwardRef)):
+        return True
+    if getattr(annotation, "__module__", "").startswith("jaxtyping"):
+        return True
+    inside = annotation if isinstance(annotation, list) else typing.get_args(annotation)
+    return any(map(may_name_shapes, inside))
 
 
 def rebuild_records_unchecked() -> None:
