@@ -4,6 +4,7 @@ checks shapes has to be installed before them."""
 import collections
 import dataclasses
 import functools
+import gc
 import importlib.util
 import inspect
 import os
@@ -88,6 +89,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if asked and not has_gpu():
         for item in asked:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
+def pytest_collection_finish() -> None:
+    """Spares Python's garbage collector what was imported, which it would look through again and
+    again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

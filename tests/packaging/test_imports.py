@@ -100,6 +100,14 @@ def test_array_shapes_are_checked_while_testing():
         block_after(one, one, one, square, width=1, page_size=1)
 
 
+def test_functions_without_arrays_are_checked_while_testing():
+    roar = pytest.importorskip("beartype.roar")
+    from pallas_kernels.refusal import require
+
+    with pytest.raises(roar.BeartypeCallHintParamViolation, match="expected"):
+        require(True, "two rows", expected=3)
+
+
 def test_editors_see_the_public_names_where_they_live():
     names = {
         alias.name: node.module
