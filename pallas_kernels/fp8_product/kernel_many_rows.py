@@ -194,9 +194,9 @@ class ThreadBlock:
             self.wait_until_loaded(stage)
             begun.append(self.begin(stage, warpgroup, 0))
         of_rows = [self.scales_of_rows(stage, warpgroup) for stage in stages]
-        for left, products in zip(reversed(range(len(begun))), begun):
-            step = len(begun) - 1 - left
-            totals = self.add(totals, products, of_rows[step], scales[step], still_running=left)
+        for step, products in enumerate(begun):
+            running = len(begun) - 1 - step
+            totals = self.add(totals, products, of_rows[step], scales[step], running)
             self.tell_used(stages[step])
         return totals
 

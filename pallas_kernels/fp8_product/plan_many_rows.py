@@ -23,7 +23,8 @@ registers beside the sums."""
 ROWS_IN_OUTPUTS = 85
 """Reading and writing the rows of a step in shared memory takes as long as this many outputs."""
 CACHE_PER_SHARED = 4
-"""How many bytes a multiprocessor moves in shared memory while the L2 cache delivers one."""
+"""How many bytes a multiprocessor moves in shared memory while the L2 cache delivers one: an
+estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
