@@ -195,6 +195,8 @@ def check_plain_functions_plainly() -> None:
         if not inspect.isfunction(of) or any(map(may_name_shapes, of.__annotations__.values())):
             return of_shapes(of, typechecker=typechecker)
         plainly, settings = beartype.beartype(of), jaxtyping.config
+        if plainly is of:  # nothing to check
+            return of
 
         @functools.wraps(of)
         def call(*args, **kwargs):
