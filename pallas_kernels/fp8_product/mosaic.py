@@ -2,7 +2,7 @@
 
 One thread block takes a tile of 128, 192 or 256 outputs, a tile of up to 128 rows and one part of
 the inputs; `plan.py` says how these are chosen. `kernel.py` widens the weights. `kernel_8_by_8.py`
-multiplies 8 bits by 8 bits, and `kernel_many_rows.py` does so with more than 64 rows.
+multiplies 8 bits by 8 bits, and `kernel_8_by_8_many_rows.py` does so with more than 64 rows.
 """
 
 import functools
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.fp8_product import kernel, kernel_8_by_8, kernel_many_rows
+from pallas_kernels.fp8_product import kernel, kernel_8_by_8, kernel_8_by_8_many_rows
 from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
-from pallas_kernels.fp8_product.plan_many_rows import PlanOfManyRows
+from pallas_kernels.fp8_product.plan_8_by_8_many_rows import PlanOfManyRows
 from pallas_kernels.fp8_product.plan_of import ACTIVATIONS, plan_of
 from pallas_kernels.fp8_product.rounded import RoundedRows
 from pallas_kernels.fp8_product.rounding import padded, round_rows
@@ -25,7 +25,7 @@ from pallas_kernels.tiles import named
 BODIES = {
     Plan: kernel.run,
     PlanOf8By8: kernel_8_by_8.run,
-    PlanOfManyRows: kernel_many_rows.run,
+    PlanOfManyRows: kernel_8_by_8_many_rows.run,
 }
 """The kernel for each kind of plan."""
 

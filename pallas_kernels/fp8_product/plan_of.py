@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from pallas_kernels.fp8_product.plan import Plan, Split
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
-from pallas_kernels.fp8_product.plan_many_rows import PlanOfManyRows
+from pallas_kernels.fp8_product.plan_8_by_8_many_rows import PlanOfManyRows
 from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
 from pallas_kernels.fp8_product.rounded import RoundedRows
 from pallas_kernels.fp8_product.row_tiles import FEW_ROWS

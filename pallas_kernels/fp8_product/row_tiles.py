@@ -41,8 +41,8 @@ class RowTiles:
 
 
 class TilesOfRoundedRows(RowTiles):
-    """The tiles of rows in 8 bits. With more than a few rows, each has as many as two warpgroups
-    multiply."""
+    """The tiles of rows in 8 bits. If there are more than FEW_ROWS, each tile has MOST_ROWS, of
+    which two warpgroups multiply 64 each."""
 
     @property
     def rows(self) -> int:

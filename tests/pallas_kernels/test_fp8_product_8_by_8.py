@@ -12,14 +12,7 @@ from test_fp8_product import dequantised, inputs_of, matrix, shapes
 
 from pallas_kernels import fp8_product
 from pallas_kernels.dispatch import Choice
-from pallas_kernels.fp8_product import (
-    BLOCK,
-    E4M3,
-    mosaic,
-    plan,
-    plan_many_rows,
-    reference,
-)
+from pallas_kernels.fp8_product import BLOCK, E4M3, mosaic, plan, plan_8_by_8_many_rows, reference
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.fp8_product.plan import Split
 from pallas_kernels.fp8_product.plan_of import plan_of
@@ -111,8 +104,8 @@ def test_interpreted(tokens, outputs, inputs, channels):
 )
 def test_many_rows_interpreted(tokens, split, channels, monkeypatch):
     """More steps than pipeline stages, and thread blocks with several tiles."""
-    monkeypatch.setattr(plan_many_rows, "MULTIPROCESSORS", 2)
-    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", True)
+    monkeypatch.setattr(plan_8_by_8_many_rows, "MULTIPROCESSORS", 2)
+    monkeypatch.setattr(plan_8_by_8_many_rows, "MOVES_REGISTERS", True)
     mosaic.product_of_rows.clear_cache()  # otherwise an equal call would keep its grid
     numbers, scales = matrix(768, 768, channels)
     x = unequal_inputs(tokens, 768)
@@ -120,8 +113,9 @@ def test_many_rows_interpreted(tokens, split, channels, monkeypatch):
     with no_races() as interpret:
         parts = rounding_product(x, numbers, scales, split=Split(*split), interpret=interpret)
     mosaic.product_of_rows.clear_cache()
+    rounding = 1e-6 if len(parts) > 1 else 3e-3
     found = parts.sum(axis=0, dtype=jnp.float32)
-    assert relative_error(found, exact_product(x, numbers, scales)) < 3e-3
+    assert relative_error(found, exact_product(x, numbers, scales)) < rounding
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
@@ -154,13 +148,13 @@ def test_a_row_does_not_depend_on_its_neighbours():
 )
 def test_the_split(tokens, which, split, monkeypatch):
     monkeypatch.setattr(plan, "MEASURED", {})
-    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", True)
+    monkeypatch.setattr(plan_8_by_8_many_rows, "MOVES_REGISTERS", True)
     assert rounding_plan(*shapes(tokens, *OF_8B[which])).split == Split(*split)
 
 
 @pytest.mark.parametrize("which", OF_8B)
 def test_without_registers_of_the_loading_warpgroup_tiles_are_narrow(which, monkeypatch):
-    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", False)
+    monkeypatch.setattr(plan_8_by_8_many_rows, "MOVES_REGISTERS", False)
     for tokens in (128, 512):
         made = rounding_plan(*shapes(tokens, *OF_8B[which]))
         assert (made.tile, made.steps_at_once) == (128, 1)
@@ -176,7 +170,7 @@ def way_to_split(which: str, tokens: int) -> tuple:
 
 
 def test_the_device_sees_every_way_to_split(monkeypatch):
-    monkeypatch.setattr(plan_many_rows, "MOVES_REGISTERS", True)
+    monkeypatch.setattr(plan_8_by_8_many_rows, "MOVES_REGISTERS", True)
     tokens = (1, 8, 64, 128, 300, 512, 2048)
     wanted = {way_to_split(which, count) for which in OF_8B for count in tokens}
     assert {way_to_split(*case) for case in EVERY_WAY_TO_SPLIT} == wanted
@@ -186,10 +180,11 @@ def test_the_device_sees_every_way_to_split(monkeypatch):
 @pytest.mark.parametrize("channels", [False, True])
 def test_thread_blocks_have_all_rows(tokens, channels):
     made = rounding_plan(*shapes(tokens, 24576, 4096, channels))
-    assert made.rows * made.row_tiles == made.padded >= tokens
-    assert made.rows % 8 == 0 if tokens <= 64 else made.rows == 128
-    assert made.padded < tokens + made.rows
-    assert made.stages >= 3
+    few = tokens <= 64
+    assert made.rows * made.row_tiles == made.padded
+    assert tokens <= made.padded < tokens + (8 if few else 128)
+    assert made.rows % 8 == 0 if few else made.rows == 128
+    assert made.stages >= 4
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 40, 104, 128, 300])
@@ -219,6 +214,7 @@ def test_it_compiles_without_spills(tokens, which, channels, monkeypatch, capfd)
     program = compiled(jax.jit(rounding_product).lower(*placed(given)))
     output = "".join(capfd.readouterr())
     assert_no_spills(output)
+    assert "'setmaxnreg' ignored" not in output
     assert ".f32.e4m3.e4m3" in output
     # The rounded rows, and scales of their pieces twice, once before they are transposed.
     (_, inputs), rows = given[1].shape, rounding_plan(*given).padded
@@ -284,6 +280,7 @@ def test_a_row_does_not_depend_on_the_other_rows_on_device(channels):
     np.testing.assert_array_equal(found[:, :-9], rolled[:, 9:])
     for tokens in (1, 16, 33, 64, 120):
         few = product(x[:tokens], numbers, scales)
+        assert len(few) == len(found) == 4
         np.testing.assert_array_equal(found[:, :tokens], few)
 
 

@@ -95,8 +95,8 @@ class PlanOfManyRows(PlanOf8By8):
 
     @property
     def scaled_alike(self) -> range:
-        """The first of every few outputs of a tile that have the same scales, because they are in
-        the same block wherever the tile begins."""
+        """The first output of each group of a tile's outputs that lies in one block of scales,
+        wherever the tile begins."""
         return range(0, self.tile, math.gcd(self.unit, BLOCK))
 
     @property

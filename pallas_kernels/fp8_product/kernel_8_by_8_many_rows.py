@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.fp8_product.in_flight import begin_product, wait_and_add
-from pallas_kernels.fp8_product.plan_many_rows import MULTIPLIERS, PlanOfManyRows
+from pallas_kernels.fp8_product.plan_8_by_8_many_rows import MULTIPLIERS, PlanOfManyRows
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import ACC, UNIT
 from pallas_kernels.jax_internals import MOVES_REGISTERS, pl, plgpu, store
