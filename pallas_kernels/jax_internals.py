@@ -229,6 +229,46 @@ def wait_for_flag(address, number, patience):
     return arith.cmpi(arith.CmpIPredicate.slt, loop.results[0], int32(0))
 
 
+def numbered(word, number):
+    """A word and a number as one integer of 64 bits, which is stored and loaded as a whole."""
+    i64 = ir.IntegerType.get_signless(64)
+    high = arith.shli(arith.extui(i64, number), utils.c(32, i64))
+    return arith.ori(arith.extui(i64, word), high)
+
+
+def wait_for_numbered(address, number, patience) -> tuple[list, Any]:
+    """Waits until two words beside each other both have this number, for at most `patience`
+    microseconds. Returns the words, and whether the time ran out."""
+    i32, i64 = int32_type(), ir.IntegerType.get_signless(64)
+    nanoseconds = arith.muli(arith.extui(i64, patience), utils.c(1000, i64))
+    begun = utils.globaltimer()
+    loop = scf.WhileOp([i32, i32, ir.IntegerType.get_signless(1)], [])
+    with ir.InsertionPoint(loop.before.blocks.append()):
+        load = "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];"
+        cells = ptx(load, address, result_types=[i64, i64])
+        others = [
+            arith.cmpi(arith.CmpIPredicate.ne, arith.trunci(i32, _high(cell)), number)
+            for cell in cells
+        ]
+        missing = arith.ori(*others)
+        waited = arith.subi(utils.globaltimer(), begun)
+        in_time = arith.cmpi(arith.CmpIPredicate.ult, waited, nanoseconds)
+        words = [arith.trunci(i32, cell) for cell in cells]
+        scf.condition(arith.andi(missing, in_time), [*words, missing])
+    with ir.InsertionPoint(loop.after.blocks.append(*[result.type for result in loop.results])):
+        scf.yield_([])
+    *words, missing = loop.results
+    return words, missing
+
+
+def _high(cell):
+    return arith.shrui(cell, utils.c(32, ir.IntegerType.get_signless(64)))
+
+
+def chosen(condition, if_so, otherwise):
+    return arith.select(condition, if_so, otherwise)
+
+
 # Registers
 
 

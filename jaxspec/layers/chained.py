@@ -8,6 +8,9 @@ do all of them, across the border between two layers:
                 ^ out          norm    ^ down           norm, its qkv
     qkv -- attention            gate, up  ----------------------------- qkv of the next layer
 
+On several devices, whose parts of the products with out and down have to be added up, that kernel
+adds them up too.
+
 If there are too many tokens for that kernel, each product is left in parts. The kernel that reads
 the product adds them up: it adds to the residual stream and norms, or writes keys and values. If
 the next product wants its inputs in 8 bits, that kernel rounds them, too.
@@ -26,8 +29,10 @@ from jaxspec.layers.fp8 import Matrix
 from jaxspec.layers.hybrid import HybridLayer
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
+from jaxspec.layers.shards import AXIS
 from pallas_kernels.dense_chain import Chain, ChainShape, ChainWeights, begin_chain
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.exchange import Inboxes
 from pallas_kernels.fp8_product import RoundedRows, Rounding
 
 Hidden = Float[Array, "batch width hidden"]
@@ -57,9 +62,12 @@ def run_chained(
     cache: Cache[Any],
     shape: ChainShape,
     implementation: Implementation,
+    inboxes: Inboxes | None = None,
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
-    """The same results as `run_one_by_one`. `shape` is the shape of the kernel's calls."""
-    chain = begin_chain(shape, x.shape[1], x.dtype, implementation)
+    """The same results as `run_one_by_one`. `shape` is the shape of the kernel's calls. With
+    inboxes, the kernel adds up the products of several devices, and must be able to run."""
+    chain = begin_chain(shape, x.shape[1], x.dtype, implementation, inboxes, AXIS)
+    assert chain.runs or inboxes is None, "parts of products cannot be left to another kernel"
     ways = [chained(way, chain) for way in ways]
     mixers: Sequence[Mixer] = [layer.mixer for layer in layers]
     readers = [Reader(mixer.norm, mixer.projection, mixer.scopes[0]) for mixer in mixers]
@@ -76,7 +84,7 @@ def run_chained(
                 x, parts = in_parts(layer, x, mixed, reader, implementation)
         after.append(chain.own(x))
         written.append(memory)
-    return chain.own(parts[0]), after, cache.with_layers(written)
+    return chain.own(parts[0]), after, Cache(tuple(written), chain.inboxes or cache.inboxes)
 
 
 def chained(way: Any, chain: Chain) -> Any:

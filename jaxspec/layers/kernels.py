@@ -50,8 +50,8 @@ TWO_SIZES = "attention and recurrence of different sizes; expected one size"
 outputs of different sizes."""
 MOST_DRAFTED = 65
 """Number of tokens of the widest block of drafts; a wider block is a chunk of a prompt."""
-SHARDED = "sums over several GPUs inside every layer; expected one GPU"
-"""The same reason for sharded layers."""
+SHARDED = "sums over several GPUs inside every layer; expected one GPU, or exchange 'mosaic'"
+"""The same reason for sharded layers whose sums are not computed by our kernels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,21 @@ def chain_shape(decoder: Decoder, batch: int, width: int) -> ChainShape:
     )
 
 
+def chain_adds_up(
+    decoder: Decoder,
+    shape: ChainShape,
+    width: int,
+    dtype: DTypeLike,
+    implementation: Implementation,
+) -> bool:
+    """Whether the kernel of `dense_chain` runs such sharded layers and adds up their products."""
+    sums = choice_of_sums(decoder, dtype, shape.tokens).implementation
+    if sums != "mosaic" or not kernels_run(implementation):
+        return False
+    wanted = filled_shape(shape, width)
+    return chain_choice(wanted, dtype, implementation).implementation == "mosaic"
+
+
 def hybrid_chain_shape(
     decoder: Decoder, sizes: DeltaSizes, batch: int, width: int
 ) -> ChainShape | None:
@@ -109,17 +124,8 @@ def choices_of_hybrid(shape: StackShape, sizes: DeltaSizes, row_by_row: bool) ->
     """The ops of hybrid layers. The recurrent ones read drafts row by row if `row_by_row`."""
     yield from choices_of_attention(shape, (BlockMask(causal=True),))
     yield from choices_of_recurrence(shape, sizes, row_by_row)
-    yield from choices_of_sums(shape)
-    if not kernels_run(shape.implementation):
-        return
     wanted = hybrid_chain_shape(shape.decoder, sizes, shape.batch, shape.width)
-    if wanted is None or shape.decoder.shards.count > 1:
-        yield "dense_chain", Choice("xla", TWO_SIZES if wanted is None else SHARDED)
-        return
-    chain = chain_choice(filled_shape(wanted, shape.width), shape.dtype, shape.implementation)
-    yield "dense_chain", chain
-    if chain.implementation == "xla":
-        yield from _ops_between_products(shape)
+    yield from _choices_between_mixers(shape, wanted, TWO_SIZES)
 
 
 def choices_of_recurrence(
@@ -158,18 +164,33 @@ def choices_of_layers(
     yield from choices_of_attention(shape, masks)
     if shape.decoder.fp8 is not None:
         yield from dict.fromkeys(_fp8_products(shape, shape.decoder.fp8))
-    yield from choices_of_sums(shape, CONVOLVED if convolved else None)
-    if not kernels_run(shape.implementation):
-        return
-    if convolved or shape.decoder.shards.count > 1:
-        yield "dense_chain", Choice("xla", CONVOLVED if convolved else SHARDED)
-        return
     inside = shape.of_layers
-    wanted = filled_shape(chain_shape(shape.decoder, inside.batch, inside.width), inside.width)
-    chain = chain_choice(wanted, shape.dtype, shape.implementation)
+    wanted = None if convolved else chain_shape(shape.decoder, inside.batch, inside.width)
+    yield from _choices_between_mixers(inside, wanted, CONVOLVED, CONVOLVED if convolved else None)
+
+
+def _choices_between_mixers(
+    shape: StackShape, wanted: ChainShape | None, unlike: str, sums_unlike: str | None = None
+) -> Iterator[OpChoice]:
+    """The ops from one mixer to the next. One kernel does everything, sums over devices included,
+    or each part is an op of its own. `wanted` is the shape of that kernel's calls; None if these
+    layers cannot use it, for the reason `unlike`. `sums_unlike` is that of `choice_of_sums`."""
+    sums = list(choices_of_sums(shape, sums_unlike))
+    if not kernels_run(shape.implementation):
+        yield from sums
+        return
+    if wanted is None:
+        chain = Choice("xla", unlike)
+    elif any(choice.implementation != "mosaic" for _, choice in sums):
+        chain = Choice("xla", SHARDED)
+    else:
+        filled = filled_shape(wanted, shape.width)
+        chain = chain_choice(filled, shape.dtype, shape.implementation)
     yield "dense_chain", chain
     if chain.implementation == "xla":
-        yield from _ops_between_products(inside)
+        yield from sums
+        if wanted is not None and not sums:
+            yield from _ops_between_products(shape)
 
 
 def choices_of_attention(shape: StackShape, masks: tuple[BlockMask, ...]) -> Iterator[OpChoice]:

@@ -13,7 +13,7 @@ from jaxspec.layers.decoder import DecoderLayer
 from jaxspec.layers.exchanged import exchanges, run_exchanged
 from jaxspec.layers.gated_delta import DeltaSizes
 from jaxspec.layers.hybrid import HybridLayer
-from jaxspec.layers.kernels import chain_shape, hybrid_chain_shape
+from jaxspec.layers.kernels import chain_adds_up, chain_shape, hybrid_chain_shape
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
 from jaxspec.layers.sums import CONVOLVED
@@ -30,12 +30,16 @@ def run_layers(
     """Normed hidden states, the residual stream after each layer, and the cache with the block.
 
     If kernels run, the layers are run from mixer to mixer, which gives the same numbers except for
-    rounding. Layers with convolutions and sharded layers are not, because they do more between one
-    attention and the next than those kernels can do.
+    rounding. Layers with convolutions are not, because they do more between one attention and the
+    next than those kernels can do; nor are sharded layers, unless kernels add up their products.
     """
     ways, implementation = [paged] * len(layers), paged.implementation
     geometry, unlike = layers[0].geometry, None if layers[0].convolutions is None else CONVOLVED
     if exchanges(geometry, x, cache, unlike):
+        shape = chain_shape(geometry, *x.shape[:2])
+        if chain_adds_up(geometry, shape, x.shape[1], x.dtype, implementation):
+            chained = layers, norm, x, ways, cache, shape, implementation, cache.inboxes
+            return run_chained(*chained)
         return run_exchanged(layers, norm, x, ways, cache)
     if unlike is None and geometry.shards.count == 1 and kernels_run(implementation):
         shape = chain_shape(geometry, *x.shape[:2])
@@ -55,9 +59,13 @@ def run_hybrid_layers(
     """The same for hybrid layers. `ways` has, for each layer, how its mixer reads its memory;
     `sizes` are those of the recurrent mixers."""
     geometry = layers[0].geometry
-    if exchanges(geometry, x, cache):
-        return run_exchanged(layers, norm, x, ways, cache)
     shape = hybrid_chain_shape(geometry, sizes, *x.shape[:2])
+    if exchanges(geometry, x, cache):
+        given = x.shape[1], x.dtype, implementation
+        if shape is not None and chain_adds_up(geometry, shape, *given):
+            chained = layers, norm, x, ways, cache, shape, implementation, cache.inboxes
+            return run_chained(*chained)
+        return run_exchanged(layers, norm, x, ways, cache)
     if shape is not None and geometry.shards.count == 1 and kernels_run(implementation):
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
     return run_one_by_one(layers, norm, x, ways, cache)

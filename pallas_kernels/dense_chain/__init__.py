@@ -1,4 +1,4 @@
-from pallas_kernels.dense_chain.api import chain_choice, dense_chain
+from pallas_kernels.dense_chain.api import chain_choice, dense_chain, exchanging_chain
 from pallas_kernels.dense_chain.chain import Chain, ChainWeights, begin_chain
 from pallas_kernels.dense_chain.shape import MORE_TOKENS, Arrivals, ChainShape, first_arrivals
 
@@ -11,5 +11,6 @@ __all__ = [
     "begin_chain",
     "chain_choice",
     "dense_chain",
+    "exchanging_chain",
     "first_arrivals",
 ]

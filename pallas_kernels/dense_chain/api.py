@@ -20,6 +20,7 @@ from pallas_kernels.dispatch import (
     Op,
     refusal_of_device,
 )
+from pallas_kernels.exchange import Inboxes
 from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.refusal import NotForThisKernel, refusal_of
 
@@ -57,6 +58,38 @@ def dense_chain(
     arrivals = first_arrivals() if arrivals is None else arrivals
     arrays = (attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals)
     return DENSE_CHAIN(implementation, *arrays, eps=eps)
+
+
+def exchanging_chain(
+    attended: Float[Array, "tokens attended"],
+    x: Float[Array, "tokens hidden"],
+    out: Float[Array, "attended hidden"] | Fp8Matrix,
+    norm: Float[Array, " hidden"],
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Array, "inner hidden"] | Fp8Matrix,
+    next_norm: Float[Array, " hidden"],
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    arrivals: Arrivals,
+    inboxes: Inboxes,
+    *,
+    eps: float,
+    axis_name: str,
+    implementation: Implementation = "auto",
+) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals, Inboxes]:
+    """`dense_chain` over several GPUs, each of which has its own heads, its own part of the inner
+    columns, and the whole residual stream:
+
+        total = x + the sum over all GPUs of attended @ out
+        gate, up = split(norm(total) @ gate_up)
+        total = total + the sum over all GPUs of (silu(gate) * up) @ down
+        next_qkv = next_norm(total) @ qkv
+
+    It is called inside `jax.shard_map` over an axis of this name, by all devices with the same `x`.
+    Sums are those of `exchange_norm`: each GPU's part is rounded to the dtype of `x`, and they are
+    added up in float32 in the order of the GPUs, so that every GPU gets equal bits.
+    """
+    arrays = (attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals, inboxes)
+    return EXCHANGING_CHAIN(implementation, *arrays, eps=eps, axis_name=axis_name)
 
 
 def chain_choice(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> Choice:
@@ -101,6 +134,23 @@ def _check(*arguments: Any, **options: Any) -> None:
     shape_of.shape_of(*arguments, **options)
 
 
+def _exchanging_mosaic(*arguments: Any, axis_name: str, **options: Any) -> Any:
+    from pallas_kernels.dense_chain import mosaic
+
+    return mosaic.exchanging_chain(*arguments, **options)
+
+
+def _check_exchanging(*arguments: Any, axis_name: str, **options: Any) -> None:
+    from pallas_kernels.dense_chain import mosaic
+
+    mosaic.check_exchanging(*arguments, **options)
+
+
 DENSE_CHAIN = Op(
     "dense_chain", {"mosaic": _mosaic, "xla": reference.dense_chain}, {"mosaic": _check}
+)
+EXCHANGING_CHAIN = Op(
+    "exchanging_chain",
+    {"mosaic": _exchanging_mosaic, "xla": reference.exchanging_chain},
+    {"mosaic": _check_exchanging},
 )

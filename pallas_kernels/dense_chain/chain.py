@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.dense_chain.api import chain_choice, dense_chain
+from pallas_kernels.dense_chain.api import chain_choice, dense_chain, exchanging_chain
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.exchange import Inboxes
 from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.paged_attention.api import filled_attention
 
@@ -47,6 +48,10 @@ class Chain:
     called."""
     implementation: Implementation
     arrivals: Arrivals
+    inboxes: Inboxes | None = None
+    """How several GPUs add up their parts of products; None on a single GPU."""
+    axis_name: str = ""
+    """The axis of these GPUs in `jax.shard_map`."""
 
     def filled(self, x: Float[Array, "batch width hidden"]) -> Float[Array, "filled width hidden"]:
         """The residual stream of the padded batch."""
@@ -77,28 +82,34 @@ class Chain:
         Float[Array, "filled width hidden"], Float[Array, "filled width fused"] | None, "Chain"
     ]:
         """Calls `dense_chain`; returns its results and the chain for the next call."""
-        total, qkv, arrivals = dense_chain(
-            attended.reshape(-1, attended.shape[-1]),
-            x.reshape(-1, x.shape[-1]),
-            *weights,
-            arrivals=self.arrivals,
-            eps=eps,
-            implementation=self.implementation,
-        )
+        by_token = attended.reshape(-1, attended.shape[-1]), x.reshape(-1, x.shape[-1])
+        given = *by_token, *weights, self.arrivals
+        options = {"eps": eps, "implementation": self.implementation}
+        if self.inboxes is None:
+            (total, qkv, arrivals), inboxes = dense_chain(*given, **options), None
+        else:
+            over = {"axis_name": self.axis_name} | options
+            total, qkv, arrivals, inboxes = exchanging_chain(*given, self.inboxes, **over)
         by_request = lambda y: y.reshape(*x.shape[:2], y.shape[-1])
-        next_chain = dataclasses.replace(self, arrivals=arrivals)
+        next_chain = dataclasses.replace(self, arrivals=arrivals, inboxes=inboxes)
         return by_request(total), None if qkv is None else by_request(qkv), next_chain
 
 
 def begin_chain(
-    shape: ChainShape, width: int, dtype: DTypeLike, implementation: Implementation
+    shape: ChainShape,
+    width: int,
+    dtype: DTypeLike,
+    implementation: Implementation,
+    inboxes: Inboxes | None = None,
+    axis_name: str = "",
 ) -> Chain:
     """The chain of a stack whose layers have this shape, for `width` tokens per request."""
     batch = shape.tokens // width
     filled = filled_shape(shape, width)
     runs = chain_choice(filled, dtype, implementation).implementation == "mosaic"
     filled_batch = filled.tokens // width if runs else batch
-    return Chain(batch, filled_batch, runs, implementation, first_arrivals())
+    arrivals = first_arrivals()
+    return Chain(batch, filled_batch, runs, implementation, arrivals, inboxes, axis_name)
 
 
 def filled_shape(shape: ChainShape, width: int) -> ChainShape:

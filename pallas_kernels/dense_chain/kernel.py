@@ -11,6 +11,7 @@ from pallas_kernels.dense_chain.loading import (
     load_rows,
     load_weights,
 )
+from pallas_kernels.dense_chain.partners import count_exchanges
 from pallas_kernels.dense_chain.plan import (
     CHUNKS,
     CONSUMERS,
@@ -67,6 +68,8 @@ class Chain:
             self.next_qkv,
             self.more_qkv,
         )
+        if self.plan.layout is not None and not self.plan.one_product:
+            count_exchanges(self.refs, self.shares.block, self.warpgroup)
         for p in self.shares.products:
             pl.when(self.shares.active[p])(products[p])
             if p < BARRIERS and not self.plan.one_product:

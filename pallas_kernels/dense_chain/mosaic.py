@@ -16,10 +16,11 @@ half of the inputs.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, UInt32
 
 from pallas_kernels import dispatch
 from pallas_kernels.dense_chain import kernel
@@ -33,14 +34,19 @@ from pallas_kernels.dense_chain.plan import (
     Plan,
     Sizes,
     check_device,
+    check_room,
     choose_sizes,
 )
 from pallas_kernels.dense_chain.shape import Arrivals
 from pallas_kernels.dense_chain.shape_of import shape_of
+from pallas_kernels.exchange.inboxes import Inboxes, Layout
 from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
-from pallas_kernels.tiles import named
+from pallas_kernels.tiles import Shapes, named
+
+NAMES = "attended", "x", "out", "norm", "gate_up", "down", "next_norm", "qkv"
+"""The arrays and matrices that every call has."""
 
 
 @kept(static_argnames=("eps", "sizes", "pairs", "interpret"))
@@ -60,33 +66,117 @@ def dense_chain(
     pairs: int = PAIRS,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
-    inputs = arrays_by_name(
-        {
-            "attended": attended,
-            "x": x,
-            "out": out,
-            "norm": norm,
-            "gate_up": gate_up,
-            "down": down,
-            "next_norm": next_norm,
-            "qkv": qkv,
-        }
-    )
-    shape = shape_of(
-        attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals, eps=eps, pairs=pairs
-    )
+    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
+    shape = shape_of(*matrices, arrivals, eps=eps, pairs=pairs)
     plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape), None)
+    inputs = arrays_by_name(dict(zip(NAMES, matrices)))
     if interpret is None:
-        check_device(dispatch.default_device())
-        counters = jax.new_ref(arrivals.counters)
-        calls = jnp.full((1,), arrivals.calls + 1, jnp.int32)
-        outputs = launch(plan, inputs | {"counters": counters, "calls": calls}, None)
-        arrivals = Arrivals(jax.freeze(counters), arrivals.calls + 1)
+        outputs, arrivals = launch_all(plan, inputs, arrivals)
     else:
-        outputs = inputs
-        for p in plan.launches:
-            outputs = outputs | launch(dataclasses.replace(plan, only=p), outputs, interpret)
+        outputs = launch_each(plan, inputs, interpret)
     return outputs["total"], outputs.get("next_qkv"), arrivals
+
+
+def exchanging_chain(
+    attended: Float[Array, "tokens attended"],
+    x: Float[Array, "tokens hidden"],
+    out: Float[Array, "attended hidden"] | Fp8Matrix,
+    norm: Float[Array, " hidden"],
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Array, "inner hidden"] | Fp8Matrix,
+    next_norm: Float[Array, " hidden"],
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    arrivals: Arrivals,
+    inboxes: Inboxes,
+    *,
+    eps: float,
+) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals, Inboxes]:
+    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
+    check_exchanging(*matrices, arrivals, inboxes, eps=eps)
+    known = inboxes.addresses, inboxes.device, inboxes.calls.reshape(1), inboxes.late
+    total, next_qkv, arrivals, exchanges, late = one_exchanging_call(
+        *matrices, arrivals, *known, eps=eps, room=inboxes.room
+    )
+    after = dataclasses.replace(inboxes, calls=exchanges.reshape(()), late=late)
+    return total, next_qkv, arrivals, after
+
+
+@kept(static_argnames=("eps", "room"))
+def one_exchanging_call(
+    attended: Float[Array, "tokens attended"],
+    x: Float[Array, "tokens hidden"],
+    out: Float[Array, "attended hidden"] | Fp8Matrix,
+    norm: Float[Array, " hidden"],
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Array, "inner hidden"] | Fp8Matrix,
+    next_norm: Float[Array, " hidden"],
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    arrivals: Arrivals,
+    addresses: UInt32[Array, "devices words"],
+    device: Int[Array, " here"],
+    exchanges: Int[Array, " here"],
+    late: Int[Array, " thread_blocks"],
+    *,
+    eps: float,
+    room: int,
+) -> tuple[
+    Float[Array, "tokens hidden"],
+    Float[Array, "tokens fused"] | None,
+    Arrivals,
+    Int[Array, " here"],
+    Int[Array, " thread_blocks"],
+]:
+    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
+    shape = shape_of(*matrices, arrivals, eps=eps)
+    layout = Layout(addresses.shape[0], room)
+    plan = Plan(shape, eps, x.dtype, PAIRS, choose_sizes(shape), None, layout)
+    lateness = jax.new_ref(late)  # only blocks that waited in vain write to it
+    known = {"addresses": addresses, "device": device, "exchanges": exchanges, "late": lateness}
+    inputs = arrays_by_name(dict(zip(NAMES, matrices)))
+    outputs, arrivals = launch_all(plan, inputs | known, arrivals)
+    results = outputs["total"], outputs.get("next_qkv"), arrivals
+    return *results, outputs["next_exchanges"], jax.freeze(lateness)
+
+
+def check_exchanging(
+    attended: Float[Shapes, "tokens attended"],
+    x: Float[Shapes, "tokens hidden"],
+    out: Float[Shapes, "attended hidden"] | Fp8Matrix,
+    norm: Float[Shapes, " hidden"],
+    gate_up: Float[Shapes, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Shapes, "inner hidden"] | Fp8Matrix,
+    next_norm: Float[Shapes, " hidden"],
+    qkv: Float[Shapes, "hidden fused"] | Fp8Matrix | None,
+    arrivals: Arrivals,
+    inboxes: Inboxes,
+    *,
+    eps: float,
+) -> None:
+    """Raises `NotForThisKernel` if the kernel cannot do this call."""
+    check_device(dispatch.default_device())
+    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
+    check_room(shape_of(*matrices, arrivals, eps=eps), x.dtype, inboxes.layout)
+
+
+def launch_all(
+    plan: Plan, inputs: dict[str, Any], arrivals: Arrivals
+) -> tuple[dict[str, jax.Array], Arrivals]:
+    """The outputs of all products, computed by one kernel, and the arrivals for the next call."""
+    check_device(dispatch.default_device())
+    counters = jax.new_ref(arrivals.counters)
+    calls = jnp.full((1,), arrivals.calls + 1, jnp.int32)
+    outputs = launch(plan, inputs | {"counters": counters, "calls": calls}, None)
+    return outputs, Arrivals(jax.freeze(counters), arrivals.calls + 1)
+
+
+def launch_each(
+    plan: Plan, inputs: dict[str, Any], interpret: plgpu.InterpretGPUParams
+) -> dict[str, Any]:
+    """The same, one product after the other, for the interpreter."""
+    outputs = inputs
+    for p in plan.launches:
+        outputs = outputs | launch(dataclasses.replace(plan, only=p), outputs, interpret)
+    return outputs
 
 
 def arrays_by_name(
@@ -103,7 +193,7 @@ def arrays_by_name(
     return found
 
 
-def launch(plan: Plan, inputs: dict[str, jax.Array], interpret) -> dict[str, jax.Array]:
+def launch(plan: Plan, inputs: dict[str, Any], interpret) -> dict[str, jax.Array]:
     outputs, kind = plan.outputs(), Fp8Chain if plan.fp8 else Chain
     results = plgpu.kernel(
         named("dense_chain", functools.partial(kernel.run, plan, kind, (*inputs, *outputs))),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.dense_chain.shape import MOST_TOKENS, ChainShape
 from pallas_kernels.dispatch import attribute
+from pallas_kernels.exchange.inboxes import NUMBERED, Layout
 from pallas_kernels.fp8_product import BLOCK, E4M3
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.mailbox import Mailbox
@@ -63,6 +64,9 @@ class Plan:
     only: int | None
     """The only product to run; None for all. The interpreter runs each product as a kernel of its
     own, because it runs thread blocks one by one and none may wait for another."""
+    layout: Layout | None = None
+    """How the inboxes are laid out by which several GPUs add up their parts of the products with
+    out and down; None on a single GPU."""
 
     @property
     def one_product(self) -> bool:
@@ -129,7 +133,9 @@ class Plan:
         if self.only is not None:
             return {name: shapes[name] for name in STAGES[self.only]}
         stages = STAGES[: self.launches.stop]
-        return {name: shapes[name] for stage in stages for name in stage if name not in SUMS}
+        names = [name for stage in stages for name in stage if name not in SUMS]
+        counted = [] if self.layout is None else ["next_exchanges"]
+        return {name: shapes[name] for name in (*names, *counted)}
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         tokens, hidden = self.shape.tokens, self.shape.hidden
@@ -148,6 +154,7 @@ class Plan:
             "scaled": stream,
             "squares": squares,
             "next_qkv": narrow(tokens, self.shape.qkv),
+            "next_exchanges": jax.ShapeDtypeStruct((1,), jnp.int32),
         }
 
     def scratch(self) -> dict[str, Any]:
@@ -237,6 +244,13 @@ def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
     require(shape.qkv % multiple == 0, f"qkv size {shape.qkv}", f"a multiple of {multiple}")
     most = pairs * PAIR * UNIT * (MOST_QKV_TILES if shape.scaled is None else 1)
     require(shape.qkv <= most, f"qkv size {shape.qkv}", f"at most {most}")
+
+
+def check_room(shape: ChainShape, dtype: Any, layout: Layout) -> None:
+    """Refuses calls whose tiles do not fit into the inboxes."""
+    sent = shape.tokens * shape.hidden * jnp.dtype(dtype).itemsize * NUMBERED
+    room = layout.numbered_room
+    require(sent <= room, f"a numbered message of {sent} bytes", f"at most {room}")
 
 
 def limits(shape: ChainShape, pairs: int) -> list[tuple[str, int, int, int | None]]:

@@ -6,6 +6,8 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.add_norm.reference import added, rms_norm
 from pallas_kernels.dense_chain.shape import Arrivals
+from pallas_kernels.exchange.inboxes import Inboxes
+from pallas_kernels.exchange.reference import exchange_norm
 from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.fp8_product.reference import fp8_product
 
@@ -29,6 +31,29 @@ def dense_chain(
     x = added(x, product(jax.nn.silu(gate) * up, down)[None])
     normed = rms_norm(x, next_norm, eps=eps)
     return x, None if qkv is None else product(normed, qkv), arrivals
+
+
+def exchanging_chain(
+    attended: Float[Array, "tokens attended"],
+    x: Float[Array, "tokens hidden"],
+    out: Float[Array, "attended hidden"] | Fp8Matrix,
+    norm: Float[Array, " hidden"],
+    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
+    down: Float[Array, "inner hidden"] | Fp8Matrix,
+    next_norm: Float[Array, " hidden"],
+    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    arrivals: Arrivals,
+    inboxes: Inboxes,
+    *,
+    eps: float,
+    axis_name: str,
+) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals, Inboxes]:
+    options = {"eps": eps, "axis_name": axis_name}
+    x, normed, inboxes = exchange_norm(x, product(attended, out), norm, inboxes, **options)
+    gate, up = jnp.split(product(normed, gate_up), 2, axis=-1)
+    part = product(jax.nn.silu(gate) * up, down)
+    x, normed, inboxes = exchange_norm(x, part, next_norm, inboxes, **options)
+    return x, None if qkv is None else product(normed, qkv), arrivals, inboxes
 
 
 def product(

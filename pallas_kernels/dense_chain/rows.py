@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.dense_chain.loading import Shares
+from pallas_kernels.dense_chain.partners import Partners, added
 from pallas_kernels.dense_chain.plan import GROUP, NEXT_QKV, PAIR, UNIT, Plan
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, rows_in_lanes
@@ -76,10 +77,30 @@ class Rows:
         columns = pl.ds(self.shares.columns(p), UNIT)
         exchange = self.by_global_memory if self.plan.one_product else self.by_mailbox
         pair_sum = exchange(p, acc)
+        if self.plan.layout is not None:
+            pair_sum = self.over_partners(p, pair_sum)
         outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
         for i in range(self.plan.groups_each):
             finish = partial(self.add_group, i, columns, partial(pair_sum, i), residual, *outputs)
-            pl.when(self.stores(i) & (self.finisher(i) == self.shares.half))(finish)
+            pl.when(self.finishes(i))(finish)
+
+    def finishes(self, i: int):
+        """Whether this warpgroup of this thread block finishes its i-th group."""
+        return self.stores(i) & (self.finisher(i) == self.shares.half)
+
+    def over_partners(self, p: int, pair_sum):
+        """Sends the groups that this thread block finishes to the other GPUs.
+
+        Returns a function that adds up what all GPUs have sent of a group.
+        """
+        partners = Partners(self.plan, self.refs, p, self.shares.pair, self.shares.block)
+        of_pair = lambda i: pair_sum(i, rows_in_lanes(UNIT))
+        if self.plan.one_product:
+            return lambda i, layout: added(partners.arrived(self.first + i, of_pair(i)))
+        for i in range(self.plan.groups_each):
+            send = lambda i=i: partners.send(self.first + i, of_pair(i))
+            pl.when(self.finishes(i))(send)
+        return lambda i, layout: added(partners.received(self.first + i))
 
     def by_mailbox(self, p: int, acc):
         """Sends the groups that the other thread block finishes.

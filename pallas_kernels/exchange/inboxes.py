@@ -4,6 +4,8 @@
                                    call whose message has arrived
                         messages   turn 0: from GPU 0, from GPU 1, ..
                                    turn 1: from GPU 0, from GPU 1, ..
+                        numbered   the same turns again, for messages in which every word of 4 bytes
+                        messages   has the number of its call beside it, and needs no flag
 
 A flag only grows. Calls take the two turns one after the other, so a message is written over two
 calls later. By then whoever writes has seen its reader's flag of the call between, which the reader
@@ -27,6 +29,10 @@ has room for several of these blocks."""
 FLAG_BYTES = 32
 """Bytes between two flags: a sector of the cache, so that no two share one."""
 TURNS = 2
+NUMBERED = 2
+"""How many times the bytes of its words a numbered message has."""
+FEWER_TOKENS = 8
+"""An inbox has room for numbered messages of an eighth of the tokens of others."""
 PATIENCE_S = 10
 """Seconds for which a thread block waits for another GPU, unless it has waited in vain before. GPUs
 that work are milliseconds apart; in the first step one may be seconds behind another."""
@@ -46,7 +52,21 @@ class Layout:
 
     def message(self, number, sender):
         """Where the message of a call begins. Calls are numbered; their numbers may overflow."""
-        return self.devices * BLOCKS * FLAG_BYTES + self._place(number & 1, sender) * self.room
+        return self._flag_bytes + self._place(number & 1, sender) * self.room
+
+    def numbered_message(self, number, sender):
+        """Where the numbered message of a call begins."""
+        before = self._flag_bytes + TURNS * self.devices * self.room
+        return before + self._place(number & 1, sender) * self.numbered_room
+
+    @property
+    def numbered_room(self) -> int:
+        """Bytes of one numbered message."""
+        return self.room * NUMBERED // FEWER_TOKENS
+
+    @property
+    def _flag_bytes(self) -> int:
+        return self.devices * BLOCKS * FLAG_BYTES
 
     def _place(self, turn, sender):
         return turn * self.devices + sender
@@ -54,7 +74,8 @@ class Layout:
     @property
     def size(self) -> int:
         """Bytes of an inbox."""
-        return self.devices * (BLOCKS * FLAG_BYTES + TURNS * self.room)
+        rooms = self.room + self.numbered_room
+        return self._flag_bytes + TURNS * self.devices * rooms
 
 
 @jax.tree_util.register_dataclass
