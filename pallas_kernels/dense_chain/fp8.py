@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.dense_chain.kernel import Chain
-from pallas_kernels.dense_chain.loading import GATE_UP, MATRICES, SCALES, WEIGHT_STEPS_OF_GATE_UP
-from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GROUP, UNIT
+from pallas_kernels.dense_chain.loading import MATRICES, SCALES
+from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GATE_UP, GROUP, STAGE, UNIT
 from pallas_kernels.dense_chain.rows import ACC, TRANSPOSED
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.fp8_product.chunk import Sums, add_product, no_sums, times_outputs
@@ -59,7 +59,7 @@ class Fp8Chain(Chain):
                 sums, scales = list(carried[0]), carried[1]
                 next_scales = scales_of(step * plan.row_tiles + block + 1)
                 for i, scale in enumerate(scales):
-                    weight_step = step * WEIGHT_STEPS_OF_GATE_UP + block * len(matrices) + i
+                    weight_step = step * plan.gate_up_steps + block * len(matrices) + i
                     weights = self.wait_for_weights(GATE_UP, weight_step)
                     sums[i] = self.added(sums[i], weights, rows * plan.row_tiles + block, scale)
                     plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
@@ -95,12 +95,12 @@ class Fp8Chain(Chain):
         """The scale of a chunk; None if scales belong to outputs."""
         if self.plan.shape.scaled == "outputs":
             return None
-        return self.refs[MATRICES[p] + SCALES][lax.div(column, BLOCK), block]
+        return self.refs[MATRICES[STAGE[p]] + SCALES][lax.div(column, BLOCK), block]
 
     def totals(self, p: int, column, sums: Sums):
         if self.plan.shape.scaled == "blocks":
             return sums.totals
-        scales = self.refs[MATRICES[p] + SCALES].at[pl.ds(column, UNIT)]
+        scales = self.refs[MATRICES[STAGE[p]] + SCALES].at[pl.ds(column, UNIT)]
         return times_outputs(sums.multiples, scales)
 
     def of_own_rows(self, totals):

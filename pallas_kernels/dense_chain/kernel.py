@@ -1,23 +1,22 @@
 """The body of the chain kernel: two warpgroups multiply, one loads weights and one loads rows."""
 
+import itertools
+from functools import partial
+
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.dense_chain import grid_barrier
-from pallas_kernels.dense_chain.loading import (
-    GATE_UP,
-    WEIGHT_STEPS_OF_GATE_UP,
-    Shares,
-    load_rows,
-    load_weights,
-)
+from pallas_kernels.dense_chain.loading import Shares, load_rows, load_weights
 from pallas_kernels.dense_chain.partners import count_exchanges
 from pallas_kernels.dense_chain.plan import (
     CHUNKS,
     CONSUMERS,
+    GATE_UP,
     GROUP,
-    MORE_QKV,
     NEXT_QKV,
+    PRODUCTS,
+    STAGE,
     UNIT,
     Plan,
 )
@@ -25,6 +24,9 @@ from pallas_kernels.dense_chain.rows import TRANSPOSED, Rows, times_rows
 from pallas_kernels.dense_chain.shape import BARRIERS
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu, store
 from pallas_kernels.tiles import fence_async
+
+ADDED = {0: ("x", "norm", "attention_"), 2: ("attention_total", "next_norm", "")}
+"""What a stage adds its product to, the norm of the sum, and how names of its outputs begin."""
 
 
 def run(plan: Plan, kind: "type[Chain]", names: tuple[str, ...], *refs, **scratch) -> None:
@@ -61,55 +63,54 @@ class Chain:
     def multiply_all(self) -> None:
         if not self.plan.one_product:
             self.plan.mailbox.wait_for_barriers()
-        products = (
-            self.attention_out,
-            self.gate_and_up,
-            self.down,
-            self.next_qkv,
-            self.more_qkv,
-        )
         if self.plan.layout is not None and not self.plan.one_product:
             count_exchanges(self.refs, self.shares.block, self.warpgroup)
-        for p in self.shares.products:
-            pl.when(self.shares.active[p])(products[p])
-            if p < BARRIERS and not self.plan.one_product:
-                grid_barrier.arrive(self.refs["counters"], p)
+        for stage, of_stage in itertools.groupby(self.shares.products, STAGE.__getitem__):
+            for p in of_stage:
+                pl.when(self.shares.active[p])(partial(self.multiply_product, p))
+            if stage < BARRIERS and not self.plan.one_product:
+                grid_barrier.arrive(self.refs["counters"], stage)
 
     def wait_for_product_before(self, p: int) -> None:
         """Waits until all thread blocks have finished the product whose result product p reads."""
-        if 0 < p <= BARRIERS and not self.plan.one_product:
+        stage = STAGE[p]
+        if stage > 0 and p == PRODUCTS[stage][0] and not self.plan.one_product:
             arrivals = self.plan.blocks * CONSUMERS
-            grid_barrier.wait(self.refs["counters"], p - 1, self.refs["calls"], arrivals)
+            grid_barrier.wait(self.refs["counters"], stage - 1, self.refs["calls"], arrivals)
             fence_async()
 
-    def attention_out(self) -> None:
-        residual = self.rows.residual(0, "x", "norm")
-        self.tile(0, lambda acc: self.rows.add(0, "attention_", residual, acc))
+    def multiply_product(self, p: int) -> None:
+        if p == GATE_UP:
+            self.gate_and_up()
+        elif STAGE[p] == STAGE[NEXT_QKV]:
+            self.tile(p, lambda acc: self.rows.write_qkv(p, acc))
+        else:
+            self.add_to_stream(p)
 
-    def down(self) -> None:
-        residual = self.rows.residual(2, "attention_total", "next_norm")
-        self.tile(2, lambda acc: self.rows.add(2, "", residual, acc))
+    def add_to_stream(self, p: int) -> None:
+        x, norm, names = ADDED[STAGE[p]]
+        residual = self.rows.residual(p, x, norm)
+        self.tile(p, lambda acc: self.rows.add(p, names, residual, acc))
 
     def gate_and_up(self) -> None:
         def product(gate_acc, up_acc) -> None:
             self.accumulate_gate_and_up(gate_acc, up_acc)
-            self.write_gated(gate_acc, up_acc)
+            self.write_gated(gate_acc[...], up_acc[...])
 
-        all_rows = Accumulator((UNIT, self.plan.shape.tokens), jnp.float32)
-        pl.run_scoped(product, all_rows, all_rows)
+        rows = self.plan.groups_each * GROUP if self.plan.is_narrow else self.plan.shape.tokens
+        accumulator = Accumulator((UNIT, rows), jnp.float32)
+        pl.run_scoped(product, accumulator, accumulator)
 
     def write_gated(self, *accs) -> None:
         columns = pl.ds(self.shares.inner_unit(self.warpgroup) * UNIT, UNIT)
-        inverse = self.rows.inverse(pl.ds(0, self.plan.shape.tokens))
-        gate, up = (times_rows(acc[...], inverse) for acc in accs)
+        rows = self.rows.own if self.plan.is_narrow else pl.ds(0, self.plan.shape.tokens)
+        inverse = self.rows.inverse(rows)
+        gate, up = (times_rows(acc, inverse) for acc in accs)
         gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
-        store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TRANSPOSED))
-
-    def next_qkv(self) -> None:
-        self.tile(NEXT_QKV, lambda acc: self.rows.write_qkv(NEXT_QKV, acc))
-
-    def more_qkv(self) -> None:
-        self.tile(MORE_QKV, lambda acc: self.rows.write_qkv(MORE_QKV, acc))
+        if self.plan.is_narrow:
+            self.rows.store_groups(self.refs["gated"], columns, gated)
+        else:
+            store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TRANSPOSED))
 
     # Products
 
@@ -134,15 +135,26 @@ class Chain:
     def accumulate_gate_and_up(self, *accs) -> None:
         @pl.loop(0, self.shares.row_steps[GATE_UP])
         def _(step):
-            rows = self.wait_for_rows(GATE_UP, step)
-            for i in range(WEIGHT_STEPS_OF_GATE_UP):
-                weights = self.wait_for_weights(GATE_UP, step * WEIGHT_STEPS_OF_GATE_UP + i)
-                for j, acc in enumerate(accs):
-                    chunk = weights * CHUNKS + self.warpgroup * len(accs) + j
-                    self.multiply(acc, chunk, rows * CHUNKS + i, slice(None))
+            rows, steps = self.wait_for_rows(GATE_UP, step), self.plan.gate_up_steps
+            for i in range(steps):
+                weights = self.wait_for_weights(GATE_UP, step * steps + i)
+                self.multiply_gate_and_up(weights, rows, i, accs)
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
             plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
+
+    def multiply_gate_and_up(self, weights, rows, i: int, accs) -> None:
+        """Multiplies by the i-th stage of weights for a stage of rows: this warpgroup's columns by
+        all rows, or the columns that both share by its own rows."""
+        if not self.plan.is_narrow:
+            for j, acc in enumerate(accs):
+                chunk = weights * CHUNKS + self.warpgroup * len(accs) + j
+                self.multiply(acc, chunk, rows * CHUNKS + i, slice(None))
+            return
+        for k in range(CHUNKS // len(accs)):
+            tile = rows * CHUNKS + i * (CHUNKS // len(accs)) + k
+            for j, acc in enumerate(accs):
+                self.multiply(acc, weights * CHUNKS + k * len(accs) + j, tile, self.rows.own)
 
     def wait_for_weights(self, p: int, step):
         """Waits until a step's weights are loaded; returns their pipeline stage."""

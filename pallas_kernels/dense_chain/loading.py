@@ -11,27 +11,26 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.dense_chain.plan import (
-    CHUNKS,
     CONSUMERS,
     DEPTH,
+    GATE_UP,
+    MORE_DOWN,
+    MORE_OUT,
     MORE_QKV,
     NEXT_QKV,
     PAIR,
+    STAGE,
     UNIT,
     Plan,
 )
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.jax_internals import pl, plgpu
 
-MATRICES = ("out", "gate_up", "down", "qkv", "qkv")
-ROWS = ("attended", "attention_scaled", "gated", "scaled", "scaled")
+MATRICES = "out", "gate_up", "down", "qkv"
+ROWS = "attended", "attention_scaled", "gated", "scaled"
+"""The matrix and the rows of each stage."""
 SCALES = "_scales"
 """The scales of a matrix have its name with this suffix."""
-GATE_UP = 1
-WEIGHT_STEPS_OF_GATE_UP = CHUNKS
-"""Steps of weights for each step of rows in the product with gate and up. There a stage of weights
-has the columns of both warpgroups in both matrices, and therefore only UNIT inputs; in 8 bits it
-has those of one matrix and BLOCK inputs."""
 
 
 class Shares:
@@ -45,57 +44,64 @@ class Shares:
         self.plan = plan
         self.pair, self.half = lax.axis_index("pair"), lax.axis_index("half")
         self.block = self.pair * PAIR + self.half
-        active = [
-            self.pair < plan.shape.hidden // UNIT,
-            self.block * CONSUMERS < plan.shape.inner // UNIT,
-            self.pair < plan.shape.hidden // UNIT,
-            self.block < plan.shape.qkv // UNIT,
-        ]
-        inputs = [
-            plan.shape.attended // PAIR,
-            plan.shape.hidden,
-            plan.shape.inner // PAIR,
-            plan.shape.hidden,
-        ]
-        if plan.is_wide:
-            active.append(self.block + plan.blocks < plan.shape.qkv // UNIT)
-            inputs.append(plan.shape.hidden)
-        if plan.one_product:
-            active = [on & (p in plan.products) for p, on in enumerate(active)]
-        self.row_steps = [jnp.where(on, n // DEPTH, 0) for on, n in zip(active, inputs)]
-        self.steps = [
-            n * (WEIGHT_STEPS_OF_GATE_UP if p == GATE_UP else 1)
-            for p, n in enumerate(self.row_steps)
-        ]
-        self.row_starts, self.starts = starts(self.row_steps), starts(self.steps)
-        self.active = active
+        self.active = {p: self._has(p) for p in plan.products}
+        self.row_steps = {p: jnp.where(self.active[p], self._depths(p), 0) for p in plan.products}
+        self.steps = {
+            p: n * (plan.gate_up_steps if p == GATE_UP else 1) for p, n in self.row_steps.items()
+        }
+        self.row_starts, self.all_row_steps = starts(self.row_steps)
+        self.starts, self.all_steps = starts(self.steps)
 
     @property
-    def products(self) -> range:
+    def products(self) -> tuple[int, ...]:
         return self.plan.products
+
+    def _has(self, p: int):
+        """Whether this thread block has a part in a product."""
+        if p == GATE_UP:
+            return self.inner_unit(0) < self.plan.shape.inner // UNIT
+        if STAGE[p] == STAGE[NEXT_QKV]:
+            return self.columns(p) < self.plan.shape.qkv
+        return (self.pair < self.plan.tiles_at_once) & (self.columns(p) < self.plan.shape.hidden)
+
+    def _depths(self, p: int):
+        """Steps of rows of this thread block's part. A pair shares the inputs of out and down; the
+        first of its thread blocks has one step more if their number is odd."""
+        inputs = self.shared_inputs(p)
+        if inputs is None:
+            return self.plan.shape.hidden // DEPTH
+        return lax.div(inputs // DEPTH + 1 - self.half, PAIR)
+
+    def shared_inputs(self, p: int) -> int | None:
+        """The inputs of a product if a pair shares them."""
+        return {0: self.plan.shape.attended, 2: self.plan.shape.inner}.get(STAGE[p])
 
     def inputs(self, p: int) -> Any:
         """First input of product p that this thread block multiplies."""
-        whole = {0: self.plan.shape.attended, 2: self.plan.shape.inner}.get(p, 0)
-        return self.half * (whole // PAIR)
+        steps = (self.shared_inputs(p) or 0) // DEPTH
+        return self.half * (-(-steps // PAIR) * DEPTH)
+
+    def tile(self, p: int) -> Any:
+        """Index of the UNIT columns of product p that this thread block multiplies."""
+        if STAGE[p] == STAGE[NEXT_QKV]:
+            return self.block + (self.plan.blocks if p == MORE_QKV else 0)
+        return self.pair + (self.plan.tiles_at_once if p in (MORE_OUT, MORE_DOWN) else 0)
 
     def columns(self, p: int) -> Any:
         """First column of product p that this thread block multiplies."""
-        if p == MORE_QKV:
-            return (self.block + self.plan.blocks) * UNIT
-        return (self.block if p == NEXT_QKV else self.pair) * UNIT
+        return self.tile(p) * UNIT
 
     def inner_unit(self, warpgroup) -> Any:
         """Index of the UNIT columns of gate, and of up, that a warpgroup multiplies."""
-        return self.block * CONSUMERS + warpgroup
+        return self.block if self.plan.is_narrow else self.block * CONSUMERS + warpgroup
 
 
-def starts(counts: list) -> list:
+def starts(counts: dict[int, Any]) -> tuple[dict[int, Any], Any]:
     """Running totals: where each product starts, and the end of the last."""
-    sums = [jnp.int32(0)]
-    for count in counts:
-        sums.append(sums[-1] + count)
-    return sums
+    begins, total = {}, jnp.int32(0)
+    for p, count in counts.items():
+        begins[p], total = total, total + count
+    return begins, total
 
 
 def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) -> None:
@@ -104,7 +110,7 @@ def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) 
     It continues after the last step until all stages have been used, so that every arrival at a
     barrier has been waited for.
     """
-    sizes, steps = shares.plan.sizes, shares.starts[-1]
+    sizes, steps = shares.plan.sizes, shares.all_steps
 
     def wait(name: str, step) -> None:
         @pl.when((step >= 0) & (step < steps))
@@ -117,9 +123,8 @@ def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) 
         now_loaded = jnp.minimum(jnp.maximum(loaded, step - sizes.in_flight + 1), steps)
         pl.loop(loaded, now_loaded)(lambda earlier: wait("weights_loaded", earlier))
         for p in shares.products:
-            in_product = (step >= shares.starts[p]) & (step < shares.starts[p + 1])
-            stage = lax.rem(step, sizes.weight_stages)
-            first = shares.starts[p]
+            first, stage = shares.starts[p], lax.rem(step, sizes.weight_stages)
+            in_product = (step >= first) & (step < first + shares.steps[p])
             load = partial(load_weight_stage, shares, refs, scratch, p)
             pl.when(in_product)(lambda: load(step - first, stage))  # noqa: B023
         return now_loaded
@@ -132,7 +137,7 @@ def load_weight_stage(shares: Shares, refs, scratch, p: int, step, stage) -> Non
     chunks = shares.plan.chunks
     for i in range(chunks):
         plgpu.copy_gmem_to_smem(
-            refs[MATRICES[p]].at[place(shares, p, step, i)],
+            refs[MATRICES[STAGE[p]]].at[place(shares, p, step, i)],
             scratch["weights"].at[stage * chunks + i],
             scratch["weights_loaded"].at[stage],
         )
@@ -141,7 +146,7 @@ def load_weight_stage(shares: Shares, refs, scratch, p: int, step, stage) -> Non
 def place_of_square(shares: Shares, p: int, step, i: int) -> tuple:
     """Inputs and columns of the i-th square of a step."""
     if p == GATE_UP:
-        inputs = step * UNIT
+        inputs = (step * 2 + i // 2) * UNIT if shares.plan.is_narrow else step * UNIT
         column = shares.inner_unit(i // 2) * UNIT + (i % 2) * shares.plan.shape.inner
     else:
         inputs = shares.inputs(p) + step * DEPTH + i * UNIT
@@ -162,7 +167,7 @@ def place_of_fp8_chunk(shares: Shares, p: int, step, warpgroup: int) -> tuple:
 
 def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
     """Loads the rows of each product p after `wait_for(p)`, and calls `then(p)` after the loads."""
-    stages, steps = shares.plan.sizes.row_stages, shares.row_starts[-1]
+    stages, steps = shares.plan.sizes.row_stages, shares.all_row_steps
     width, tiles = shares.plan.tile_inputs, shares.plan.row_tiles
 
     def wait(step) -> None:
@@ -179,7 +184,7 @@ def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
             for i in range(tiles):
                 inputs = shares.inputs(p) + step * DEPTH + i * width  # noqa: B023
                 plgpu.copy_gmem_to_smem(
-                    refs[ROWS[p]].at[:, pl.ds(inputs, width)],  # noqa: B023
+                    refs[ROWS[STAGE[p]]].at[:, pl.ds(inputs, width)],  # noqa: B023
                     scratch["tiles"].at[stage * tiles + i],
                     scratch["rows_loaded"].at[stage],
                 )

@@ -28,16 +28,16 @@ class Partners:
 
     plan: Plan
     refs: dict[str, Any]
-    product: int
-    """0 or 2."""
-    pair: Any
-    """Index of the tile, which is that of the pair of thread blocks."""
+    stage: int
+    """0 for the product with out, 2 for that with down."""
+    tile: Any
+    """Index of the tile."""
     block: Any
 
     @property
     def number(self):
         """The number of this exchange among all of them."""
-        return self.refs["exchanges"][0] + (1 if self.product == 0 else EXCHANGES)
+        return self.refs["exchanges"][0] + (1 if self.stage == 0 else EXCHANGES)
 
     @property
     def numbered(self) -> Numbered:
@@ -45,7 +45,7 @@ class Partners:
         return Numbered(self.plan.layout, (GROUP, UNIT), self.plan.dtype, rows_in_lanes(UNIT))
 
     def place(self, group):
-        return (self.pair * self.plan.groups + group) * self.numbered.bytes
+        return (self.tile * self.plan.groups + group) * self.numbered.bytes
 
     def send(self, group, own) -> None:
         where = self.refs["addresses"], self.refs["device"][0], self.number, self.place(group)
@@ -59,8 +59,8 @@ class Partners:
     def arrived(self, group, own) -> Sequence[Any]:
         """The same for the interpreter, which has no memory of other GPUs. This is the first GPU,
         and what the others have sent is in an array."""
-        arrived = self.refs["arrived"].at[self.product // EXCHANGES]
-        rows, columns = pl.ds(group * GROUP, GROUP), pl.ds(self.pair * UNIT, UNIT)
+        arrived = self.refs["arrived"].at[self.stage // EXCHANGES]
+        rows, columns = pl.ds(group * GROUP, GROUP), pl.ds(self.tile * UNIT, UNIT)
         others = range(arrived.shape[0])
         parts = [load(arrived.at[other, rows, columns], rows_in_lanes(UNIT)) for other in others]
         return [own.astype(self.plan.dtype), *parts]

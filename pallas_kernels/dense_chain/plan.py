@@ -62,8 +62,8 @@ class Plan:
     """Clusters of two thread blocks, all on the GPU at once."""
     sizes: Sizes
     only: int | None
-    """The only product to run; None for all. The interpreter runs each product as a kernel of its
-    own, because it runs thread blocks one by one and none may wait for another."""
+    """The only stage to run; None for all. The interpreter runs each stage as a kernel of its own,
+    because it runs thread blocks one by one and none may wait for another."""
     layout: Layout | None = None
     """How the inboxes are laid out by which several GPUs add up their parts of the products with
     out and down; None on a single GPU."""
@@ -112,8 +112,33 @@ class Plan:
 
     @property
     def launches(self) -> range:
-        """The products for which the interpreter launches a kernel of its own."""
+        """The stages, for each of which the interpreter launches a kernel of its own."""
         return range(4 if self.shape.qkv else 3)
+
+    @property
+    def tiles_at_once(self) -> int:
+        """Tiles of out and of down that are multiplied at the same time, one by each pair."""
+        tiles = self.shape.hidden // UNIT
+        return tiles if tiles <= self.pairs else -(-tiles // 2)
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether pairs have two tiles of out and of down, one after the other."""
+        return self.tiles_at_once < self.shape.hidden // UNIT
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a thread block has one tile of gate and up, whose rows its warpgroups share.
+        Otherwise each warpgroup has a tile of its own, with all rows."""
+        return not self.fp8 and self.shape.inner <= self.blocks * UNIT
+
+    @property
+    def gate_up_steps(self) -> int:
+        """Steps of weights for each step of rows in the product with gate and up. A stage of
+        weights has the columns of both warpgroups in both matrices, and therefore only UNIT inputs;
+        if they share one tile, twice as many. In 8 bits it has those of one matrix and BLOCK
+        inputs."""
+        return CHUNKS // 2 if self.is_narrow else CHUNKS
 
     @property
     def is_wide(self) -> bool:
@@ -121,12 +146,12 @@ class Plan:
         return self.shape.qkv > self.blocks * UNIT
 
     @property
-    def products(self) -> range:
-        """The products that this kernel computes."""
-        end = 5 if self.is_wide else self.launches.stop
-        if self.only is None:
-            return range(end)
-        return range(self.only, end if self.only == NEXT_QKV else self.only + 1)
+    def products(self) -> tuple[int, ...]:
+        """The products that this kernel computes, in order."""
+        left_out = set() if self.is_wide else {MORE_QKV}
+        left_out |= set() if self.is_tall else {MORE_OUT, MORE_DOWN}
+        stages = self.launches if self.only is None else (self.only,)
+        return tuple(p for stage in stages for p in PRODUCTS[stage] if p not in left_out)
 
     def outputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         shapes = self.shapes()
@@ -181,7 +206,7 @@ class Plan:
 
     @property
     def mailbox(self) -> Mailbox:
-        return mailbox_for(self.shape.tokens)
+        return mailbox_for(self.shape.tokens, self.is_tall)
 
     def swap(self) -> dict[str, Any]:
         """Where the two multiplying warpgroups put sums of each other's rows."""
@@ -194,8 +219,11 @@ class Plan:
         return {"met": plgpu.ClusterBarrier(collective_axes=("half",), num_arrivals=CONSUMERS)}
 
 
-NEXT_QKV, MORE_QKV = 3, 4
-"""The last two products: each thread block's first tile of the next qkv, and its second."""
+OUT, GATE_UP, DOWN, NEXT_QKV, MORE_OUT, MORE_DOWN, MORE_QKV = range(7)
+PRODUCTS = (OUT, MORE_OUT), (GATE_UP,), (DOWN, MORE_DOWN), (NEXT_QKV, MORE_QKV)
+"""The products of each stage, in order: MORE_OUT is a pair's second tile of out, and so on. All
+thread blocks wait for each other after each stage but the last."""
+STAGE = {p: stage for stage, products in enumerate(PRODUCTS) for p in products}
 SUMS = ("attention_parts", "mlp_parts")
 """Outputs that exist only in the interpreter, where the pair's sums go through global memory."""
 STAGES = (
@@ -207,9 +235,15 @@ STAGES = (
 """The outputs of each product, in order."""
 
 
-def mailbox_for(tokens: int) -> Mailbox:
+def boxes_of_tile(tokens: int) -> int:
     """One box for each group that a thread block finishes: every second group of a tile."""
-    return Mailbox(-(-tokens // (GROUP * PAIR)), 1, UNIT * GROUP // THREADS)
+    return -(-tokens // (GROUP * PAIR))
+
+
+def mailbox_for(tokens: int, is_tall: bool) -> Mailbox:
+    """The boxes of a tile, and others for a second tile, which may be sent before the first one was
+    read."""
+    return Mailbox(boxes_of_tile(tokens) * (2 if is_tall else 1), 1, UNIT * GROUP // THREADS)
 
 
 def check_device(device: Any) -> None:
@@ -236,9 +270,9 @@ def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
     tokens = f"8, 16, .. {MOST_TOKENS}"
     in_groups = shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS
     require(in_groups, f"{shape.tokens} tokens per step", tokens)
-    for name, size, multiple, most in limits(shape, pairs):
-        require(0 < size, f"{name} {size}", "a positive size")
+    for name, size, multiple, least, most in limits(shape, pairs):
         require(size % multiple == 0, f"{name} {size}", f"a multiple of {multiple}")
+        require(least <= size, f"{name} {size}", f"at least {least}")
         require(most is None or size <= most, f"{name} {size}", f"at most {most}")
     multiple = BLOCK if shape.scaled == "blocks" else UNIT
     require(shape.qkv % multiple == 0, f"qkv size {shape.qkv}", f"a multiple of {multiple}")
@@ -253,22 +287,25 @@ def check_room(shape: ChainShape, dtype: Any, layout: Layout) -> None:
     require(sent <= room, f"a numbered message of {sent} bytes", f"at most {room}")
 
 
-def limits(shape: ChainShape, pairs: int) -> list[tuple[str, int, int, int | None]]:
-    """Each size with the number that it must be a multiple of and the most that it may be."""
-    halves = PAIR * DEPTH
-    most_hidden, most_inner = pairs * UNIT, pairs * PAIR * CONSUMERS * UNIT
+def limits(shape: ChainShape, pairs: int) -> list[tuple[str, int, int, int, int | None]]:
+    """Each size with the number that it must be a multiple of, and the least and the most that it
+    may be."""
+    most_hidden, most_inner = MOST_TILES * pairs * UNIT, pairs * PAIR * CONSUMERS * UNIT
     return [
         (
             "hidden size",
             shape.hidden,
             HIDDEN_MULTIPLE,
+            HIDDEN_MULTIPLE,
             most_hidden // HIDDEN_MULTIPLE * HIDDEN_MULTIPLE,
         ),
-        ("inner size", shape.inner, halves, most_inner // halves * halves),
-        ("attended size", shape.attended, halves, None),
+        ("inner size", shape.inner, DEPTH, PAIR * DEPTH, most_inner // DEPTH * DEPTH),
+        ("attended size", shape.attended, DEPTH, PAIR * DEPTH, None),
     ]
 
 
+MOST_TILES = 2
+"""Tiles of out, and of down, that a pair may have."""
 MOST_QKV_TILES = 2
 """Tiles of the next qkv that a thread block may have, with matrices in the rows' dtype."""
 HIDDEN_MULTIPLE = 512
@@ -288,7 +325,8 @@ IN_FLIGHT_BYTES = 64 * 1024
 
 def choose_sizes(shape: ChainShape) -> Sizes:
     """As many weight stages as fit next to LEAST_ROW_STAGES, then more row stages if they fit."""
-    mailbox, transposed = mailbox_for(shape.tokens), CONSUMERS * GROUP * UNIT * 4
+    mailbox = mailbox_for(shape.tokens, shape.hidden > PAIRS * UNIT)
+    transposed = CONSUMERS * GROUP * UNIT * 4
     free = SHARED_BYTES - SMALL_BYTES - mailbox.boxes * mailbox.bytes - transposed
     weight_stage, row_stage = DEPTH * UNIT * 2, shape.tokens * DEPTH * 2
     if shape.scaled is not None:

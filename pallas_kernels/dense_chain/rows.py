@@ -9,7 +9,18 @@ from jax import lax
 
 from pallas_kernels.dense_chain.loading import Shares
 from pallas_kernels.dense_chain.partners import Partners, added
-from pallas_kernels.dense_chain.plan import GROUP, NEXT_QKV, PAIR, UNIT, Plan
+from pallas_kernels.dense_chain.plan import (
+    GATE_UP,
+    GROUP,
+    MORE_DOWN,
+    MORE_OUT,
+    NEXT_QKV,
+    PAIR,
+    STAGE,
+    UNIT,
+    Plan,
+    boxes_of_tile,
+)
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, rows_in_lanes
 
@@ -81,7 +92,8 @@ class Rows:
             pair_sum = self.over_partners(p, pair_sum)
         outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
         for i in range(self.plan.groups_each):
-            finish = partial(self.add_group, i, columns, partial(pair_sum, i), residual, *outputs)
+            given = columns, partial(pair_sum, i), residual, *outputs
+            finish = partial(self.add_group, p, i, *given)
             pl.when(self.finishes(i))(finish)
 
     def finishes(self, i: int):
@@ -93,7 +105,7 @@ class Rows:
 
         Returns a function that adds up what all GPUs have sent of a group.
         """
-        partners = Partners(self.plan, self.refs, p, self.shares.pair, self.shares.block)
+        partners = Partners(self.plan, self.refs, STAGE[p], self.shares.tile(p), self.shares.block)
         of_pair = lambda i: pair_sum(i, rows_in_lanes(UNIT))
         if self.plan.one_product:
             return lambda i, layout: added(partners.arrived(self.first + i, of_pair(i)))
@@ -108,7 +120,8 @@ class Rows:
         Returns a function that adds the other's sum to a group that this one finishes.
         """
         mailbox = self.plan.mailbox
-        box = lambda i: lax.div(self.first + i, PAIR)
+        later = boxes_of_tile(self.plan.shape.tokens) if p in (MORE_OUT, MORE_DOWN) else 0
+        box = lambda i: lax.div(self.first + i, PAIR) + later
         for i in range(self.plan.groups_each):
             for block in range(PAIR):
                 is_target = (self.finisher(i) == block) & (self.shares.half != block)
@@ -117,7 +130,7 @@ class Rows:
                 pl.when(self.stores(i) & is_target)(send)
 
         def pair_sum(i: int, layout):
-            [[other]] = mailbox.read(self.scratch, box(i), p // 2, [(UNIT, GROUP)], [ACC])
+            [[other]] = mailbox.read(self.scratch, box(i), STAGE[p] // 2, [(UNIT, GROUP)], [ACC])
             transposed = self.scratch["transposed"].at[self.warpgroup]
             transposed.T[...] = plgpu.layout_cast(group_of(acc, i) + other, TRANSPOSED)
             return load(transposed, layout)
@@ -126,7 +139,7 @@ class Rows:
 
     def by_global_memory(self, p: int, acc):
         """The same for the interpreter, which has no mailbox."""
-        sums = self.refs["attention_parts" if p == 0 else "mlp_parts"]
+        sums = self.refs["attention_parts" if STAGE[p] == 0 else "mlp_parts"]
         columns = pl.ds(self.shares.columns(p), UNIT)
         self.store_groups(sums.at[self.shares.half], columns, acc)
         plgpu.commit_smem()
@@ -142,7 +155,9 @@ class Rows:
             when_stored = pl.when(self.stores(i))
             when_stored(partial(store, target.at[self.group(i), columns].T, transposed))
 
-    def add_group(self, i: int, columns, pair_sum, residual, total, scaled, squares) -> None:
+    def add_group(
+        self, p: int, i: int, columns, pair_sum, residual, total, scaled, squares
+    ) -> None:
         dtype, layout, rows = self.plan.dtype, rows_in_lanes(UNIT), self.group(i)
         residuals, scale = residual
         product, x = pair_sum(layout).astype(dtype), residuals[i // PAIR]
@@ -151,7 +166,7 @@ class Rows:
         store(total.at[rows, columns], added)
         scale = lax.broadcast_in_dim(scale.astype(jnp.float32), wide.shape, [1])
         store(scaled.at[rows, columns], (wide * scale).astype(dtype))
-        store(squares.at[self.shares.pair, rows], (wide * wide).sum(axis=1))
+        store(squares.at[self.shares.tile(p), rows], (wide * wide).sum(axis=1))
 
     def write_qkv(self, p: int, acc) -> None:
         """Writes a tile of the next qkv. For a second tile the inverse is known already."""
@@ -173,7 +188,7 @@ class Rows:
         The sums of squares are read eight tiles at a time, one load per thread. That needs an array
         of MOST_TOKENS rows; those beyond the call's tokens hold garbage.
         """
-        squares = {1: "attention_squares", 3: "squares"}.get(p)
+        squares = {GATE_UP: "attention_squares", NEXT_QKV: "squares"}.get(p)
         if squares is None:
             return
         tiles, starts = self.refs[squares], range(0, self.refs[squares].shape[0], GROUP)

@@ -43,6 +43,9 @@ NEXT_INPUTS = {"none": 0, "attention": 10240, "recurrent": 12352}
 WIDE_NORMS = ChainShape(48, 512, 512, 512, 128, norm_dtype="float32")
 WITHOUT_NEXT = ChainShape(8, 512, 512, 1024, 0)
 """Both warpgroups multiply the only group of rows, and nothing follows the layer."""
+TALL = ChainShape(24, 768, 1024, 1280, 128)
+"""Pairs have two tiles of out and of down, whose inputs they share unequally. Each warpgroup has
+columns of gate and up of its own; in the other shapes it has rows of its own."""
 TWO_TILES = ChainShape(24, 512, 512, 512, 9 * PAIR * UNIT + 3 * UNIT)
 """Some thread blocks have two tiles of the next qkv. Both warpgroups multiply the middle group."""
 
@@ -164,13 +167,13 @@ class TestOnCpu:
 
     @pytest.mark.parametrize(
         "shape",
-        [SMALL, WITHOUT_NEXT, dataclasses.replace(WIDE_NORMS, qkv=0), TWO_TILES],
+        [SMALL, WITHOUT_NEXT, dataclasses.replace(WIDE_NORMS, qkv=0), TWO_TILES, TALL],
     )
     def test_reference(self, shape):
         given = inputs(shape)
         agrees(given, run(given, "xla"))
 
-    @pytest.mark.parametrize("shape", [WITHOUT_NEXT, TWO_TILES])
+    @pytest.mark.parametrize("shape", [WITHOUT_NEXT, TWO_TILES, TALL])
     def test_interpreted(self, shape):
         given = inputs(shape)
         agrees(given, interpreted(given))
