@@ -12,7 +12,7 @@ from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.shards import AXIS
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.dispatch import Choice
-from pallas_kernels.exchange import Inboxes, exchange_choice
+from pallas_kernels.exchange import Inboxes, exchange_choice, refusal_if_untried
 from pallas_kernels.exchange.inboxes import BLOCKS
 
 OP = "exchange_norm"
@@ -40,6 +40,8 @@ def choice_of_sums(
     exchange = decoder.shards.exchange
     if exchange == "psum":
         return Choice("psum", PSUM_ASKED_FOR)
+    if exchange == "auto" and (reason := refusal_of_processes() or refusal_if_untried()):
+        return Choice("psum", reason)
     if unlike is not None and exchange == "mosaic":
         raise NotForThisKernel(f"{OP} on {exchange!r}: {unlike}")
     if unlike is not None or num_tokens > MOST_TOKENS:
@@ -48,7 +50,16 @@ def choice_of_sums(
     scale = jax.ShapeDtypeStruct((decoder.hidden_size,), decoder.norm_dtype(x.dtype))
     inboxes = shape_of_inboxes(decoder.shards.count, room_for(decoder, dtype))
     options = {"eps": decoder.rms_norm_eps, "axis_name": AXIS}
-    return exchange_choice(exchange, x, x, scale, inboxes, **options)
+    choice = exchange_choice(exchange, x, x, scale, inboxes, **options)
+    if exchange == "auto" and choice.implementation != "mosaic":
+        return Choice("psum", choice.reason)
+    return choice
+
+
+def refusal_of_processes() -> str | None:
+    """Why kernels cannot add up, if the devices belong to several processes."""
+    count = jax.process_count()
+    return f"{count} processes run together; expected one" if count > 1 else None
 
 
 def room_for(decoder: Decoder, dtype: DTypeLike) -> int:

@@ -4,10 +4,10 @@
     GPU 1   its partial products --> inbox of GPU 0     flag --> GPU 0     waits for GPU 0's flag
     both    add up what is in their inbox, in the order of the GPUs: equal bits on all of them
 
-`implementation="auto"` means the reference in XLA.
+`implementation="auto"` is the kernel on Hopper GPUs. An engine asks `refusal_if_untried` first.
 """
 
-from pallas_kernels.exchange.api import exchange_choice, exchange_norm
+from pallas_kernels.exchange.api import exchange_choice, exchange_norm, refusal_if_untried
 from pallas_kernels.exchange.inboxes import (
     PATIENCE_S,
     Inboxes,
@@ -27,5 +27,6 @@ __all__ = [
     "inboxes_of",
     "late_device",
     "make_memory",
+    "refusal_if_untried",
     "specs_of",
 ]

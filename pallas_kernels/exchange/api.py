@@ -4,14 +4,14 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
+from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Choice, Implementation, Op
 from pallas_kernels.exchange import reference
 from pallas_kernels.exchange.inboxes import Inboxes
 
-AUTO: Implementation = "xla"
-"""What "auto" means. The kernel has run on two H100s, but only for minutes
-(docs/notes/parallel.md). Once it has run for hours, this becomes "auto": the kernel on Hopper GPUs
-for every call that it can do."""
+TRIED_ON = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+"""GPUs of which several have run the kernels of this folder, connected by NVLink. Other GPUs may be
+unable to write into each other's memory, which would end the process."""
 
 
 def exchange_norm(
@@ -32,7 +32,7 @@ def exchange_norm(
     is the total. Every device gets equal bits. The norm is that of `add_norm`.
     """
     return EXCHANGE_NORM(
-        AUTO if implementation == "auto" else implementation,
+        implementation,
         x,
         addend,
         scale,
@@ -44,8 +44,15 @@ def exchange_norm(
 
 def exchange_choice(implementation: Implementation, *arguments: Any, **options: Any) -> Choice:
     """Which implementation runs such a call, and why."""
-    named = AUTO if implementation == "auto" else implementation
-    return EXCHANGE_NORM.choice(named, *arguments, **options)
+    return EXCHANGE_NORM.choice(implementation, *arguments, **options)
+
+
+def refusal_if_untried() -> str | None:
+    """Why a GPU of this kind should not run these kernels unless they are named."""
+    device = dispatch.default_device()
+    if device.platform != "gpu" or device.device_kind in TRIED_ON:
+        return None
+    return f"not tried on {device.device_kind}; expected {' or '.join(TRIED_ON)}"
 
 
 def _mosaic(*arguments: Any, axis_name: str, **options: Any) -> Any:

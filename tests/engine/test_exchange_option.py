@@ -30,7 +30,10 @@ FEW_TOKENS: dict[str, Any] = {"prefill_shapes": ((1, 64),), "prefill_chunk": 64}
 @pytest.fixture
 def on_two_hoppers(monkeypatch: pytest.MonkeyPatch):
     device = types.SimpleNamespace(
-        platform="gpu", device_kind="NVIDIA H100", compute_capability="9.0", core_count=132
+        platform="gpu",
+        device_kind="NVIDIA H100 80GB HBM3",
+        compute_capability="9.0",
+        core_count=132,
     )
     monkeypatch.setattr(dispatch, "default_device", lambda: device)
     monkeypatch.setattr(jax, "device_count", lambda: 2)
@@ -63,18 +66,48 @@ class TestWhatIsSaid:
         shapes = ((1, 512), (1, 520), (4, 128), (4, 256))
         sizes: dict[str, Any] = {"max_batch": 33, "batch_sizes": (32, 33)}
         sizes |= {"prefill_shapes": shapes, "prefill_chunk": 520}
-        uses = of_sums(planned(exchange="mosaic", **sizes))
-        found = {(use.model, use.runs_on): {*use.sizes} for use in uses}
+        everything = planned(exchange="mosaic", **sizes)
+        found = {(use.model, use.runs_on): {*use.sizes} for use in of_sums(everything)}
         assert {(1, 512), (4, 128), (32, 16)} <= found["target", "mosaic"]
         assert {(1, 520), (4, 256), (33, 16)} == found["target", "psum"]
         # It drafts a block of 16 for each request, whatever the target reads.
-        assert (33, 16) in found["drafter", "psum"] and (4, 256) in found["drafter", "mosaic"]
+        assert (33, 16) in found["drafter", "psum"] and (32, 16) in found["drafter", "mosaic"]
+        [chained] = [
+            {*use.sizes}
+            for use in everything
+            if (use.model, use.op, use.runs_on) == ("drafter", "dense_chain", "mosaic")
+        ]
+        assert (4, 256) in chained, "a kernel that adds up 64 tokens itself"
+        assert not chained & (found["drafter", "psum"] | found["drafter", "mosaic"])
 
     @pytest.mark.parametrize("kind", ["dflash", "dflash2", "eagle3"])
     def test_psum_is_said_too_and_no_kernel_is_lost_by_it(self, on_two_hoppers, kind):
-        uses = planned(kind=kind)
+        uses = planned(kind=kind, exchange="psum")
         assert "exchange_norm psum (exchange is psum)" in kernels_line(uses)
         assert not lost_kernels(of_sums(uses))
+
+    def test_by_default_kernels_add_up_if_they_can(self, on_two_hoppers):
+        assert of_sums(planned()) == of_sums(planned(exchange="mosaic"))
+        uses = of_sums(planned(kind="eagle3"))
+        assert {use.reason for use in uses if use.model == "drafter"} == {OF_PAIRS}
+        assert {use.runs_on for use in uses if use.model == "target"} == {"mosaic", "psum"}
+
+    def test_by_default_xla_adds_up_on_other_devices(self, monkeypatch):
+        monkeypatch.setattr(jax, "device_count", lambda: 2)
+        uses = of_sums(planned(**FEW_TOKENS))
+        assert {use.runs_on for use in uses} == {"psum"}
+        assert {use.reason for use in uses} == {"the device is a CPU; expected a Hopper GPU"}
+
+    @pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA H200 NVL"])
+    def test_by_default_xla_adds_up_on_untried_gpus(self, on_two_hoppers, monkeypatch, kind):
+        dispatch.default_device().device_kind = kind
+        assert {use.runs_on for use in of_sums(planned())} == {"psum"}
+        assert "mosaic" in {use.runs_on for use in of_sums(planned(exchange="mosaic"))}
+
+    def test_by_default_xla_adds_up_over_several_processes(self, on_two_hoppers, monkeypatch):
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        uses = of_sums(planned(**FEW_TOKENS))
+        assert {use.reason for use in uses} == {"2 processes run together; expected one"}
 
     @pytest.mark.parametrize(("kind", "why"), [("dflash2", CONVOLVED), ("eagle3", OF_PAIRS)])
     def test_drafters_whose_sums_the_reference_does_not_make(self, on_two_hoppers, kind, why):
@@ -129,7 +162,7 @@ class TestWhatIsRefused:
             Engine.from_pretrained("no such folder", exchange="mosaic", tensor_parallel_size=2)
         assert str(refused.value) == (
             "exchange is 'mosaic', but the device is a CPU; expected a Hopper GPU, or exchange "
-            "'psum' or 'xla'"
+            "'auto' or 'psum'"
         )
 
     def test_several_processes_are_too(self, monkeypatch):
@@ -145,7 +178,7 @@ class TestFlag:
         models = ["--model", "some"] if command is bench else []
         given = parser.parse_args([*models, "--tensor-parallel-size", "2", "--exchange", "xla"])
         assert filled(EngineOptions, vars(given)).exchange == "xla"
-        assert parser.parse_args(models).exchange == "psum"
+        assert parser.parse_args(models).exchange == "auto"
 
     def test_the_command_refuses(self, capsys):
         few = ["--prompt-ids", "1,2,3", "--max-tokens", "2", "--max-model-len", "64"]

@@ -87,7 +87,7 @@ class TestWhatItRefuses:
             (
                 dict(name="qwen3-14b"),
                 {},
-                "dense_chain on 'mosaic': hidden size 5120; expected at m",
+                "dense_chain on 'mosaic': inner size 17408; expected at m",
             ),
             (dict(dtype=jnp.float32), {}, "queries and pages in float32; expected a 16-bit dtype"),
             (
@@ -149,7 +149,7 @@ class TestWhatIsSaid:
             (
                 dict(name="qwen3-14b"),
                 {},
-                "dense_chain xla (hidden size 5120; expected at most",
+                "dense_chain xla (inner size 17408; expected at most",
             ),
             ({}, dict(page_size=24), "paged_attention xla (page size 24; expected"),
             (dict(window=8), {}, "paged_attention mosaic and xla (drafter: a window of 8"),

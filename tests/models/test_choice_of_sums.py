@@ -17,9 +17,11 @@ from jaxspec.models.presets import dflash2_for, qwen35
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen35 import Qwen35
 from pallas_kernels import NotForThisKernel, dispatch
-from pallas_kernels.dispatch import Op
+from pallas_kernels.dispatch import Choice, Op
 
 TWO = Shards(2, exchange="mosaic")
+CHAIN = "chain"
+"""The kernel from one attention to the next adds up itself, both sums of a layer."""
 
 
 def traced(monkeypatch, run) -> dict[str, int]:
@@ -28,8 +30,8 @@ def traced(monkeypatch, run) -> dict[str, int]:
 
     def noted(op: Op, implementation, *args, **options):
         choice = op.choice(implementation, *args, **options)
-        if op.name == "exchange_norm":
-            counts[choice.implementation] += 1
+        if op.name in ("exchange_norm", "exchanging_chain"):
+            counts[CHAIN if op.name == "exchanging_chain" else choice.implementation] += 1
         return op.implementations["xla"](*args, **options)
 
     def summed(shards: Shards, x):
@@ -70,7 +72,9 @@ def sums_of_target(model, batch: int, width: int, monkeypatch, num_packed=None) 
 @pytest.mark.parametrize(
     ("batch", "width", "num_packed", "runs_on"),
     [
-        (1, 1, None, "mosaic"),
+        (1, 1, None, CHAIN),
+        (4, 16, None, CHAIN),
+        (8, 16, 64, CHAIN),
         (4, MOST_TOKENS // 4, None, "mosaic"),
         (3, MOST_TOKENS // 3 + 1, None, "psum"),
         (64, 16, 256, "mosaic"),
@@ -81,9 +85,14 @@ def test_a_target_adds_up_as_it_says(batch, width, num_packed, runs_on, monkeypa
     config = shallow("qwen3-4b")[0]
     model = Qwen3(config, (), jnp.bfloat16).with_shards(TWO)
     sizes = (batch, width, 64) if num_packed is None else (batch, width, 64, num_packed)
-    said = dict(model.kernel_choices(*sizes))["exchange_norm"]
-    assert said.implementation == runs_on
-    of_layers = {runs_on: 2 * config.decoder.num_layers}
+    said = dict(model.kernel_choices(*sizes))
+    if runs_on == CHAIN:
+        assert said["dense_chain"] == Choice("mosaic") and "exchange_norm" not in said
+    else:
+        assert said["exchange_norm"].implementation == runs_on
+        assert said["dense_chain"].implementation == "xla"
+    sums_each = 1 if runs_on == CHAIN else 2
+    of_layers = {runs_on: sums_each * config.decoder.num_layers}
     found = sums_of_target(model, batch, width, monkeypatch, num_packed)
     assert found == {**of_layers, "psum": of_layers.get("psum", 0) + 1}, "one of the embedding"
 
@@ -110,6 +119,13 @@ def sums_of_drafter(model, batch: int, monkeypatch) -> dict[str, int]:
         return model.apply(zeros(shapes), embedded, block, with_inboxes(model, cache))
 
     return traced(monkeypatch, run)
+
+
+def test_a_drafter_of_few_tokens_adds_up_in_the_chain(monkeypatch):
+    model = DFlash(shallow("qwen3-4b")[1], jnp.bfloat16).with_shards(TWO)
+    said = dict(model.kernel_choices(4, 1, 64))
+    assert said["dense_chain"] == Choice("mosaic") and "exchange_norm" not in said
+    assert sums_of_drafter(model, 4, monkeypatch) == {CHAIN: len(model.config.block_masks)}
 
 
 @pytest.mark.parametrize(("batch", "runs_on"), [(32, "mosaic"), (33, "psum")])

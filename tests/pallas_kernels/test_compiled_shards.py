@@ -31,6 +31,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen35 import Qwen35
 from jaxspec.proposers.dflash import DFlashProposer
 from pallas_kernels import dispatch
+from pallas_kernels.dense_chain import MORE_TOKENS
 from pallas_kernels.exchange import Inboxes
 from pallas_kernels.exchange.inboxes import BLOCKS
 
@@ -52,7 +53,10 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Mesh:
     for module in (sharding, sharded):
         monkeypatch.setattr(module, "mesh_of", lambda count: mesh)
     h100 = types.SimpleNamespace(
-        platform="gpu", device_kind="NVIDIA H100", compute_capability="9.0", core_count=132
+        platform="gpu",
+        device_kind="NVIDIA H100 80GB HBM3",
+        compute_capability="9.0",
+        core_count=132,
     )
     monkeypatch.setattr(dispatch, "default_device", lambda: h100)
     return mesh
@@ -97,7 +101,7 @@ def with_inboxes(state, models: Models):
 
 
 def compiled_step(
-    target, draft, mesh: Mesh, draws: bool = False, shards: Shards = TWO
+    target, draft, mesh: Mesh, draws: bool = False, shards: Shards = TWO, batch: int = SLOTS
 ) -> tuple[str, Models]:
     """The text of a decode step of these models, and the models of one shard."""
     target, of_target = spread(target, shards)
@@ -106,7 +110,7 @@ def compiled_step(
     params = {"target": of_target, "drafter": of_drafter}
     state = state_of(models, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    integers = jax.ShapeDtypeStruct((SLOTS,), jnp.int32, sharding=everywhere)
+    integers = jax.ShapeDtypeStruct((batch,), jnp.int32, sharding=everywhere)
     static = {"drafting": Drafting(0, draft.block_size, drawn=draws), "draws": draws}
     inputs = integers, integers
     step = sharded.step_over_shards(decode_step, models, params, state, inputs, static)
@@ -167,6 +171,24 @@ def test_a_step_whose_sums_are_in_kernels(mesh):
     assert not re.findall(r"s32\[128\]\S* copy\(", text), "what is known of lateness stays"
 
 
+@needs_compiler
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-8b-fp8", "qwen3-32b"])
+def test_a_step_of_few_tokens_has_one_kernel_between_attentions(mesh, name):
+    config = qwen3(name)
+    decoder = dataclasses.replace(config.decoder, num_layers=2)
+    config = dataclasses.replace(config, decoder=decoder)
+    target, shards = Qwen3(config, (0, 1), jnp.bfloat16), Shards(DEVICES, exchange="auto")
+    draft, layers = drafter_of(config, (0, 1)), 2 + DRAFTER_LAYERS
+    text, models = compiled_step(target, draft, mesh, shards=shards, batch=4)
+    first_qkv = 1 if decoder.fp8 else 0
+    assert kernels_in(text) == 3 * layers + DRAFTER_LAYERS + first_qkv, (
+        "queries, attention, and everything else; of the drafter, context too"
+    )
+    assert sums_in(text) == 2, "one per embedding"
+    said = dict(models.target.kernel_choices(4, draft.block_size, PAGE_SIZE))
+    assert said["dense_chain"].implementation == "mosaic" and "exchange_norm" not in said
+
+
 def most_gathered(text: str) -> int:
     """Bytes of the largest array that devices gather; parts are gathered as bytes."""
     gathers = re.findall(r"= \(?(.*?) all-gather(?:-start)?\(", text)
@@ -206,5 +228,6 @@ def test_a_step_of_a_hybrid_over_two_gpus(mesh, exchange):
     assert sums_in(text) == sums - in_kernels + 2, "two per layer, one per embedding"
     said = said_of(models.target, draft.block_size)
     kernels = ("paged_attention", "block_read", "block_fold", "delta_prefill")
-    assert {said[op] for op in kernels} == {"mosaic"} and said["dense_chain"] == SHARDED
+    assert {said[op] for op in kernels} == {"mosaic"}
+    assert said["dense_chain"] == (MORE_TOKENS if exchange == "mosaic" else SHARDED)
     assert said["exchange_norm"] == ("mosaic" if exchange == "mosaic" else PSUM_ASKED_FOR)

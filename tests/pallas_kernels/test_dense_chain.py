@@ -32,6 +32,7 @@ QWEN3 = {
     "0.6b": ChainShape(16, 2048, 1024, 3072, 4096),
     "8b": ChainShape(16, 4096, 4096, 12288, 6144),
     "4b": ChainShape(16, 4096, 2560, 9728, 6144),
+    "32b, one of four": ChainShape(16, 2048, 5120, 6400, 2560),
 }
 HYBRID = {
     "3.5-4b": ChainShape(16, 4096, 2560, 9216, 0, norm_dtype="float32"),
@@ -324,11 +325,12 @@ def test_calls_that_hand_on_their_arrivals():
         ({"tokens": 4}, "bfloat16", "4 tokens per step; expected 8, 16, .. 64"),
         ({"tokens": 72}, "bfloat16", "more than 64 tokens per step"),
         ({}, "float32", "weights in float32; expected bfloat16"),
-        ({"hidden": 5120}, "bfloat16", "hidden size 5120; expected at most 4096"),
+        ({"hidden": 8704}, "bfloat16", "hidden size 8704; expected at most 8192"),
         ({"hidden": 1280}, "bfloat16", "hidden size 1280; expected a multiple of 512"),
         ({"inner": 17408}, "bfloat16", "inner size 17408; expected at most 16896"),
-        ({"inner": 12160}, "bfloat16", "inner size 12160; expected a multiple of 512"),
-        ({"attended": 4224}, "bfloat16", "attended size 4224; expected a multiple of 512"),
+        ({"inner": 12160}, "bfloat16", "inner size 12160; expected a multiple of 256"),
+        ({"attended": 4224}, "bfloat16", "attended size 4224; expected a multiple of 256"),
+        ({"attended": 256}, "bfloat16", "attended size 256; expected at least 512"),
         ({"qkv": 16960}, "bfloat16", "qkv size 16960; expected at most 16896"),
         ({"qkv": 96}, "bfloat16", "qkv size 96; expected a multiple of 64"),
         (
@@ -393,8 +395,8 @@ def test_it_runs_only_if_kernels_are_wanted():
 
 
 def test_a_chain_that_is_named_runs_or_raises():
-    wide = dataclasses.replace(QWEN3["8b"], hidden=5120)
-    with pytest.raises(NotForThisKernel, match="dense_chain on 'mosaic': hidden size 5120"):
+    wide = dataclasses.replace(QWEN3["8b"], hidden=8704)
+    with pytest.raises(NotForThisKernel, match="dense_chain on 'mosaic': hidden size 8704"):
         begin_chain(wide, 16, jnp.bfloat16, "mosaic")
     with pytest.raises(NotForThisKernel, match="4 tokens"):
         run(inputs(ChainShape(4, 512, 512, 512, 384)), "mosaic")
@@ -407,7 +409,9 @@ def test_more_tokens_than_the_chain_is_made_for_are_no_fault():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("model", "tokens"), [("4b", 24), ("4b", 56), ("8b", 40), ("8b", 48)])
+@pytest.mark.parametrize(
+    ("model", "tokens"), [("4b", 24), ("4b", 56), ("8b", 40), ("8b", 48), ("32b, one of four", 40)]
+)
 def test_it_compiles_without_spills(model, tokens, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     # Sizes that no other test compiles: ptxas reports nothing of a kernel that was compiled before.

@@ -4,6 +4,7 @@ devices in tests/parallel. The interpreter of jax knows nothing of other devices
 
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,17 @@ from interpreter import no_races
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels import NotForThisKernel
+from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.add_norm import mosaic as add_norm
-from pallas_kernels.exchange import Inboxes, exchange_norm, late_device, mosaic, specs_of
+from pallas_kernels.dispatch import Choice
+from pallas_kernels.exchange import (
+    Inboxes,
+    exchange_norm,
+    late_device,
+    mosaic,
+    refusal_if_untried,
+    specs_of,
+)
 from pallas_kernels.exchange.api import exchange_choice
 from pallas_kernels.exchange.inboxes import BLOCKS, halves
 from pallas_kernels.jax_internals import plgpu
@@ -134,9 +143,21 @@ class TestItSaysNo:
     def test_to_other_dtypes(self):
         assert "an addend in float16" in self.refusal(2, 4, 256, "float16")
 
-    def test_on_auto_until_gpus_have_run_it(self):
+    def test_on_auto_without_a_hopper_gpu(self):
         choice = exchange_choice("auto", *arguments(2, 4, 256, "bfloat16"), eps=EPS, axis_name=AXIS)
-        assert choice.implementation == "xla"
+        assert choice == Choice("xla", "the device is a CPU; expected a Hopper GPU")
+
+
+def test_which_gpus_have_run_it(monkeypatch):
+    def refusal(platform: str, kind: str) -> str | None:
+        device = types.SimpleNamespace(platform=platform, device_kind=kind)
+        monkeypatch.setattr(dispatch, "default_device", lambda: device)
+        return refusal_if_untried()
+
+    assert refusal("cpu", "cpu") is None and refusal("gpu", "NVIDIA H200") is None
+    assert refusal("gpu", "NVIDIA H100 PCIe") == (
+        "not tried on NVIDIA H100 PCIe; expected NVIDIA H100 80GB HBM3 or NVIDIA H200"
+    )
 
 
 def test_addresses_are_taken_apart():

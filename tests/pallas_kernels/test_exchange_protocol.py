@@ -3,7 +3,17 @@
 import dataclasses
 
 import pytest
-from exchange_model import ROW_BYTES, Flag, Model, Store, Wait, Wrong, programs
+from exchange_model import (
+    ROW_BYTES,
+    Await,
+    Flag,
+    Model,
+    Store,
+    Wait,
+    Wrong,
+    numbered_programs,
+    programs,
+)
 
 from pallas_kernels.exchange.inboxes import Layout
 
@@ -95,6 +105,65 @@ class TestWhatEachPartIsFor:
         self.stops(Model(self.programs(monkeypatch), filled=True))
 
 
+NUMBERED_CALLS = [(2, [1, 1]), (2, [2, 1]), (3, [1])]
+"""GPUs, and the groups of each tile in each call of a chain."""
+
+
+class OneNumberedTurn(Layout):
+    def numbered_message(self, number, sender):
+        return super().numbered_message(0, sender)
+
+
+class TestNumberedWords:
+    def programs(self, monkeypatch, devices, calls, kind: type[Layout] = Layout) -> list:
+        return numbered_programs(monkeypatch, kind(devices, 16 * ROW_BYTES * max(calls)), calls)
+
+    @pytest.mark.parametrize(("devices", "calls"), NUMBERED_CALLS)
+    def test_every_order_ends_with_the_right_sums(self, monkeypatch, devices, calls):
+        model = Model(self.programs(monkeypatch, devices, calls), held_back=False)
+        found = list(model.final_states())
+        assert found and all(model.finished(state, d) for state in found for d in range(devices))
+
+    def test_whoever_does_not_end_waits_for_a_peer_that_stops(self, monkeypatch):
+        model = Model(self.programs(monkeypatch, 2, [1, 1]), stopped=1)
+        ends = [state for state in model.final_states() if not model.finished(state, 0)]
+        assert ends
+        for state in ends:
+            blocks = zip(model.programs[0][state.calls[0]], state.places[0])
+            left = [program[done] for program, done in blocks if done < len(program)]
+            assert all(isinstance(one, Await) and one.wanted[1] == 1 for one in left)
+
+    def test_two_turns_are_needed(self, monkeypatch):
+        """With one, a GPU that is ahead writes over what its peer has not read, which then waits
+        for ever."""
+        model = Model(self.programs(monkeypatch, 2, [1, 1], OneNumberedTurn))
+        assert not all(model.finished(s, d) for s in model.final_states() for d in range(2))
+
+    def test_numbers_are_needed(self, monkeypatch):
+        """Without, what arrived for the exchange two before is taken for the new words."""
+        with_place = lambda one: (
+            dataclasses.replace(one, value=(one.value[0] % 2, one.value[1]))
+            if isinstance(one, Store)
+            else dataclasses.replace(one, wanted=(one.wanted[0] % 2, one.wanted[1]))
+        )
+        given = self.programs(monkeypatch, 2, [1, 1])
+        same = [[[tuple(map(with_place, b)) for b in call] for call in device] for device in given]
+        model = Model(same)
+        ahead = lambda state: abs(state.calls[0] - state.calls[1]) > 1
+        assert any(ahead(state) for state in all_states(model))
+        assert not any(ahead(state) for state in all_states(Model(given)))
+
+
+def all_states(model: Model) -> set:
+    seen, open_states = set(), [model.first()]
+    while open_states:
+        state = open_states.pop()
+        if state not in seen:
+            seen.add(state)
+            open_states += model.after(state)
+    return seen
+
+
 def test_the_kernel_stores_each_row_once_for_every_gpu(monkeypatch):
     layout = layout_of(3, [2])
     for device, [blocks] in enumerate(programs(monkeypatch, layout, [2])):
@@ -120,4 +189,6 @@ def test_nothing_in_an_inbox_overlaps():
     messages = [layout.message(turn, sender) for turn in (0, 1) for sender in range(4)]
     assert len(set(flags)) == 16 and max(flags) + 4 <= min(messages)
     assert sorted(messages) == [min(messages) + 64 * i for i in range(8)]
-    assert layout.size == max(messages) + 64
+    numbered = [layout.numbered_message(turn, sender) for turn in (0, 1) for sender in range(4)]
+    assert sorted(numbered) == [max(messages) + 64 + 16 * i for i in range(8)]
+    assert layout.size == max(numbered) + 16

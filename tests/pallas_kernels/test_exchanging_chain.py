@@ -244,7 +244,7 @@ class TestItSaysNo:
 
     def test_to_parts_that_the_chain_cannot_cut(self):
         said = self.refusal(dataclasses.replace(of_all(SMALL, 2), inner=768))
-        assert "inner size 384; expected a multiple of 512" in said
+        assert "inner size 384; expected a multiple of 256" in said
 
 
 @pytest.mark.gpu

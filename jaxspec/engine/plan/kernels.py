@@ -30,13 +30,13 @@ log = logging.getLogger("jaxspec")
 def refuse_device(options: EngineOptions) -> None:
     """Refuses "mosaic" on a device without these kernels, before any weights are read."""
     # "auto" has the stricter rule: a machine without a GPU can compile for one, but not run.
-    for option, others in (("kernels", "'auto' or 'xla'"), ("exchange", "'psum' or 'xla'")):
+    for option, others in (("kernels", "'auto' or 'xla'"), ("exchange", "'auto' or 'psum'")):
         if getattr(options, option) == "mosaic" and (reason := refusal_of_device("auto")):
             raise UsageError(f"{option} is 'mosaic', but {reason}, or {option} {others}")
-    if options.exchange != "psum" and jax.process_count() > 1:
+    if options.exchange in ("mosaic", "xla") and jax.process_count() > 1:
         raise UsageError(
             f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
-            "expected psum, or one process"
+            "expected auto or psum, or one process"
         )
 
 

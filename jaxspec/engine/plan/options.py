@@ -111,10 +111,11 @@ class EngineOptions(SpeculationOptions):
     tensor_parallel_size: int = 1
     """Number of GPUs of this machine over which every layer is spread: the first that JAX sees. It
     must divide the numbers of heads and key-value heads, the MLP's size and the vocabulary."""
-    exchange: Exchange = "psum"
+    exchange: Exchange = "auto"
     """What sums the products of layers over several GPUs. psum: XLA; mosaic: for steps of at most
-    512 tokens a kernel in which GPUs write into each other's memory, which takes less time, and
-    raise an error if it cannot run a model's layers; xla: the reference of that kernel."""
+    512 tokens kernels in which GPUs write into each other's memory, which takes less time, and
+    raise an error if they cannot run a model's layers; xla: the reference of such a kernel; auto:
+    kernels where they can run and have been tried, and XLA elsewhere."""
     step_timeout: float | None = None
     """Seconds after which a step counts as stuck, because a device or another process does not
     answer. All requests then end with an error, and the engine cannot be used any more. Time for

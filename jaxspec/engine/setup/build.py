@@ -7,7 +7,7 @@ from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.planning import plan_engine, synthetic_of
 from jaxspec.engine.programs.store import open_store
 from jaxspec.engine.schedule.loop import Loop
-from jaxspec.engine.setup.inboxes import with_inboxes
+from jaxspec.engine.setup.inboxes import exchange_by_inboxes, with_inboxes
 from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.setup.pools import with_pools
 from jaxspec.engine.setup.processes import as_first_process
@@ -34,7 +34,7 @@ def build_loop(
     check_room(models, plan)
     store = open_store(options.cache_dir)
     empty = with_inboxes(partial(new_state, models, plan, store), models)
-    kind = Device if options.exchange == "psum" else ExchangingDevice
+    kind = ExchangingDevice if exchange_by_inboxes(models) else Device
     device = kind(models, params, empty(), store, options.step_timeout)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)

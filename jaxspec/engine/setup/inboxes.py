@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from jaxspec.cache.cache import Cache
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.state import EngineState
-from jaxspec.layers.sums import room_for
+from jaxspec.layers.sums import choice_of_sums, room_for
 from jaxspec.models.sharding import mesh_of
 from jaxspec.models.targets import CheckpointTarget
 from jaxspec.proposers.drafters import drafter_in
@@ -38,14 +39,24 @@ class WithInboxes:
     @property
     def room(self) -> int:
         """Size in bytes of the largest message that a model sends."""
-        target, drafter = self.models.target, drafter_in(self.models.proposers)
-        assert isinstance(target, CheckpointTarget), "only such targets are cut into shards"
-        models = [target] if drafter is None else [target, drafter]
-        return max(room_for(one.config.decoder, one.dtype) for one in models)
+        return max(room_for(one.config.decoder, one.dtype) for one in models_of(self.models))
 
 
 def with_inboxes(empty: Callable[[], EngineState], models: Models) -> Callable[[], EngineState]:
     """The function that makes empty states, whose states have inboxes if the models use any."""
-    if models.shards.count == 1 or models.shards.exchange == "psum":
-        return empty
-    return WithInboxes(empty, models)
+    return WithInboxes(empty, models) if exchange_by_inboxes(models) else empty
+
+
+def exchange_by_inboxes(models: Models) -> bool:
+    """Whether some model adds up by inboxes, in steps of few tokens."""
+    if models.shards.count == 1:
+        return False
+    choices = (choice_of_sums(one.config.decoder, one.dtype, 1) for one in models_of(models))
+    return any(choice.implementation != "psum" for choice in choices)
+
+
+def models_of(models: Models) -> list[Any]:
+    """The target, and the drafter if there is one."""
+    target, drafter = models.target, drafter_in(models.proposers)
+    assert isinstance(target, CheckpointTarget), "only such targets are cut into shards"
+    return [target] if drafter is None else [target, drafter]
