@@ -82,14 +82,15 @@ class Chain:
         Float[Array, "filled width hidden"], Float[Array, "filled width fused"] | None, "Chain"
     ]:
         """Calls `dense_chain`; returns its results and the chain for the next call."""
-        by_token = attended.reshape(-1, attended.shape[-1]), x.reshape(-1, x.shape[-1])
-        given = *by_token, *weights, self.arrivals
-        options = {"eps": eps, "implementation": self.implementation}
+        rows, stream = attended.reshape(-1, attended.shape[-1]), x.reshape(-1, x.shape[-1])
+        inboxes, options = None, {"eps": eps, "implementation": self.implementation}
         if self.inboxes is None:
-            (total, qkv, arrivals), inboxes = dense_chain(*given, **options), None
+            total, qkv, arrivals = dense_chain(rows, stream, *weights, self.arrivals, **options)
         else:
             over = {"axis_name": self.axis_name} | options
-            total, qkv, arrivals, inboxes = exchanging_chain(*given, self.inboxes, **over)
+            total, qkv, arrivals, inboxes = exchanging_chain(
+                rows, stream, *weights, self.arrivals, self.inboxes, **over
+            )
         by_request = lambda y: y.reshape(*x.shape[:2], y.shape[-1])
         next_chain = dataclasses.replace(self, arrivals=arrivals, inboxes=inboxes)
         return by_request(total), None if qkv is None else by_request(qkv), next_chain
