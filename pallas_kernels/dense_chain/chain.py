@@ -83,13 +83,14 @@ class Chain:
     ]:
         """Calls `dense_chain`; returns its results and the chain for the next call."""
         rows, stream = attended.reshape(-1, attended.shape[-1]), x.reshape(-1, x.shape[-1])
-        inboxes, options = None, {"eps": eps, "implementation": self.implementation}
-        if self.inboxes is None:
+        options: dict[str, Any] = {"eps": eps, "implementation": self.implementation}
+        inboxes = self.inboxes
+        if inboxes is None:
             total, qkv, arrivals = dense_chain(rows, stream, *weights, self.arrivals, **options)
         else:
-            over = {"axis_name": self.axis_name} | options
+            options["axis_name"] = self.axis_name
             total, qkv, arrivals, inboxes = exchanging_chain(
-                rows, stream, *weights, self.arrivals, self.inboxes, **over
+                rows, stream, *weights, self.arrivals, inboxes, **options
             )
         by_request = lambda y: y.reshape(*x.shape[:2], y.shape[-1])
         next_chain = dataclasses.replace(self, arrivals=arrivals, inboxes=inboxes)
