@@ -63,20 +63,16 @@ def timed(model: str, tokens: int, implementation: Implementation) -> dict[str, 
             compiled_chain(chain(once), x, (matrices,)), x, (matrices,), CALLS
         )
         row[f"{name}_us"] = round(1e6 * seconds, 2)
-    same = [np.array_equal(*map(as_bits, both)) for both in zip(*map(jax.tree.leaves, results))]
-    return row | {"same_numbers": same[0], "chosen": runs_in_one_kernel("auto", x, *matrices[0])}
-
-
-def as_bits(numbers: jax.Array) -> np.ndarray:
-    return np.asarray(numbers).view(np.uint8)
+    one, other = (np.asarray(result.numbers).view(np.uint8) for result in results)
+    row["same_numbers"] = np.array_equal(one, other)
+    return row | {"chosen": runs_in_one_kernel("auto", x, *matrices[0])}
 
 
 def one_by_one(
     x: RoundedRows, weight: jax.Array, scales: jax.Array, *, implementation: Implementation
 ) -> RoundedRows:
     gate_up = fp8_product_in_parts(x, weight, scales, implementation=implementation)
-    options = {"rounding": "pieces", "implementation": implementation}
-    return silu_gate(gate_up, dtype=x.dtype, **options)
+    return silu_gate(gate_up, dtype=x.dtype, rounding="pieces", implementation=implementation)
 
 
 def chain(once: Callable[..., RoundedRows]) -> Callable[..., RoundedRows]:

@@ -1,4 +1,4 @@
-"""The body of the kernel: a product of many rows in 8 bits, whose tiles are gated and rounded.
+"""The body of the kernel for many rows: a product in 8 bits, whose tiles are gated and rounded.
 
 It differs from `kernel_8_by_8_many_rows.py` in what a tile is, and in what becomes of its sums. The
 first half of a tile's outputs are gates, the other half the ups that belong to them, so a thread
@@ -33,14 +33,12 @@ class ThreadBlock(kernel_8_by_8_many_rows.ThreadBlock):
     """[row tiles, inner / BLOCK, scales at once]; `out` is [rows, inner] in e4m3"""
 
     def output(self, tile: Tile, number: int):
-        """Gates come first, ups are `inner` further on."""
+        """Gates come first, ups are an inner size further on."""
         of_up = number >= BLOCK
-        return tile.outputs + (self.plan.inner + number - BLOCK if of_up else number)
+        return tile.outputs + (self.plan.outputs // 2 + number - BLOCK if of_up else number)
 
     def write(self, warpgroup, tile: Tile, sums) -> None:
-        """Each sum is rounded to 16 bits, and so is the gated number, as if all were written."""
-        gate, up = (totals.astype(ACTIVATIONS).astype(jnp.float32) for totals in sums)
-        gated = silu(gate, up).astype(jnp.float32)
+        gated = gated_in_16_bits(*sums).astype(jnp.float32)
         of_rows = scales_of_pieces(abs(gated).max(axis=1))
         in_8_bits = rounded(gated / lax.broadcast_in_dim(of_rows, gated.shape, [0]))
         self.wait_until_copied()
@@ -51,3 +49,9 @@ class ThreadBlock(kernel_8_by_8_many_rows.ThreadBlock):
         plgpu.copy_smem_to_gmem(copied, self.out.at[self.rows_of(warpgroup, tile), columns])
         piece = lax.div(tile.outputs, BLOCK)
         store(self.out_scales.at[tile.row_tile, piece, own_rows(warpgroup)], of_rows)
+
+
+def gated_in_16_bits(gate, up):
+    """Each sum is rounded to 16 bits, and so is the gated number, as if all were written."""
+    gate, up = (totals.astype(ACTIVATIONS).astype(jnp.float32) for totals in (gate, up))
+    return silu(gate, up)

@@ -1,7 +1,6 @@
-"""`gated_product` on Mosaic GPU, for Hopper and more than 64 rows."""
+"""`gated_product` on Mosaic GPU, for Hopper: with more than 64 rows, and with fewer."""
 
 import functools
-import math
 
 import jax
 from jaxtyping import Array, Float
@@ -10,8 +9,8 @@ from pallas_kernels.fp8_product.plan_of import ACTIVATIONS
 from pallas_kernels.fp8_product.quantise import E4M3
 from pallas_kernels.fp8_product.rounded import RoundedRows
 from pallas_kernels.fp8_product.rounding import padded, type_of_scales
-from pallas_kernels.gated_product import kernel
-from pallas_kernels.gated_product.plan import plan_of_gates
+from pallas_kernels.gated_product import kernel, kernel_few_rows
+from pallas_kernels.gated_product.plan import PlanOfGates, plan_of_gates
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.tiles import named
@@ -40,12 +39,13 @@ def gates_of_rounded(
 ) -> tuple[Float[Array, "*tokens inner"], Float[Array, "row_tiles inner_pieces size"]]:
     x = RoundedRows(numbers, row_scales, ACTIVATIONS)
     plan = plan_of_gates(x, weight, scales, interpreted=interpret is not None)
-    rows = numbers.reshape(math.prod(numbers.shape[:-1]), plan.inputs)
+    run = kernel.run if isinstance(plan, PlanOfGates) else kernel_few_rows.run
+    rows, inner = numbers.reshape(plan.tokens, plan.inputs), plan.outputs // 2
     gated, out_scales = plgpu.kernel(
-        named("gated_product", functools.partial(kernel.run, plan)),
+        named("gated_product", functools.partial(run, plan)),
         out_type=(
-            jax.ShapeDtypeStruct((plan.padded, plan.inner), E4M3),
-            type_of_scales(plan.tokens, plan.inner, "pieces"),
+            jax.ShapeDtypeStruct((plan.padded, inner), E4M3),
+            type_of_scales(plan.tokens, inner, "pieces"),
         ),
         grid=tuple(plan.grid.values()),
         grid_names=tuple(plan.grid),
@@ -55,4 +55,4 @@ def gates_of_rounded(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )(padded(plan.tiles_of_rows, rows), weight, scales, row_scales)
-    return gated[: plan.tokens].reshape(*numbers.shape[:-1], plan.inner), out_scales
+    return gated[: plan.tokens].reshape(*numbers.shape[:-1], inner), out_scales
