@@ -44,9 +44,8 @@ class PlanOfGates(PlanOfManyRows):
         tiles of this kernel are the widest, of which the last round may have few."""
         if self.shape[:3] in FASTER_ONE_BY_ONE:
             return False
-        apart = PlanOfManyRows(
-            self.tokens, self.inputs, self.outputs, self.blocks, self.dtype, False
-        )
+        sizes = self.tokens, self.inputs, self.outputs
+        apart = PlanOfManyRows(*sizes, self.blocks, self.dtype, self.interpreted)
         return self.time(self.split) <= apart.time(apart.split)
 
     @property
