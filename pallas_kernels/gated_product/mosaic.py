@@ -36,7 +36,7 @@ def gates_of_rounded(
     scales: Float[Array, "scaled_outputs pieces"],
     *,
     interpret: plgpu.InterpretGPUParams | None,
-) -> tuple[Float[Array, "*tokens inner"], Float[Array, "row_tiles _ size"]]:
+) -> tuple[Float[Array, "*tokens inner"], Float[Array, "row_tiles inner_pieces size"]]:
     x = RoundedRows(numbers, row_scales, ACTIVATIONS)
     plan = plan_of_gates(x, weight, scales, interpreted=interpret is not None)
     run = kernel.run if isinstance(plan, PlanOfGates) else kernel_few_rows.run
