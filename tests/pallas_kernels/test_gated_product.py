@@ -1,6 +1,8 @@
 """The product with gate and up in one kernel with what follows it: the same bits as one by one."""
 
 import functools
+import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from pallas_kernels.jax_internals import MOVES_REGISTERS
 from pallas_kernels.silu_gate import mosaic as gates
 
 moves_registers = pytest.mark.skipif(not MOVES_REGISTERS, reason="the kernel needs jax 0.11")
+MEASURED = pathlib.Path(__file__).parents[2] / "docs" / "results" / "gated-product-h100.json"
 OF_4B = 19456, 2560
 """Gates and ups, and inputs, of the MLP of Qwen3-4B."""
 
@@ -112,6 +115,17 @@ def test_what_the_kernel_cannot_do(given, why, monkeypatch):
     monkeypatch.setattr(many_rows, "MOVES_REGISTERS", True)
     with pytest.raises(NotForThisKernel, match=why):
         GATED_PRODUCT.choice("mosaic", *given)
+
+
+def test_the_faster_way_is_chosen(monkeypatch):
+    """By the measured times; either way will do if they differ by less than a hundredth."""
+    monkeypatch.setattr(many_rows, "MOVES_REGISTERS", True)
+    for row in json.loads(MEASURED.read_text())["rows"]:
+        sizes = OF_8B["gate_up"] if row["model"] == "8B" else OF_4B
+        pays = plan_of_gates(*shapes(row["tokens"], *sizes)).pays
+        chosen, other = row["in_one_us"], row["one_by_one_us"]
+        chosen, other = (chosen, other) if pays else (other, chosen)
+        assert chosen < 1.01 * other, row
 
 
 def test_without_registers_of_the_loading_warpgroup_there_is_no_room(monkeypatch):
