@@ -20,6 +20,7 @@ from pallas_kernels.gated_delta import (
     mixer_fold,
     mixer_read,
 )
+from pallas_kernels.gated_product import gated_product
 from pallas_kernels.paged_attention import pack_queries, paged_attention
 from pallas_kernels.qkv_write import qkv_write
 from pallas_kernels.refusal import NotForThisKernel
@@ -36,6 +37,7 @@ __all__ = [
     "delta_read",
     "dense_chain",
     "fp8_product",
+    "gated_product",
     "mixer_fold",
     "mixer_read",
     "pack_queries",

@@ -71,13 +71,13 @@ class Measurement:
         return f"python {shlex.join(self.arguments(Path('FOLDER', files)))}"
 
 
-def bench(size: str, lengths: str, seconds: int) -> Measurement:
+def bench(size: str, lengths: str, seconds: int, flag: str = "") -> Measurement:
     """A benchmark. Its steps have the sizes of those of `steps`, so that the two share programs."""
     command = (
         f"-m jaxspec.bench --model-shape qwen3-{size} --dataset random --input-len 512 "
         "--output-len 192 --max-model-len 1024 --ignore-eos --num-prompts 32 "
         "--requests-per-slot 2 --concurrency 1,4,8,16,32 --passes 2 --no-adaptive "
-        f"--synthetic-acceptance-length {lengths} --anchors {PEERS}"
+        f"--synthetic-acceptance-length {lengths} --anchors {PEERS} {flag}"
     )
     return Measurement(f"bench-{size}", command, seconds, plot=True)
 
@@ -169,11 +169,17 @@ GROUPS = {
     "splits": [
         Measurement("fp8-splits", "scripts/tune_fp8_product.py --model 8B 4B", 200),
         Measurement("fp8-splits-rounded", "scripts/tune_fp8_product.py --rounded", 150),
+        Measurement(
+            "gated-product",
+            "scripts/time_gated_product.py --model 8B 4B --tokens 16 64 128 256 512 2048",
+            80,
+        ),
     ],
     "fp8": [
         steps_at_loads("qwen3-8b-fp8", "1 4 8 16 32", 150),
         steps_at_loads("qwen3-4b-fp8", "1 4 8 16 32", 150),
         steps_at_loads("qwen3-8b-fp8", "1 4 8 16 32", 150, "--fp8-activations"),
+        bench("8b-fp8", "GSM8K=6.54,MT-Bench=4.24", 80, "--fp8-activations"),
         kernels("fp8-product", "mosaic xla --only fp8_product", 130),
     ],
 }

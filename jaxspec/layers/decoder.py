@@ -11,11 +11,10 @@ from jaxtyping import Array, Float
 
 from jaxspec.layers.axes import Axis, Fused
 from jaxspec.layers.convolution import Convolution, Convolutions
-from jaxspec.layers.fp8 import Fp8, Matrix, matrix
+from jaxspec.layers.fp8 import Fp8, Fp8Linear, Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.rope import Rope
 from jaxspec.layers.shards import WHOLE, Shards
-from pallas_kernels import silu_gate
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.fp8_product import RoundedRows
 
@@ -255,12 +254,8 @@ class MLP(nn.Module):
         if self.down.rounding is None:
             assert not isinstance(normed, RoundedRows), "both matrices want the same"
             return self.gated(normed)
-        return silu_gate(
-            self.gate_up.in_parts(normed, implementation),
-            dtype=self.dtype,
-            rounding=self.down.rounding,
-            implementation=implementation,
-        )
+        assert isinstance(self.gate_up, Fp8Linear), "both matrices are in 8 bits"
+        return self.gate_up.gated(normed, self.down.rounding, implementation)
 
 
 class DecoderLayer(nn.Module):

@@ -13,7 +13,7 @@ from jaxspec.layers.axes import Axis, Fused, sections_of, size_of
 from jaxspec.layers.linear import Linear
 from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import Shards
-from pallas_kernels import fp8_product
+from pallas_kernels import fp8_product, silu_gate
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.fp8_product import (
     BLOCK,
@@ -24,6 +24,7 @@ from pallas_kernels.fp8_product import (
     fp8_product_in_parts,
 )
 from pallas_kernels.fp8_product.quantise import rounded, scales_of_rows
+from pallas_kernels.gated_product import gated_product, runs_in_one_kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,18 @@ class Fp8Linear(nn.Module):
         quantised = self.fp8.quantised_inputs
         options = {"quantise_inputs": quantised, "implementation": implementation}
         return fp8_product_in_parts(x, self.weight, self.scales, **options)
+
+    def gated(
+        self,
+        x: Float[Array, "*tokens {self.inputs.size}"] | RoundedRows,
+        rounding: Rounding,
+        implementation: Implementation,
+    ) -> RoundedRows:
+        """`silu(gate) * up` of a product with gate and up, rounded to 8 bits for the next one."""
+        if isinstance(x, RoundedRows) and runs_in_one_kernel(implementation, x, *self.operand()):
+            return gated_product(x, *self.operand(), implementation=implementation)
+        parts = self.in_parts(x, implementation)
+        return silu_gate(parts, dtype=x.dtype, rounding=rounding, implementation=implementation)
 
     def operand(self) -> Fp8Matrix:
         """The matrix itself, for a kernel that multiplies by it."""

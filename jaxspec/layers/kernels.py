@@ -5,6 +5,7 @@ called here with the shapes and dtypes that the layers would pass to the op.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,8 +30,9 @@ from pallas_kernels.dispatch import (
     kernels_run,
     refusal_of_device,
 )
-from pallas_kernels.fp8_product import E4M3
+from pallas_kernels.fp8_product import E4M3, Rounding
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
+from pallas_kernels.fp8_product.rounded import rounded_rows
 from pallas_kernels.gated_delta.api import (
     BLOCK_FOLD,
     BLOCK_READ,
@@ -38,6 +40,8 @@ from pallas_kernels.gated_delta.api import (
     MIXER_FOLD,
     MIXER_READ,
 )
+from pallas_kernels.gated_product import runs_in_one_kernel
+from pallas_kernels.gated_product.api import GATED_PRODUCT
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
 from pallas_kernels.qkv_write.api import QKV_WRITE
 from pallas_kernels.silu_gate.api import SILU_GATE
@@ -271,10 +275,23 @@ def _ops_between_products(shape: StackShape) -> Iterator[OpChoice]:
         options = {"eps": g.rms_norm_eps, "rounding": normed}
         addend = array(1, *x.shape)
         yield "add_norm", ADD_NORM.choice(shape.implementation, x, addend, scale, **options)
-    if rounding is not None:
-        gate_up = array(1, *tokens, 2 * g.inner.size)
-        options = {"dtype": jnp.dtype(shape.dtype), "rounding": rounding}
-        yield "silu_gate", SILU_GATE.choice(shape.implementation, gate_up, **options)
+    if g.fp8 is not None and rounding is not None:
+        yield _gates(shape, g.fp8, rounding)
+
+
+def _gates(shape: StackShape, fp8: Fp8, rounding: Rounding) -> OpChoice:
+    """The op that ends with what an MLP makes of gate and up, rounded to 8 bits."""
+    g, array, tokens = shape.decoder, _arrays(shape), (shape.batch, shape.width)
+    normed = jax.eval_shape(
+        functools.partial(rounded_rows, rounding=rounding), array(*tokens, g.hidden.size)
+    )
+    scales = size_of(fp8.scaled((g.inner, g.inner))), fp8.pieces(g.hidden).size
+    matrix = array(2 * g.inner.size, g.hidden.size, dtype=E4M3), array(*scales, dtype=jnp.float32)
+    if runs_in_one_kernel(shape.implementation, normed, *matrix):
+        return "gated_product", GATED_PRODUCT.choice(shape.implementation, normed, *matrix)
+    gate_up = array(1, *tokens, 2 * g.inner.size)
+    options = {"dtype": jnp.dtype(shape.dtype), "rounding": rounding}
+    return "silu_gate", SILU_GATE.choice(shape.implementation, gate_up, **options)
 
 
 def _fp8_products(shape: StackShape, fp8: Fp8) -> Iterator[OpChoice]:

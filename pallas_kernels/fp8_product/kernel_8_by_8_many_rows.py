@@ -39,10 +39,7 @@ class Tile(NamedTuple):
 
 
 def run(plan: PlanOfManyRows, x, weight, scales, row_scales, out, /, **scratch) -> None:
-    block = ThreadBlock(plan, x, weight, scales, row_scales, out, scratch)
-    warpgroup = lax.axis_index("warpgroup")
-    pl.when(warpgroup < MULTIPLIERS)(lambda: block.multiply_all(warpgroup))
-    pl.when(warpgroup == MULTIPLIERS)(block.load_all)
+    ThreadBlock(plan, x, weight, scales, row_scales, out, scratch).work()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +57,11 @@ class ThreadBlock:
     """[parts, rows, outputs]"""
     scratch: dict[str, Any]
 
+    def work(self) -> None:
+        warpgroup = lax.axis_index("warpgroup")
+        pl.when(warpgroup < MULTIPLIERS)(lambda: self.multiply_all(warpgroup))
+        pl.when(warpgroup == MULTIPLIERS)(self.load_all)
+
     @property
     def count(self):
         """How many tiles this thread block has."""
@@ -67,14 +69,22 @@ class ThreadBlock:
         return lax.div(self.plan.all_tiles - lax.axis_index("block") + blocks - 1, blocks)
 
     def tile(self, number) -> Tile:
-        """Tiles that share weights are multiplied at the same time, by neighbouring blocks."""
-        index = number * self.plan.thread_blocks + lax.axis_index("block")
-        of_weights, row_tile = (
-            lax.div(index, self.plan.row_tiles),
-            lax.rem(index, self.plan.row_tiles),
-        )
-        outputs = lax.rem(of_weights, self.plan.tiles) * self.plan.tile
+        return self.tile_at(number * self.plan.thread_blocks + lax.axis_index("block"))
+
+    def tile_at(self, index) -> Tile:
+        """Tiles that share weights are multiplied at the same time, by neighbouring blocks. Rows
+        that fit into the L2 cache together are multiplied by all weights before the next rows."""
+        together = jnp.int32(self.plan.row_tiles_together)
+        of_group = together * self.plan.tiles * self.plan.parts
+        first, index = together * lax.div(index, of_group), lax.rem(index, of_group)
+        in_group = lax.min(together, self.plan.row_tiles - first)
+        of_weights, row_tile = lax.div(index, in_group), first + lax.rem(index, in_group)
+        outputs = lax.rem(of_weights, self.plan.tiles) * self.plan.results_of_tile
         return Tile(lax.div(of_weights, self.plan.tiles), outputs, row_tile)
+
+    def output(self, tile: Tile, number):
+        """The matrix's output that is the `number`-th of a tile."""
+        return tile.outputs + number
 
     def piece(self, tile: Tile, step):
         """Index of a step's block of inputs."""
@@ -112,15 +122,19 @@ class ThreadBlock:
         """Starts the copies of a step's operands."""
         inputs = pl.ds(piece * BLOCK, BLOCK)
         rows = pl.ds(tile.row_tile * self.plan.rows, self.plan.rows)
-        operands = {
-            "weights": self.weight.at[pl.ds(tile.outputs, self.plan.tile), inputs],
-            "rows": self.x.at[rows, inputs],
-        }
+        copies = [(self.x.at[rows, inputs], self.scratch["rows"].at[stage])]
+        for first in self.plan.firsts_of_copies:
+            outputs = pl.ds(self.output(tile, first), self.plan.outputs_of_copy)
+            place = pl.ds(first, self.plan.outputs_of_copy)
+            copies.append(
+                (self.weight.at[outputs, inputs], self.scratch["weights"].at[stage, place])
+            )
         if self.plan.blocks:
-            operands["row_scales"] = self.row_scales.at[tile.row_tile, piece]
+            scales = self.row_scales.at[tile.row_tile, piece]
+            copies.append((scales, self.scratch["row_scales"].at[stage]))
         loaded = self.scratch["loaded"].at[stage]
-        for name, source in operands.items():
-            plgpu.copy_gmem_to_smem(source, self.scratch[name].at[stage], loaded)
+        for source, place in copies:
+            plgpu.copy_gmem_to_smem(source, place, loaded)
 
     # The warpgroups that multiply
 
@@ -167,7 +181,7 @@ class ThreadBlock:
         at_once = self.plan.steps_at_once
         if not self.plan.blocks:
             return ((),) * at_once
-        blocks = [lax.div(tile.outputs + first, BLOCK) for first in self.plan.scaled_alike]
+        blocks = [lax.div(self.output(tile, first), BLOCK) for first in self.plan.scaled_alike]
         pieces = [self.piece(tile, i * at_once + step) for step in range(at_once)]
         return tuple(tuple(self.scales[block, piece] for block in blocks) for piece in pieces)
 
@@ -226,15 +240,13 @@ class ThreadBlock:
         return load(self.scratch["row_scales"].at[stage, own_rows(warpgroup)], PER_ROW)
 
     def write(self, warpgroup, tile: Tile, sums) -> None:
-        if self.plan.writes_by_copies:  # those of the tile before have to have been read
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            wait_for_warpgroup(self.plan.interpreted)
-        first_row = pl.multiple_of(tile.row_tile * self.plan.rows + warpgroup * UNIT, UNIT)
+        if self.plan.writes_by_copies:
+            self.wait_until_copied()
         for unit, totals in enumerate(sums):
             first = pl.multiple_of(tile.outputs + unit * self.plan.unit, UNIT)
             columns = pl.ds(first, self.plan.unit)
             result = self.scaled(warpgroup, tile, columns, totals).astype(self.out.dtype)
-            place = self.out.at[tile.part, pl.ds(first_row, UNIT), columns]
+            place = self.out.at[tile.part, self.rows_of(warpgroup, tile), columns]
             if not self.plan.writes_by_copies:
                 store(place, result)
                 continue
@@ -242,6 +254,16 @@ class ThreadBlock:
             copied[...] = result
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(copied, place)
+
+    def wait_until_copied(self) -> None:
+        """Waits until the results of the tile before have been read from shared memory."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        wait_for_warpgroup(self.plan.interpreted)
+
+    def rows_of(self, warpgroup, tile: Tile):
+        """The rows of the call that a warpgroup multiplies."""
+        first = tile.row_tile * self.plan.rows + warpgroup * UNIT
+        return pl.ds(pl.multiple_of(first, UNIT), UNIT)
 
     def scaled(self, warpgroup, tile: Tile, columns, totals):
         """The sums, times the scales of whole rows and of outputs if there are such."""

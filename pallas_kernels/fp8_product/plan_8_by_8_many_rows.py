@@ -22,6 +22,9 @@ LONGEST_UNIT = 3 * UNIT
 registers beside the sums."""
 ROWS_IN_OUTPUTS = 85
 """Reading and writing the rows of a step in shared memory takes as long as this many outputs."""
+BYTES_OF_ROWS_TOGETHER = 8 * 1024**2
+"""Rows of about as many bytes are multiplied by all weights before the next ones. With the weights
+that are multiplied meanwhile they stay in the L2 cache, of which each half of an H100 has 25 MB."""
 CACHE_PER_SHARED = 4
 """How many bytes a multiprocessor moves in shared memory while the L2 cache delivers one: an
 estimate."""
@@ -64,6 +67,26 @@ class PlanOfManyRows(PlanOf8By8):
     @property
     def thread_blocks(self) -> int:
         return min(self.all_tiles, MULTIPROCESSORS)
+
+    @property
+    def row_tiles_together(self) -> int:
+        """Tiles of rows that are multiplied by all weights before the next ones."""
+        return max(1, min(self.row_tiles, BYTES_OF_ROWS_TOGETHER // (self.rows * self.inputs)))
+
+    @property
+    def results_of_tile(self) -> int:
+        """Columns of the result that a tile makes."""
+        return self.tile
+
+    @property
+    def outputs_of_copy(self) -> int:
+        """Outputs whose weights come by one copy, because they are neighbours."""
+        return self.tile
+
+    @property
+    def firsts_of_copies(self) -> range:
+        """The first output of a tile that each copy brings."""
+        return range(0, self.tile, self.outputs_of_copy)
 
     @property
     def grid(self) -> dict[str, int]:
@@ -110,20 +133,24 @@ class PlanOfManyRows(PlanOf8By8):
         return self.parts == 1
 
     @property
+    def results(self) -> Any:
+        """The shared memory from which results are copied; None if they are not."""
+        shape = MULTIPLIERS, self.units, UNIT, self.unit
+        return swizzled(shape, self.dtype) if self.writes_by_copies else None
+
+    @property
     def stages(self) -> int:
-        results = self.rows * self.tile * jnp.dtype(self.dtype).itemsize
-        room = SHARED_BYTES - (results if self.writes_by_copies else 0)
-        return min(room // self.stage_bytes, MOST_STAGES)
+        made = self.results
+        taken = 0 if made is None else math.prod(made.shape) * jnp.dtype(made.dtype).itemsize
+        return min((SHARED_BYTES - taken) // self.stage_bytes, MOST_STAGES)
 
     def scratch(self) -> dict[str, Any]:
-        operands = self.loaded()
+        operands, made = self.loaded(), self.results
+        copies = len(operands) - 1 + len(self.firsts_of_copies)
         scratch = operands | {
-            "loaded": plgpu.Barrier(num_arrivals=len(operands), num_barriers=self.stages),
+            "loaded": plgpu.Barrier(num_arrivals=copies, num_barriers=self.stages),
             "used": plgpu.Barrier(num_arrivals=MULTIPLIERS, num_barriers=self.stages),
         }
         if self.takes_turns:
             scratch["turns"] = plgpu.Barrier(num_arrivals=1, num_barriers=MULTIPLIERS)
-        if self.writes_by_copies:
-            shape = MULTIPLIERS, self.units, UNIT, self.unit
-            scratch["results"] = swizzled(shape, self.dtype)
-        return scratch
+        return scratch if made is None else scratch | {"results": made}

@@ -33,10 +33,28 @@ def tables(page: str) -> list[Table]:
 
 
 def bench() -> list[Table]:
-    return [table for size in ("8b", "4b") for table in bench_of(results(f"bench-{size}-h100"))]
+    tables = [table for size in ("8b", "4b") for table in bench_of(results(f"bench-{size}-h100"))]
+    in_8_bits, in_16_bits = results("bench-8b-fp8-h100"), results("bench-8b-h100")
+    slots = (1, 8, 32)
+    tables += bench_of(in_8_bits, slots, PEERS[:1])
+    return [*tables, passes_in_8_and_16_bits(in_8_bits, in_16_bits, slots)]
 
 
-def bench_of(file: dict[str, Any]) -> list[Table]:
+def passes_in_8_and_16_bits(
+    in_8_bits: dict[str, Any], in_16_bits: dict[str, Any], slots: tuple[int, ...]
+) -> Table:
+    both = [
+        {(row["acceptance_of"], row["concurrency"]): speed_of(row) for row in file["rows"]}
+        for file in (in_8_bits, in_16_bits)
+    ]
+    cell = lambda speed, other: f"{speed:.0f} and {other:.0f}, {speed / other:.2f}x"
+    cells = lambda name: [cell(*(file[name, count] for file in both)) for count in slots]
+    return [[name or "plain", *cells(name)] for name in ("", "GSM8K", "MT-Bench")]
+
+
+def bench_of(
+    file: dict[str, Any], counts: tuple[int, ...] = SLOTS, peers: tuple[str, ...] = PEERS
+) -> list[Table]:
     """Steps, steady decode and whole passes of a model."""
     steady = {
         (row["system"], row["mode"], row["acceptance_of"], row["concurrency"]): row
@@ -47,28 +65,28 @@ def bench_of(file: dict[str, Any]) -> list[Table]:
         for row in file["steady_decode"]
         if row["acceptance_of"]
     }
-    plain = [steady["jaxspec", "plain", "", slots] for slots in SLOTS]
+    plain = [steady["jaxspec", "plain", "", slots] for slots in counts]
     any_length = next(iter(lengths))
-    drafting = [steady["jaxspec", "dflash", any_length, slots] for slots in SLOTS]
+    drafting = [steady["jaxspec", "dflash", any_length, slots] for slots in counts]
     steps = [
         ["plain, jaxspec", *(f"{row['step_ms']:.2f}" for row in plain)],
         ["DFlash, jaxspec", *(f"{row['step_ms']:.2f}" for row in drafting)],
     ]
     speeds = [["plain, jaxspec", *(f"{row['tokens_per_s']:.0f}" for row in plain)]]
     for name, length in lengths.items():
-        ours = [steady["jaxspec", "dflash", name, slots]["tokens_per_s"] for slots in SLOTS]
+        ours = [steady["jaxspec", "dflash", name, slots]["tokens_per_s"] for slots in counts]
         cells = [
             f"{speed:.0f}, {speed / alone['tokens_per_s']:.2f}x"
             for speed, alone in zip(ours, plain, strict=True)
         ]
         speeds.append([f"{name} {length:.2f}, jaxspec", *cells])
-        for peer in PEERS:
-            theirs = [steady[peer, "dflash", name, slots]["tokens_per_s"] for slots in SLOTS]
+        for peer in peers:
+            theirs = [steady[peer, "dflash", name, slots]["tokens_per_s"] for slots in counts]
             speeds.append([peer, *(f"{speed:.0f}" for speed in theirs)])
     passes = {(row["acceptance_of"], row["concurrency"]): row for row in file["rows"]}
-    whole = [["plain", *(f"{speed_of(passes['', slots]):.0f}" for slots in SLOTS)]]
+    whole = [["plain", *(f"{speed_of(passes['', slots]):.0f}" for slots in counts)]]
     for name in lengths:
-        whole.append([name, *(pass_cell(passes[name, slots]) for slots in SLOTS)])
+        whole.append([name, *(pass_cell(passes[name, slots]) for slots in counts)])
     return [steps, speeds, whole]
 
 
@@ -478,6 +496,26 @@ def h100() -> list[Table]:
         [row for name, file in named.items() for row in steps_of_a_file(name, file)],
         products_in_8_bits(),
         [*again, *steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
+        gated_products(),
+        least_times(),
+    ]
+
+
+def gated_products() -> Table:
+    return [
+        [
+            f"{row['model']}, {row['tokens']}",
+            f"{row['in_one_us']:.1f}",
+            f"{row['one_by_one_us']:.1f}",
+        ]
+        for row in results("gated-product-h100")["rows"]
+    ]
+
+
+def least_times() -> Table:
+    return [
+        [row["part"], f"{row['ms']:.2f}", f"{row['least_ms']:.2f}", row["by"]]
+        for row in results("parts-qwen3-8b-fp8-activations-h100")["least"]
     ]
 
 
