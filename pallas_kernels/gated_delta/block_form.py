@@ -52,6 +52,24 @@ class Corrected(NamedTuple):
     including each row."""
 
 
+class Folding(NamedTuple):
+    """What is folded in one layer: a block, as `block_read` left it, into tails and states."""
+
+    inputs: Float[Array, "batch width outputs"]
+    keys: Float[Array, "batch width keys"]
+    corrections: Float[Array, "batch width values"]
+    decayed: Float[Array, "batch ... decays"]
+    tails: Float[Array, "slots recent channels"]
+    state: Float[Array, "slots value_heads key_dim value_dim"]
+
+
+class Folded(NamedTuple):
+    """What a layer has after it."""
+
+    state: Float[Array, "slots value_heads key_dim value_dim"]
+    tails: Float[Array, "slots recent channels"]
+
+
 OF_HEAD = 128
 """Numbers of `Corrected.decayed` for each head, one for each thread of a warpgroup."""
 
@@ -96,6 +114,15 @@ def block_read(
     return in_rows(outputs, finite).astype(value.dtype), kept
 
 
+def block_folds(
+    layers: tuple[Folding, ...],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+) -> tuple[Folded, ...]:
+    return tuple(block_fold(*layer, slots, lengths, counts) for layer in layers)
+
+
 def block_fold(
     inputs: Float[Array, "batch width outputs"],
     keys: Float[Array, "batch width keys"],
@@ -106,9 +133,7 @@ def block_fold(
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
-) -> tuple[
-    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
-]:
+) -> Folded:
     (batch, width, _), (_, heads, key_dim, value_dim) = keys.shape, state.shape
     kept = (jnp.arange(width) < counts[:, None])[:, None, :, None]
     by_head = lambda x, dim: jnp.moveaxis(x.reshape(batch, width, -1, dim), 2, 1)
@@ -121,7 +146,7 @@ def block_fold(
         added = key.mT @ jnp.where(kept, by_head(corrections, value_dim) * leaves, 0)
     after = jnp.exp(last)[..., None] * before_block(state, slots, lengths) + added
     last = last_inputs(before_block(tails, slots, lengths), inputs, counts)
-    return put(state, slots, after, counts), put(tails, slots, last, counts)
+    return Folded(put(state, slots, after, counts), put(tails, slots, last, counts))
 
 
 def rows_are_finite(made: Recurrent) -> Bool[Array, "batch width"]:

@@ -7,10 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gated_delta.block_folding import fold_block, scratch_of_folding
-from pallas_kernels.gated_delta.block_form import Corrected
+from pallas_kernels.gated_delta.block_folding import (
+    FoldedBlocks,
+    fold_blocks,
+    scratch_of_folding,
+)
+from pallas_kernels.gated_delta.block_form import Corrected, Folded, Folding
 from pallas_kernels.gated_delta.block_reading import read_block, scratch_of_reading
-from pallas_kernels.gated_delta.checks import check_block_fold, check_block_read
+from pallas_kernels.gated_delta.checks import check_block_folds, check_block_read
+from pallas_kernels.gated_delta.of_layers import OfLayers
 from pallas_kernels.gated_delta.rows import COLUMNS
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
@@ -55,32 +60,34 @@ def block_read(
 
 
 @kept(static_argnames=("interpret",))
-def block_fold(
-    inputs: Float[Array, "batch width outputs"],
-    keys: Float[Array, "batch width keys"],
-    corrections: Float[Array, "batch width values"],
-    decayed: Float[Array, "batch ... decays"],
-    tails: Float[Array, "slots recent channels"],
-    state: Float[Array, "slots value_heads key_dim value_dim"],
+def block_folds(
+    layers: tuple[Folding, ...],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
     *,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> tuple[
-    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
-]:
-    corrected = keys, corrections, decayed
-    check_block_fold(inputs, *corrected, tails, state, slots, lengths, counts)
-    written: Any = jax.new_ref(state), jax.new_ref(tails)
+) -> tuple[Folded, ...]:
+    check_block_folds(layers, slots, lengths, counts)
+    read = [layer[:4] for layer in layers]
+    written = [Folded(jax.new_ref(layer.state), jax.new_ref(layer.tails)) for layer in layers]
+    given = read, slots, lengths, counts, written
+
+    def fold(*refs: Any, **scratch: Any) -> None:
+        read, *of_requests, written = jax.tree.unflatten(jax.tree.structure(given), refs)
+        arrays = [*zip(*read), [into.tails for into in written], [into.state for into in written]]
+        of_layers = (OfLayers(array, interpret is not None) for array in arrays)
+        fold_blocks(FoldedBlocks(*of_layers, *of_requests), scratch)
+
+    _, value_heads, _, value_dim = layers[0].state.shape
     plgpu.kernel(
-        named("block_fold", fold_block),
+        named("block_fold", fold),
         out_type=(),
-        grid=(keys.shape[0], state.shape[1], state.shape[3] // COLUMNS),
-        grid_names=("request", "head", "tile"),
+        grid=(len(layers), slots.shape[0], value_heads, value_dim // COLUMNS),
+        grid_names=("layer", "request", "head", "tile"),
         num_threads=1,
         thread_name="warpgroup",
         scratch_types=scratch_of_folding(),
         interpret=interpret,
-    )(inputs, *corrected, slots, lengths, counts, *written)
-    return jax.freeze(written[0]), jax.freeze(written[1])
+    )(*jax.tree.leaves(given))
+    return tuple(Folded(*map(jax.freeze, into)) for into in written)

@@ -1,5 +1,6 @@
 """Which calls of the gated delta rule the kernels can do."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -62,6 +63,12 @@ def check_block_read(inputs: Shapes, *others: Any) -> None:
     check_mixer_read(inputs, *others)
 
 
+def check_block_folds(layers: Sequence[tuple[Shapes, ...]], *others: Any) -> None:
+    shapes = {tuple((one.shape, one.dtype) for one in layer) for layer in layers}
+    require(len(shapes) == 1, f"layers of {len(shapes)} kinds", "layers of the same shapes")
+    check_block_fold(*layers[0])
+
+
 def check_block_fold(
     inputs: Float[Shapes, "batch width outputs"],
     keys: Float[Shapes, "batch width keys"],
@@ -69,7 +76,6 @@ def check_block_fold(
     decayed: Float[Shapes, "batch ... decays"],
     tails: Float[Shapes, "slots recent channels"],
     state: Float[Shapes, "slots value_heads key_dim value_dim"],
-    *others: Any,
 ) -> None:
     batch, width, values = corrections.shape
     value_heads, key_dim, value_dim = state.shape[1:]
