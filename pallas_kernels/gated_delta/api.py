@@ -158,12 +158,17 @@ def block_read(
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
+    scale: Float[Array, " value_dim"] | None = None,
     *,
+    eps: float = 0.0,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
-    """The outputs of `mixer_read` except for rounding, and what `block_fold` needs of the rows."""
-    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
-    return BLOCK_READ(implementation, *given)
+    """The outputs of `mixer_read` except for rounding, and what `block_fold` needs of the rows.
+
+    If `scale` is given, the outputs of each head are normed with it and `eps`, and then multiplied
+    by SiLU of the gates in the projection."""
+    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths, scale
+    return BLOCK_READ(implementation, *given, eps=eps)
 
 
 def block_fold(
@@ -204,9 +209,9 @@ def _later(module: str, function: str) -> Callable[..., Any]:
     """A function whose module is imported only when it is called: importing Mosaic GPU takes a
     second."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         imported = importlib.import_module(f"pallas_kernels.gated_delta.{module}")
-        return getattr(imported, function)(*arguments)
+        return getattr(imported, function)(*arguments, **options)
 
     return call
 
@@ -221,7 +226,8 @@ def _op(name: str, check: str, xla: Callable[..., Any]) -> Op:
 
 
 def _block_op(name: str, xla: Callable[..., Any]) -> Op:
-    kernel, check_call = _later("block_mosaic", name), _later("checks", f"check_{name}")
+    function = xla.__name__
+    kernel, check_call = _later("block_mosaic", function), _later("checks", f"check_{function}")
     return Op(name, {"mosaic": kernel, "xla": xla}, {"mosaic": check_call})
 
 
@@ -231,4 +237,4 @@ DELTA_PREFILL = _op("delta_prefill", "check_prefill", reference.delta_prefill)
 MIXER_READ = _op("mixer_read", "check_mixer_read", reference.mixer_read)
 MIXER_FOLD = _op("mixer_fold", "check_mixer_fold", reference.mixer_fold)
 BLOCK_READ = _block_op("block_read", block_form.block_read)
-BLOCK_FOLDS = _block_op("block_folds", block_form.block_folds)
+BLOCK_FOLDS = _block_op("block_fold", block_form.block_folds)

@@ -57,7 +57,7 @@ def check_mixer_read(
 check_mixer_fold = check_mixer_read
 
 
-def check_block_read(inputs: Shapes, *others: Any) -> None:
+def check_block_read(inputs: Shapes, *others: Any, eps: float = 0.0) -> None:
     check_rows(inputs.shape[1], BLOCK_ROWS)
     require(inputs.dtype == jnp.bfloat16, f"a projection in {inputs.dtype}", "bfloat16")
     check_mixer_read(inputs, *others)

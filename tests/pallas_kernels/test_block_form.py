@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from h100 import assert_no_spills, compiled, needs_compiler, placed
 from interpreter import no_races
-from test_mixer_kernels import READ, chosen, drawn, kept, spoilt
+from test_mixer_kernels import DIM, READ, chosen, drawn, kept, spoilt
 
 import pallas_kernels
 from pallas_kernels import NotForThisKernel
@@ -137,6 +137,32 @@ def test_equal_keys_that_hardly_decay(run):
     agrees(equal_keys(1, value_heads=1), run)
 
 
+def gates_agree(given: dict, read) -> None:
+    """The outputs of all rows that count, normed and gated, with what is rounded before that."""
+    scale, eps = jnp.linspace(0.5, 2, DIM), 1e-6
+    found = read(*chosen(given, READ), scale, eps=eps)[0]
+    heads = given["decay_bias"].size
+    begin = given["taps"].shape[1]
+    gates = np.asarray(given["inputs"][..., begin : begin + heads * DIM], np.float64)
+    outputs = np.asarray(formula(given)[0].astype(found.dtype), np.float64)
+    normed = outputs / np.sqrt((outputs**2).mean(-1, keepdims=True) + eps) * np.asarray(scale)
+    expected = normed * (gates / (1 + np.exp(-gates))).reshape(outputs.shape)
+    assert np.isfinite(kept(given, expected)).all() and found.dtype == given["inputs"].dtype
+    near = 4 * NEAR_BFLOAT16
+    np.testing.assert_allclose(kept(given, found), kept(given, expected), rtol=near, atol=near)
+
+
+GATED = [{"batch": 2, "width": 16, "value_heads": 2}, {"batch": 3, "width": 5, "value_heads": 1}]
+
+
+@pytest.mark.parametrize("case", GATED, ids=str)
+def test_outputs_are_normed_and_gated(case: dict):
+    given = drawn(**case)
+    gates_agree(given, functools.partial(pallas_kernels.block_read, implementation="xla"))
+    with no_races() as interpret:
+        gates_agree(given, functools.partial(block_mosaic.block_read, interpret=interpret))
+
+
 def every_count(**case) -> dict:
     """Requests that keep 0, 1, ... 16 rows of the same block after the same state."""
     given = drawn(1, 16, **case)
@@ -224,6 +250,11 @@ def test_layers_of_other_shapes_are_refused():
 
 @pytest.mark.gpu
 class TestOnDevice:
+    @pytest.mark.parametrize("case", GATED + LARGE[1:], ids=str)
+    def test_outputs_are_normed_and_gated(self, case: dict):
+        read = functools.partial(pallas_kernels.block_read, implementation="mosaic")
+        gates_agree(drawn(**case), jax.jit(read, static_argnames="eps"))
+
     def test_layers_are_folded_together_as_they_are_alone(self):
         fold = jax.jit(functools.partial(pallas_kernels.block_folds, implementation="mosaic"))
         agree_with_single_layers(
@@ -273,7 +304,10 @@ def test_they_compile_without_spills_and_fold_in_place(
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     case = {"batch": batch, "width": width, "key_heads": 16, "value_heads": value_heads}
     shapes = jax.eval_shape(lambda: drawn(**case))
-    compiled(jax.jit(block_mosaic.block_read).lower(*chosen(placed(shapes), READ)))
+    norm = jax.ShapeDtypeStruct((DIM,), jnp.float32)
+    for scale in ([], [norm]):
+        given = placed([*chosen(shapes, READ), *scale])
+        compiled(jax.jit(block_mosaic.block_read).lower(*given))
     _, corrected = jax.eval_shape(block_mosaic.block_read, *chosen(shapes, READ))
     layer = Folding(shapes["inputs"], *corrected, shapes["tails"], shapes["state"])
     program = compiled(fold_of_layers.lower(*placed(written_and_read((layer,) * 24, shapes))))

@@ -11,6 +11,7 @@ import pytest
 from h100 import needs_compiler
 from on_ptx import on_ptx
 from test_block_form import (
+    GATED,
     NEAR_FLOAT32,
     SMALL,
     agree_with_single_layers,
@@ -18,6 +19,7 @@ from test_block_form import (
     by_reference,
     equal_keys,
     fold_with_mosaic,
+    gates_agree,
     of_layers,
     to_fold,
 )
@@ -30,13 +32,13 @@ OF_4B: dict[str, Any] = {"batch": 8, "width": 16, "key_heads": 16, "value_heads"
 
 
 @functools.cache
-def compiled_for(op, *shapes):
-    return on_ptx(op, *shapes)
+def compiled_for(op, *shapes, **options):
+    return on_ptx(functools.partial(op, **options), *shapes)
 
 
-def on_ptx_of(op, *given: jax.Array, blocks: range | None = None):
+def on_ptx_of(op, *given: jax.Array, blocks: range | None = None, **options):
     shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), given)
-    return compiled_for(op, *shapes)(*given, blocks=blocks)
+    return compiled_for(op, *shapes, **options)(*given, blocks=blocks)
 
 
 def by_ptx(given: dict) -> tuple:
@@ -53,6 +55,15 @@ def test_the_compiled_kernels_agree_with_the_formula(case: dict):
 @needs_compiler
 def test_equal_keys_that_hardly_decay():
     agrees(equal_keys(SMALL[0]["batch"], value_heads=1), by_ptx)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", GATED, ids=str)
+def test_outputs_are_normed_and_gated(case: dict):
+    def read(*given: jax.Array, eps: float) -> tuple:
+        return on_ptx_of(block_mosaic.block_read, *given, eps=eps)
+
+    gates_agree(drawn(**case), read)
 
 
 def columns_of(head: int) -> slice:
