@@ -86,11 +86,11 @@ class Cache[Layer: LayerCache]:
 
     def commit(self, block: Block) -> "Cache[Layer]":
         """Commits the same tokens in every layer."""
-        together = [layer for layer in self.layers if isinstance(layer, CommitsTogether)]
+        together: list[Any] = [one for one in self.layers if isinstance(one, CommitsTogether)]
         committed = iter(together[0].commit_together(together, block) if together else ())
         return self.with_layers(
-            next(committed) if isinstance(layer, CommitsTogether) else layer.commit(block)
-            for layer in self.layers
+            next(committed) if isinstance(one, CommitsTogether) else one.commit(block)
+            for one in self.layers
         )
 
     def without_written(self) -> tuple["Cache[Layer]", Written]:

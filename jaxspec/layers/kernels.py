@@ -144,8 +144,8 @@ def choices_of_recurrence(
         given = array(*tokens, size_of(sizes.inputs)), *of_rows, states, rows, rows
         if not row_by_row and in_block_form(shape.implementation, *given):
             yield "block_read", BLOCK_READ.choice(shape.implementation, *given)
-            left = corrected_shapes(sizes, shape.dtype, *tokens)
-            folded = (Folding(given[0], *left, tails, states),)
+            left: Any = corrected_shapes(sizes, shape.dtype, *tokens)
+            folded = (Folding(given[0], *left, tails=tails, state=states),)
             yield "block_fold", BLOCK_FOLDS.choice(shape.implementation, folded, rows, rows, rows)
         else:
             yield "mixer_read", MIXER_READ.choice(shape.implementation, *given)

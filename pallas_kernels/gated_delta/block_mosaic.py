@@ -65,9 +65,10 @@ def block_read(
 
 
 def read_block(interpreted: bool, eps: float, *refs: Any, **scratch: Any) -> None:
-    *given, state, slots, lengths = refs[:8]
+    inputs, tails, taps, decay_bias, log_rate, state, slots, lengths = refs[:8]
     *scale, out, keys, corrections, decayed = refs[8:]
-    block = BlockOfRows(ProjectedRows(scratch, *given, slots, lengths), interpreted)
+    made = ProjectedRows(scratch, inputs, tails, taps, decay_bias, log_rate, slots, lengths)
+    block = BlockOfRows(made, interpreted)
     # The rows first: behind the state they would arrive when most of it has arrived.
     loaded = block.load_rows()
     block.fetch(state)
@@ -93,12 +94,12 @@ def block_folds(
 ) -> tuple[Folded, ...]:
     check_block_folds(layers, slots, lengths, counts)
     read = [layer[:4] for layer in layers]
-    written = [Folded(jax.new_ref(layer.state), jax.new_ref(layer.tails)) for layer in layers]
+    written: Any = [tuple(map(jax.new_ref, layer[4:])) for layer in layers]
     given = read, slots, lengths, counts, written
 
     def fold(*refs: Any, **scratch: Any) -> None:
         read, *of_requests, written = jax.tree.unflatten(jax.tree.structure(given), refs)
-        arrays = [*zip(*read), [into.tails for into in written], [into.state for into in written]]
+        arrays = (*zip(*read), *zip(*written))
         of_layers = (OfLayers(array, interpret is not None) for array in arrays)
         fold_blocks(FoldedBlocks(*of_layers, *of_requests), scratch)
 
@@ -113,4 +114,4 @@ def block_folds(
         scratch_types=scratch_of_folding(),
         interpret=interpret,
     )(*jax.tree.leaves(given))
-    return tuple(Folded(*map(jax.freeze, into)) for into in written)
+    return tuple(Folded(jax.freeze(state), jax.freeze(tails)) for tails, state in written)
