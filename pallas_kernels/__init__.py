@@ -13,6 +13,7 @@ from pallas_kernels.dense_chain import dense_chain
 from pallas_kernels.fp8_product import fp8_product
 from pallas_kernels.gated_delta import (
     block_fold,
+    block_folds,
     block_read,
     delta_fold,
     delta_prefill,
@@ -31,6 +32,7 @@ __all__ = [
     "NotForThisKernel",
     "add_norm",
     "block_fold",
+    "block_folds",
     "block_read",
     "delta_fold",
     "delta_prefill",

@@ -101,6 +101,35 @@ def address_in_block(ref, block):
     return utils.get_cluster_ptr(utils.memref_ptr(ref), block, generic=False)
 
 
+def address_of_one(refs, index):
+    """The address of one of several arrays, which is chosen by its number."""
+    address = address_of(refs[0])
+    for i, ref in enumerate(refs[1:], 1):
+        is_it = arith.cmpi(arith.CmpIPredicate.eq, index, int32(i))
+        address = arith.select(is_it, address_of(ref), address)
+    return address
+
+
+def memory_at(address, offset, shape: tuple[int, ...], strides: tuple[int, ...], like):
+    """Memory with these strides from the number `offset` after an address on, of numbers as in the
+    array `like`."""
+    dtype = ir.MemRefType(like.type).element_type
+    layout = ir.StridedLayoutAttr.get(0, strides)
+    begin = utils.getelementptr(address, [offset], dtype)
+    return utils.ptr_as_memref(begin, ir.MemRefType.get(shape, dtype, layout))
+
+
+def load_at(memory, layout) -> mgpu.FragmentedArray:
+    layout, array = layout.to_mgpu(), mgpu.FragmentedArray
+    if isinstance(layout, mgpu.WGStridedFragLayout):
+        return array.load_strided(memory, vec_size=layout.vec_size)
+    return array.load_untiled(memory, layout=layout, optimized=False)
+
+
+def store_at(memory, array: mgpu.FragmentedArray) -> None:
+    array.store_untiled(memory, optimized=False)
+
+
 def float_address_of_thread(address, threads: int, floats_per_thread: int, first: int):
     """The address of this thread's piece of floats, if all threads of a warpgroup have pieces next
     to each other, from the float `first` on."""

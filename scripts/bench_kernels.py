@@ -78,6 +78,7 @@ OPS = (
     "block_step",
     "mixer_fold",
     "block_fold",
+    "block_folds",
     "fp8_product",
 )
 
@@ -356,6 +357,7 @@ def delta_inputs(case: DeltaCase) -> tuple[tuple[Array, ...], Array]:
 def time_mixer(case: MixerCase, implementation: Implementation) -> float:
     of_state = 4 * case.slots * case.value_heads * case.dim**2
     layers = int(min(CALLS, -(-BYTES_BEYOND_CACHE // of_state)))
+    layers = CALLS if case.op == "block_folds" else layers
     inputs, of_rows, of_slots, left = inputs_of(case, layers)
     chain = chain_of(case, implementation, CALLS)
     outputs = jax.eval_shape(chain, (of_slots, None), inputs, of_rows, left)[1]

@@ -132,7 +132,7 @@ class MixerCase:
 
     op: str
     """mixer_step or block_step read a block and fold it into the state, row by row or in matrix
-    products; mixer_fold and block_fold only fold."""
+    products; mixer_fold and block_fold only fold, and block_folds folds many layers at once."""
     slots: int
     counts: int
     """Rows that are folded into the state."""
@@ -317,6 +317,7 @@ CASES = {
                 ("mixer_fold", 5),
                 ("block_fold", 5),
                 ("block_fold", 16),
+                ("block_folds", 5),
             )
         ],
         [
@@ -340,7 +341,7 @@ CASES = {
         [DeltaCase(op, 2, 4, 3, 1, 2, 8) for op in ("delta_read", "delta_fold", "delta_prefill")],
         [
             MixerCase(op, 2, 3, 4, 1, 2, 8)
-            for op in ("mixer_step", "block_step", "mixer_fold", "block_fold")
+            for op in ("mixer_step", "block_step", "mixer_fold", "block_fold", "block_folds")
         ],
         [ProductCase("tiny", "gate_up", 8, quantised) for quantised in (False, True)],
     ),

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from kernel_cases import MixerCase
 
-from pallas_kernels import block_fold, block_read, mixer_fold, mixer_read
+from pallas_kernels import block_fold, block_folds, block_read, mixer_fold, mixer_read
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.gated_delta.block_form import Folding
 
 TAPS = 4
 
@@ -18,6 +19,8 @@ TAPS = 4
 def chain_of(case: MixerCase, implementation: Implementation, calls: int) -> Callable[..., Any]:
     """Layers one after the other. Their states are in one array, so that each layer waits for the
     one before. Their outputs are returned, because otherwise XLA would not compute them."""
+    if case.op == "block_folds":
+        return functools.partial(fold_together, case, implementation)
     layer = functools.partial(LAYERS[case.op], implementation)
 
     def chain(carried: tuple, inputs: Array, of_rows: tuple, left: Any) -> tuple:
@@ -33,6 +36,22 @@ def chain_of(case: MixerCase, implementation: Implementation, calls: int) -> Cal
         return of_slots, outputs
 
     return chain
+
+
+def fold_together(
+    case: MixerCase,
+    implementation: Implementation,
+    carried: tuple,
+    inputs: Array,
+    of_rows: tuple,
+    left: Any,
+) -> tuple:
+    """All layers at once, each with arrays of its own."""
+    lengths, counts = (jnp.full(case.slots, n, jnp.int32) for n in (512, case.counts))
+    slots = jnp.arange(case.slots, dtype=jnp.int32)
+    layers = tuple(Folding(inputs, *left, *of_layer) for of_layer in zip(*carried[0]))
+    folded = block_folds(layers, slots, lengths, counts, implementation=implementation)
+    return ([one.tails for one in folded], [one.state for one in folded]), []
 
 
 def mixer_step(implementation: Implementation, given: tuple, counts: Array, left: Any) -> tuple:
@@ -85,7 +104,10 @@ def inputs_of(case: MixerCase, layers: int) -> tuple[Array, tuple, tuple, Any]:
     slots = jnp.arange(case.slots, dtype=jnp.int32)
     given = inputs, tails, *of_rows, state, slots, jnp.ones(case.slots, jnp.int32)
     left = jax.jit(lambda *given: block_read(*given, implementation="xla")[1])(*given)
-    return inputs, of_rows, (tails, state), left
+    if case.op != "block_folds":
+        return inputs, of_rows, (tails, state), left
+    of_layers = ([*x.reshape(layers, case.slots, *x.shape[1:])] for x in (tails, state))
+    return inputs, of_rows, tuple(of_layers), left
 
 
 def normal(key: Array, shape: tuple[int, ...]) -> Float[Array, "..."]:

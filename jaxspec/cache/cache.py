@@ -18,7 +18,7 @@ cache: if the cache from before the write is used again, XLA copies all of it.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -35,6 +35,16 @@ class LayerCache(Protocol):
     def commit[Itself](self: Itself, block: Block) -> Itself:
         """Keeps the first `block.counts` tokens of the block that was written last, and drops the
         others. `block` is that block, with the same or smaller counts."""
+        ...
+
+
+@runtime_checkable
+class CommitsTogether(Protocol):
+    """The cache of a layer that is committed together with the others of its kind."""
+
+    @staticmethod
+    def commit_together(layers: Sequence[Any], block: Block) -> Iterable[Any]:
+        """`commit` of all these layers."""
         ...
 
 
@@ -76,7 +86,12 @@ class Cache[Layer: LayerCache]:
 
     def commit(self, block: Block) -> "Cache[Layer]":
         """Commits the same tokens in every layer."""
-        return self.with_layers(layer.commit(block) for layer in self.layers)
+        together: list[Any] = [one for one in self.layers if isinstance(one, CommitsTogether)]
+        committed = iter(together[0].commit_together(together, block) if together else ())
+        return self.with_layers(
+            next(committed) if isinstance(one, CommitsTogether) else one.commit(block)
+            for one in self.layers
+        )
 
     def without_written(self) -> tuple["Cache[Layer]", Written]:
         """The cache as it is between steps, and separately what the last write keeps for the

@@ -12,6 +12,7 @@ after it, and commit only stores them.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspec.cache.block import Block
-from pallas_kernels import block_fold, mixer_fold
+from pallas_kernels import block_folds, mixer_fold
 from pallas_kernels.dispatch import Implementation
-from pallas_kernels.gated_delta.block_form import Corrected
+from pallas_kernels.gated_delta.block_form import Corrected, Folding
 from pallas_kernels.gated_delta.projection import last_inputs
 from pallas_kernels.gated_delta.reference import before_block, put
 
@@ -87,18 +88,8 @@ class CorrectedRows:
     corrected: Corrected
     implementation: Implementation = dataclasses.field(metadata={"static": True})
 
-    def added_to(self, states: "States", block: Block) -> "States":
-        matrices, tails = block_fold(
-            self.inputs,
-            *self.corrected,
-            states.tails,
-            states.matrices,
-            block.slots,
-            block.lengths,
-            block.counts,
-            implementation=self.implementation,
-        )
-        return States(matrices, tails)
+    def folding_into(self, states: "States") -> Folding:
+        return Folding(self.inputs, *self.corrected, states.tails, states.matrices)
 
 
 @jax.tree_util.register_dataclass
@@ -128,9 +119,21 @@ class States:
     passed from one to the next apart from the state, which is donated."""
 
     def commit(self, block: Block) -> "States":
-        assert self.written is not None, "nothing was written since the last commit"
+        return self.commit_together([self], block)[0]
+
+    @staticmethod
+    def commit_together(layers: Sequence["States"], block: Block) -> list["States"]:
         with jax.named_scope("delta_fold"):
-            return self.written.added_to(self, block)
+            written = [one.written for one in layers]
+            assert None not in written, "nothing was written since the last commit"
+            corrected = [one for one in written if isinstance(one, CorrectedRows)]
+            if len(corrected) == len(layers):
+                return folded_together(layers, corrected, block)
+            return [one.with_added(block) for one in layers]
+
+    def with_added(self, block: Block) -> "States":
+        assert isinstance(self.written, Rows | Ends), "layers that were read in different ways"
+        return self.written.added_to(self, block)
 
     def with_row_copied(self, source: Int[Array, ""], target: Int[Array, ""]) -> "States":
         assert self.written is None, "states are copied between steps"
@@ -140,6 +143,20 @@ class States:
     def tails_before(self, block: Block) -> Float[Array, "batch recent channels"]:
         """The tails of the block's requests; zeros for a request that begins."""
         return before_block(self.tails, block.slots, block.lengths)
+
+
+def folded_together(
+    layers: Sequence[States], written: Sequence[CorrectedRows], block: Block
+) -> list[States]:
+    """The states of these layers with the blocks that they read in matrix products."""
+    folded = block_folds(
+        tuple(one.folding_into(states) for one, states in zip(written, layers)),
+        block.slots,
+        block.lengths,
+        block.counts,
+        implementation=written[0].implementation,
+    )
+    return [States(*one) for one in folded]
 
 
 def empty_states(

@@ -25,7 +25,7 @@ from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import WHOLE, Shards
 from pallas_kernels.dispatch import Implementation, kernels_run
 from pallas_kernels.gated_delta.api import BLOCK_READ
-from pallas_kernels.gated_delta.block_form import OF_HEAD, WIDEST
+from pallas_kernels.gated_delta.block_form import OF_HEAD, WIDEST, gated
 from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
 from pallas_kernels.split_product import total_of
 
@@ -90,9 +90,10 @@ class Recurring[Memory](Protocol):
         inputs: Float[Array, "batch width outputs"],
         memory: Memory,
         /,
-    ) -> tuple[Float[Array, "batch width value_heads value_dim"], Memory]:
-        """`inputs` are the layer's projection of its tokens (`DeltaSizes.inputs`). `memory` is the
-        layer's cache, which is returned with the block in it."""
+    ) -> tuple[Float[Array, "batch width attended"], Memory]:
+        """The outputs of the rule, normed and gated. `inputs` are the layer's projection of its
+        tokens (`DeltaSizes.inputs`). `memory` is the layer's cache, which is returned with the
+        block in it."""
         ...
 
 
@@ -141,12 +142,8 @@ class GatedDelta(nn.Module):
         self, inputs: Float[Array, "batch width outputs"], recur: Recurring[Any], memory: Any
     ) -> tuple[Float[Array, "batch width attended"], Any]:
         """The input of `out`, from the projection, and the memory with the block in it."""
-        sizes = self.sizes
         with jax.named_scope("delta"):
-            channels = size_of(sizes.channels)
-            gate = inputs[..., channels : channels + sizes.values.size]
-            outputs, memory = recur(self, inputs, memory)
-            return self.gated(outputs, gate), memory
+            return recur(self, inputs, memory)
 
     def rows(
         self,
@@ -166,12 +163,13 @@ class GatedDelta(nn.Module):
     def gated(
         self,
         outputs: Float[Array, "batch width value_heads value_dim"],
-        gate: Float[Array, "batch width attended"],
+        inputs: Float[Array, "batch width outputs"],
     ) -> Float[Array, "batch width attended"]:
-        """Each head normed, then gated. Everything is float32 until the end."""
-        gate = jax.nn.silu(gate.astype(jnp.float32))
-        normed = self.output_norm(outputs.astype(jnp.float32))
-        return (normed.reshape(gate.shape) * gate).astype(self.dtype)
+        """Each head normed, then multiplied by SiLU of the gates in the projection."""
+        first, values = size_of(self.sizes.channels), self.sizes.values.size
+        gates = inputs[..., first : first + values]
+        norm = self.output_norm
+        return gated(outputs, gates, norm.scale, norm.eps).reshape(gates.shape)
 
 
 def in_block_form(implementation: Implementation, inputs: Any, *others: Any) -> bool:

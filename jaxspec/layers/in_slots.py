@@ -32,7 +32,7 @@ class InSlots:
         mixer: GatedDelta,
         inputs: Float[Array, "batch width outputs"],
         states: States,
-    ) -> tuple[Float[Array, "batch width value_heads value_dim"], States]:
+    ) -> tuple[Float[Array, "batch width attended"], States]:
         block = self.block
         of_slots = states.matrices, block.slots, block.lengths
         if block.final:
@@ -43,17 +43,21 @@ class InSlots:
                 *rows, *of_slots, block.counts, implementation=self.implementation
             )
             ends = last_inputs(before, inputs, block.counts)
-            return outputs, dataclasses.replace(states, written=Ends(after, ends))
+            written = Ends(after, ends)
+            return mixer.gated(outputs, inputs), dataclasses.replace(states, written=written)
         given = inputs, states.tails, *mixer.of_rows
         if not self.row_by_row and in_block_form(self.implementation, *given, *of_slots):
-            read = block_read(*given, *of_slots, implementation=self.implementation)
+            norm = mixer.output_norm
+            options = {"eps": norm.eps, "implementation": self.implementation}
+            read = block_read(*given, *of_slots, norm.scale, **options)
             # Without the barrier XLA keeps the projection in parts, as below.
             (outputs, corrected), inputs = jax.lax.optimization_barrier((read, inputs))
             written = CorrectedRows(inputs, corrected, self.implementation)
-            return outputs, dataclasses.replace(states, written=written)
+            attended = outputs.reshape(*inputs.shape[:2], -1)
+            return attended, dataclasses.replace(states, written=written)
         outputs = mixer_read(*given, *of_slots, implementation=self.implementation)
         # Without the barrier, XLA does not add up a projection in parts before the commit. And if
         # it knows the counts, it commits before it reads, and copies the states for that.
         outputs, inputs = jax.lax.optimization_barrier((outputs, inputs))
         written = rows_of(inputs, *mixer.of_rows, self.implementation)
-        return outputs, dataclasses.replace(states, written=written)
+        return mixer.gated(outputs, inputs), dataclasses.replace(states, written=written)

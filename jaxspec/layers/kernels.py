@@ -34,12 +34,13 @@ from pallas_kernels.fp8_product import E4M3, Rounding
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
 from pallas_kernels.fp8_product.rounded import rounded_rows
 from pallas_kernels.gated_delta.api import (
-    BLOCK_FOLD,
+    BLOCK_FOLDS,
     BLOCK_READ,
     DELTA_PREFILL,
     MIXER_FOLD,
     MIXER_READ,
 )
+from pallas_kernels.gated_delta.block_form import Folding
 from pallas_kernels.gated_product import runs_in_one_kernel
 from pallas_kernels.gated_product.api import GATED_PRODUCT
 from pallas_kernels.paged_attention.api import PAGED_ATTENTION
@@ -153,9 +154,9 @@ def choices_of_recurrence(
         given = array(*tokens, size_of(sizes.inputs)), *of_rows, states, rows, rows
         if not row_by_row and in_block_form(shape.implementation, *given):
             yield "block_read", BLOCK_READ.choice(shape.implementation, *given)
-            left = corrected_shapes(sizes, shape.dtype, *tokens)
-            folded = given[0], *left, tails, states, rows, rows, rows
-            yield "block_fold", BLOCK_FOLD.choice(shape.implementation, *folded)
+            left: Any = corrected_shapes(sizes, shape.dtype, *tokens)
+            folded = (Folding(given[0], *left, tails=tails, state=states),)
+            yield "block_fold", BLOCK_FOLDS.choice(shape.implementation, folded, rows, rows, rows)
         else:
             yield "mixer_read", MIXER_READ.choice(shape.implementation, *given)
             yield "mixer_fold", MIXER_FOLD.choice(shape.implementation, *given, rows)

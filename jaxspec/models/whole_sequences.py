@@ -103,7 +103,7 @@ def from_the_start(
     mixer: GatedDelta,
     inputs: Float[Array, "batch length outputs"],
     memory: None,
-) -> tuple[Float[Array, "batch length value_heads value_dim"], None]:
+) -> tuple[Float[Array, "batch length attended"], None]:
     """The delta rule over whole sequences, with states that begin as zeros."""
     batch, length, _ = inputs.shape
     sizes = mixer.sizes
@@ -117,7 +117,7 @@ def from_the_start(
         jnp.full_like(slots, length),
         implementation="xla",  # which has a gradient
     )
-    return outputs, None
+    return mixer.gated(outputs, inputs), None
 
 
 def target_logits(

@@ -1,5 +1,6 @@
 from pallas_kernels.gated_delta.api import (
     block_fold,
+    block_folds,
     block_read,
     delta_fold,
     delta_prefill,
@@ -10,6 +11,7 @@ from pallas_kernels.gated_delta.api import (
 
 __all__ = [
     "block_fold",
+    "block_folds",
     "block_read",
     "delta_fold",
     "delta_prefill",

@@ -21,8 +21,9 @@ the rows that are kept, always the first ones, are folded into the state afterwa
     mixer_fold      `delta_fold` of the same rows
     block_read      outputs of the same rows in matrix products, and each row's correction
     block_fold      folds the first rows in, with the corrections that `block_read` computed
+    block_folds     `block_fold` of several layers at once
 
-The last four take a layer's projection as it is (`projection.py`): queries, keys and values before
+The last five take a layer's projection as it is (`projection.py`): queries, keys and values before
 their convolution, and decays and betas in the form in which they are projected. The convolution
 also needs the inputs just before the block, which each slot keeps in its tail.
 
@@ -40,7 +41,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, Op
 from pallas_kernels.gated_delta import block_form, reference
-from pallas_kernels.gated_delta.block_form import Corrected
+from pallas_kernels.gated_delta.block_form import Corrected, Folded, Folding
 
 
 def delta_read(
@@ -157,12 +158,17 @@ def block_read(
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
+    scale: Float[Array, " value_dim"] | None = None,
     *,
+    eps: float = 0.0,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
-    """The outputs of `mixer_read` except for rounding, and what `block_fold` needs of the rows."""
-    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
-    return BLOCK_READ(implementation, *given)
+    """The outputs of `mixer_read` except for rounding, and what `block_fold` needs of the rows.
+
+    If `scale` is given, the outputs of each head are normed with it and `eps`, and then multiplied
+    by SiLU of the gates in the projection."""
+    given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths, scale
+    return BLOCK_READ(implementation, *given, eps=eps)
 
 
 def block_fold(
@@ -177,24 +183,35 @@ def block_fold(
     counts: Int[Array, " batch"],
     *,
     implementation: Implementation = "auto",
-) -> tuple[
-    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
-]:
+) -> Folded:
     """The states after the first `counts[r]` rows of each block that `block_read` read, as
     `mixer_fold` gives them except for rounding, and the tails after these rows. `keys`,
     `corrections` and `decayed` are the `Corrected` of `block_read`. States and tails are written in
     place if they are donated."""
-    given = inputs, keys, corrections, decayed, tails, state, slots, lengths, counts
-    return BLOCK_FOLD(implementation, *given)
+    layers = (Folding(inputs, keys, corrections, decayed, tails, state),)
+    return block_folds(layers, slots, lengths, counts, implementation=implementation)[0]
+
+
+def block_folds(
+    layers: tuple[Folding, ...],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    implementation: Implementation = "auto",
+) -> tuple[Folded, ...]:
+    """`block_fold` of the same tokens in several layers, which must have the same shapes. A kernel
+    folds them all at once, which takes less time than one after the other."""
+    return BLOCK_FOLDS(implementation, layers, slots, lengths, counts)
 
 
 def _later(module: str, function: str) -> Callable[..., Any]:
     """A function whose module is imported only when it is called: importing Mosaic GPU takes a
     second."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         imported = importlib.import_module(f"pallas_kernels.gated_delta.{module}")
-        return getattr(imported, function)(*arguments)
+        return getattr(imported, function)(*arguments, **options)
 
     return call
 
@@ -209,7 +226,8 @@ def _op(name: str, check: str, xla: Callable[..., Any]) -> Op:
 
 
 def _block_op(name: str, xla: Callable[..., Any]) -> Op:
-    kernel, check_call = _later("block_mosaic", name), _later("checks", f"check_{name}")
+    function = xla.__name__
+    kernel, check_call = _later("block_mosaic", function), _later("checks", f"check_{function}")
     return Op(name, {"mosaic": kernel, "xla": xla}, {"mosaic": check_call})
 
 
@@ -219,4 +237,4 @@ DELTA_PREFILL = _op("delta_prefill", "check_prefill", reference.delta_prefill)
 MIXER_READ = _op("mixer_read", "check_mixer_read", reference.mixer_read)
 MIXER_FOLD = _op("mixer_fold", "check_mixer_fold", reference.mixer_fold)
 BLOCK_READ = _block_op("block_read", block_form.block_read)
-BLOCK_FOLD = _block_op("block_fold", block_form.block_fold)
+BLOCK_FOLDS = _block_op("block_fold", block_form.block_folds)

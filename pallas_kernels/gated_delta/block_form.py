@@ -14,7 +14,8 @@ The products with S and those among keys and queries do not depend on each other
 corrections go row after row. A correction depends on no later row, so it stays right whichever rows
 after it are dropped, and folding rows in needs no products with S.
 
-`block_read` keeps the keys for `block_fold` as the convolution leaves them, not normed. The
+If it is given the scale of a norm, `block_read` also norms its outputs, head by head, and gates
+them. It keeps the keys for `block_fold` as the convolution leaves them, not normed. The
 corrections are divided by the lengths of the keys instead.
 """
 
@@ -26,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.add_norm.reference import rms_norm
 from pallas_kernels.gated_delta.chunks import solved
 from pallas_kernels.gated_delta.projection import Recurrent, last_inputs
 from pallas_kernels.gated_delta.reference import (
@@ -52,6 +54,24 @@ class Corrected(NamedTuple):
     including each row."""
 
 
+class Folding(NamedTuple):
+    """What is folded in one layer: a block, as `block_read` left it, into tails and states."""
+
+    inputs: Float[Array, "batch width outputs"]
+    keys: Float[Array, "batch width keys"]
+    corrections: Float[Array, "batch width values"]
+    decayed: Float[Array, "batch ... decays"]
+    tails: Float[Array, "slots recent channels"]
+    state: Float[Array, "slots value_heads key_dim value_dim"]
+
+
+class Folded(NamedTuple):
+    """What a layer has after it."""
+
+    state: Float[Array, "slots value_heads key_dim value_dim"]
+    tails: Float[Array, "slots recent channels"]
+
+
 OF_HEAD = 128
 """Numbers of `Corrected.decayed` for each head, one for each thread of a warpgroup."""
 
@@ -69,6 +89,9 @@ def block_read(
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
+    scale: Float[Array, " value_dim"] | None = None,
+    *,
+    eps: float = 0.0,
 ) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
     given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
     made = rows_in_slots(*given)
@@ -93,7 +116,32 @@ def block_read(
         in_rows(corrections / lengths_of(key, heads), finite).reshape(*key.shape[:2], -1),
         jnp.pad(decayed, ((0, 0), (0, 0), (0, OF_HEAD - width))).reshape(key.shape[0], 1, -1),
     )
-    return in_rows(outputs, finite).astype(value.dtype), kept
+    outputs = in_rows(outputs, finite).astype(value.dtype)
+    if scale is not None:
+        first, values = taps.shape[1], outputs.shape[2] * outputs.shape[3]
+        outputs = gated(outputs, inputs[..., first : first + values], scale, eps)
+    return outputs, kept
+
+
+def gated(
+    outputs: Float[Array, "batch width value_heads value_dim"],
+    gates: Float[Array, "batch width values"],
+    scale: Float[Array, " value_dim"],
+    eps: float,
+) -> Float[Array, "batch width value_heads value_dim"]:
+    """Each head normed, then gated. Everything is float32 until the end."""
+    normed = rms_norm(wide(outputs), scale, eps=eps)
+    gates = jax.nn.silu(wide(gates)).reshape(normed.shape)
+    return (normed * gates).astype(outputs.dtype)
+
+
+def block_folds(
+    layers: tuple[Folding, ...],
+    slots: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+) -> tuple[Folded, ...]:
+    return tuple(block_fold(*layer, slots, lengths, counts) for layer in layers)
 
 
 def block_fold(
@@ -106,9 +154,7 @@ def block_fold(
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
-) -> tuple[
-    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
-]:
+) -> Folded:
     (batch, width, _), (_, heads, key_dim, value_dim) = keys.shape, state.shape
     kept = (jnp.arange(width) < counts[:, None])[:, None, :, None]
     by_head = lambda x, dim: jnp.moveaxis(x.reshape(batch, width, -1, dim), 2, 1)
@@ -121,7 +167,7 @@ def block_fold(
         added = key.mT @ jnp.where(kept, by_head(corrections, value_dim) * leaves, 0)
     after = jnp.exp(last)[..., None] * before_block(state, slots, lengths) + added
     last = last_inputs(before_block(tails, slots, lengths), inputs, counts)
-    return put(state, slots, after, counts), put(tails, slots, last, counts)
+    return Folded(put(state, slots, after, counts), put(tails, slots, last, counts))
 
 
 def rows_are_finite(made: Recurrent) -> Bool[Array, "batch width"]:

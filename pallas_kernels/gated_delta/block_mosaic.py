@@ -7,17 +7,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gated_delta.block_folding import fold_block, scratch_of_folding
-from pallas_kernels.gated_delta.block_form import Corrected
-from pallas_kernels.gated_delta.block_reading import read_block, scratch_of_reading
-from pallas_kernels.gated_delta.checks import check_block_fold, check_block_read
+from pallas_kernels import jax_internals as internals
+from pallas_kernels.gated_delta.block_folding import (
+    FoldedBlocks,
+    fold_blocks,
+    scratch_of_folding,
+)
+from pallas_kernels.gated_delta.block_form import Corrected, Folded, Folding
+from pallas_kernels.gated_delta.block_gating import gated
+from pallas_kernels.gated_delta.block_reading import BlockOfRows, scratch_of_reading
+from pallas_kernels.gated_delta.checks import check_block_folds, check_block_read
+from pallas_kernels.gated_delta.of_layers import OfLayers
+from pallas_kernels.gated_delta.projected_rows import ProjectedRows
 from pallas_kernels.gated_delta.rows import COLUMNS
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.tiles import THREADS, named
 
 
-@kept(static_argnames=("interpret",))
+@kept(static_argnames=("eps", "interpret"))
 def block_read(
     inputs: Float[Array, "batch width outputs"],
     tails: Float[Array, "slots recent channels"],
@@ -27,17 +35,19 @@ def block_read(
     state: Float[Array, "slots value_heads key_dim value_dim"],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
+    scale: Float[Array, " value_dim"] | None = None,
     *,
+    eps: float = 0.0,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "batch width value_heads value_dim"], Corrected]:
     given = inputs, tails, taps, decay_bias, log_rate, state, slots, lengths
-    check_block_read(*given)
+    check_block_read(*given, scale)
     batch, width, _ = inputs.shape
     value_heads, _, value_dim = state.shape[1:]
     values = value_heads * value_dim
     array, wide = jax.ShapeDtypeStruct, jnp.float32
     out, *kept = plgpu.kernel(
-        named("block_read", functools.partial(read_block, interpreted=interpret is not None)),
+        named("block_read", functools.partial(read_block, interpret is not None, eps)),
         out_type=(
             array((batch, width, values), inputs.dtype),
             array((batch, width, (taps.shape[1] - values) // 2), inputs.dtype),
@@ -50,37 +60,58 @@ def block_read(
         thread_name="warpgroup",
         scratch_types=scratch_of_reading(inputs.dtype),
         interpret=interpret,
-    )(*given)
+    )(*given, *([] if scale is None else [scale]))
     return out.reshape(batch, width, value_heads, value_dim), Corrected(*kept)
 
 
+def read_block(interpreted: bool, eps: float, *refs: Any, **scratch: Any) -> None:
+    inputs, tails, taps, decay_bias, log_rate, state, slots, lengths = refs[:8]
+    *scale, out, keys, corrections, decayed = refs[8:]
+    made = ProjectedRows(scratch, inputs, tails, taps, decay_bias, log_rate, slots, lengths)
+    block = BlockOfRows(made, interpreted)
+    # The rows first: behind the state they would arrive when most of it has arrived.
+    loaded = block.load_rows()
+    block.fetch(state)
+    block.stage(loaded, keys)
+    block.sum_decays(decayed)
+    block.make_triangle()
+    block.multiply_state()
+    corrected, outputs = block.solve()
+    internals.store(corrections.at[block.place], corrected)
+    if scale:
+        outputs = gated(block, outputs, scale[0], eps)
+    internals.store(out.at[block.place], outputs.astype(out.dtype))
+
+
 @kept(static_argnames=("interpret",))
-def block_fold(
-    inputs: Float[Array, "batch width outputs"],
-    keys: Float[Array, "batch width keys"],
-    corrections: Float[Array, "batch width values"],
-    decayed: Float[Array, "batch ... decays"],
-    tails: Float[Array, "slots recent channels"],
-    state: Float[Array, "slots value_heads key_dim value_dim"],
+def block_folds(
+    layers: tuple[Folding, ...],
     slots: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
     *,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> tuple[
-    Float[Array, "slots value_heads key_dim value_dim"], Float[Array, "slots recent channels"]
-]:
-    corrected = keys, corrections, decayed
-    check_block_fold(inputs, *corrected, tails, state, slots, lengths, counts)
-    written: Any = jax.new_ref(state), jax.new_ref(tails)
+) -> tuple[Folded, ...]:
+    check_block_folds(layers, slots, lengths, counts)
+    read = [layer[:4] for layer in layers]
+    written: Any = [tuple(map(jax.new_ref, layer[4:])) for layer in layers]
+    given = read, slots, lengths, counts, written
+
+    def fold(*refs: Any, **scratch: Any) -> None:
+        read, *of_requests, written = jax.tree.unflatten(jax.tree.structure(given), refs)
+        arrays = (*zip(*read), *zip(*written))
+        of_layers = (OfLayers(array, interpret is not None) for array in arrays)
+        fold_blocks(FoldedBlocks(*of_layers, *of_requests), scratch)
+
+    _, value_heads, _, value_dim = layers[0].state.shape
     plgpu.kernel(
-        named("block_fold", fold_block),
+        named("block_fold", fold),
         out_type=(),
-        grid=(keys.shape[0], state.shape[1], state.shape[3] // COLUMNS),
-        grid_names=("request", "head", "tile"),
+        grid=(len(layers), slots.shape[0], value_heads, value_dim // COLUMNS),
+        grid_names=("layer", "request", "head", "tile"),
         num_threads=1,
         thread_name="warpgroup",
         scratch_types=scratch_of_folding(),
         interpret=interpret,
-    )(inputs, *corrected, slots, lengths, counts, *written)
-    return jax.freeze(written[0]), jax.freeze(written[1])
+    )(*jax.tree.leaves(given))
+    return tuple(Folded(jax.freeze(state), jax.freeze(tails)) for tails, state in written)

@@ -12,6 +12,7 @@ the triangle for corrections and outputs, row after row.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,6 +61,8 @@ rcp.approx.ftz.f32 t, t;
 mul.f32 $0, $1, t;
 }"""
 """x / (1 + 2 ** (x * -log2(e)))."""
+ARRIVING = 32
+"""Rows of the state that are copied at once, so that products can begin before all have arrived."""
 STACKED = 2 * BLOCK_ROWS
 """Rows of keys and, below them, queries."""
 HALVES = (0, BLOCK_ROWS)
@@ -81,7 +84,7 @@ def scratch_of_reading(dtype: Any) -> dict[str, Any]:
     factors = plgpu.SMEM((STACKED,), jnp.float32)
     return {
         "staged_state": swizzled((DIM, DIM), jnp.float32),
-        "arrived": plgpu.Barrier(),
+        "arrived": plgpu.Barrier(num_barriers=DIM // ARRIVING),
         "stacked": swizzled((STACKED, DIM), dtype, bytes_per_row=2 * PIECE),
         "values": unswizzled((BLOCK_ROWS, DIM), jnp.float32, (1, DIM)),
         "products": scratch_of_products(),
@@ -93,36 +96,6 @@ def scratch_of_reading(dtype: Any) -> dict[str, Any]:
         "of_products": factors,
         "of_values": plgpu.SMEM((BLOCK_ROWS,), jnp.float32),
     }
-
-
-def read_block(
-    inputs,
-    tails,
-    taps,
-    decay_bias,
-    log_rate,
-    state,
-    slots,
-    lengths,
-    out,
-    keys,
-    corrections,
-    decayed,
-    *,
-    interpreted: bool,
-    **scratch: Any,
-) -> None:
-    made = ProjectedRows(scratch, inputs, tails, taps, decay_bias, log_rate, slots, lengths)
-    block = BlockOfRows(made, interpreted)
-    block.fetch(state)
-    block.stage(keys)
-    block.sum_decays(decayed)
-    block.make_triangle()
-    block.multiply_state()
-    corrected, outputs = block.solve()
-    place = block.place
-    internals.store(out.at[place], outputs.astype(out.dtype))
-    internals.store(corrections.at[place], corrected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +129,9 @@ class BlockOfRows:
         @pl.when(self.length > 0)
         def _():
             source = states.at[self.made.slots[self.made.request], self.made.head]
-            plgpu.copy_gmem_to_smem(source, target, self.scratch["arrived"])
+            for i in range(DIM // ARRIVING):
+                some, arrived = pl.ds(i * ARRIVING, ARRIVING), self.scratch["arrived"].at[i]
+                plgpu.copy_gmem_to_smem(source.at[some], target.at[some], arrived)
 
         @pl.when(self.length <= 0)
         def _():
@@ -164,24 +139,48 @@ class BlockOfRows:
                 nothing = plgpu.layout_cast(jnp.zeros((PIECE, DIM), jnp.float32), ROW_LAYOUT)
                 internals.store(target.at[pl.ds(first, PIECE)], nothing)
 
-    def stage(self, keys) -> None:
+    @property
+    def of_gates(self) -> tuple:
+        """Where this head's gates are in the projection."""
+        first = self.made.taps.shape[1] // DIM
+        return self.made.request, slice(None), columns_of(first + self.made.head)
+
+    @property
+    def heads(self) -> tuple:
+        """The heads of the projection that this value head reads: of keys, queries and values."""
+        key_head = lax.div(self.made.head, self.shared)
+        key_heads = self.made.key_heads
+        return key_heads + key_head, key_head, 2 * key_heads + self.made.head
+
+    @property
+    def shared(self) -> int:
+        """Value heads that have the same keys."""
+        return self.made.value_heads // self.made.key_heads
+
+    def load_rows(self) -> list:
+        """The inputs of the convolution for each of the heads, from the block itself."""
+        inputs, request = self.made.inputs, self.made.request
+        block = lambda head: load(inputs.at[request, :, columns_of(head)], ROW_LAYOUT)
+        return [block(head) for head in self.heads]
+
+    def stage(self, loaded: list, keys) -> None:
         """Computes the rows into shared memory, keys and queries stacked, and writes the keys to
-        memory once for all value heads that share them. Loads all inputs before it uses any."""
+        memory once for all value heads that share them."""
         made, stacked = self.made, self.scratch["stacked"]
-        shared = made.value_heads // made.key_heads
-        key_head = lax.div(made.head, shared)
-        heads = made.key_heads + key_head, key_head, 2 * made.key_heads + made.head
+        tails = [made.tail(columns_of(head)) for head in self.heads]
         projected = self.of_rows(0), self.of_rows(made.value_heads)
         of_head = made.decay_bias[made.head], made.log_rate[made.head]
-        seen = [self.seen(columns_of(head)) for head in heads]
-        key, query, value = (self.convolved(*pair) for pair in zip(seen, heads))
+        whole = lambda tail, block: jnp.concatenate([tail, block.astype(jnp.float32)], axis=0)
+        seen = map(whole, tails, loaded)
+        key, query, value = (self.convolved(*pair) for pair in zip(seen, self.heads))
         for first, rows in zip(HALVES, (key, query)):
             internals.store(stacked.at[pl.ds(first, BLOCK_ROWS)], self.filled(rows))
         internals.store(self.scratch["values"], self.filled(value).astype(jnp.float32))
         self.store_scalars(*projected, *of_head)
 
-        @pl.when(lax.rem(made.head, shared) == 0)
+        @pl.when(lax.rem(made.head, self.shared) == 0)
         def _():
+            key_head = lax.div(made.head, self.shared)
             internals.store(keys.at[made.request, :, columns_of(key_head)], key)
 
     def filled(self, rows) -> Any:
@@ -190,11 +189,6 @@ class BlockOfRows:
             return rows
         nothing = jnp.zeros((BLOCK_ROWS - self.width, DIM), rows.dtype)
         return jnp.concatenate([rows, plgpu.layout_cast(nothing, ROW_LAYOUT)], axis=0)
-
-    def seen(self, columns) -> Any:
-        """The inputs of the convolution for some channels: the tail and then the block."""
-        block = load(self.made.inputs.at[self.made.request, :, columns], ROW_LAYOUT)
-        return jnp.concatenate([self.made.tail(columns), block.astype(jnp.float32)], axis=0)
 
     def convolved(self, seen, head) -> Any:
         """One head's rows, in the dtype of the projection."""
@@ -285,9 +279,11 @@ class BlockOfRows:
         return factor, decayed
 
     def multiply_state(self) -> None:
-        pl.when(self.length > 0)(lambda: plgpu.barrier_wait(self.scratch["arrived"]))
         sums = [zeros_of(DIM) for _ in HALVES]
         for first in range(0, DIM, PIECE):
+            if first % ARRIVING == 0:
+                arrived = self.scratch["arrived"].at[first // ARRIVING]
+                pl.when(self.length > 0)(functools.partial(plgpu.barrier_wait, arrived))
             some = pl.ds(first, PIECE)
             thirds = thirds_of(
                 load(self.scratch["staged_state"].at[some], SINGLE), self.interpreted

@@ -1,5 +1,6 @@
 """Which calls of the gated delta rule the kernels can do."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -56,10 +57,16 @@ def check_mixer_read(
 check_mixer_fold = check_mixer_read
 
 
-def check_block_read(inputs: Shapes, *others: Any) -> None:
+def check_block_read(inputs: Shapes, *others: Any, eps: float = 0.0) -> None:
     check_rows(inputs.shape[1], BLOCK_ROWS)
     require(inputs.dtype == jnp.bfloat16, f"a projection in {inputs.dtype}", "bfloat16")
     check_mixer_read(inputs, *others)
+
+
+def check_block_folds(layers: Sequence[tuple[Shapes, ...]], *others: Any) -> None:
+    shapes = {tuple((one.shape, one.dtype) for one in layer) for layer in layers}
+    require(len(shapes) == 1, f"layers of {len(shapes)} kinds", "layers of the same shapes")
+    check_block_fold(*layers[0])
 
 
 def check_block_fold(
@@ -69,7 +76,6 @@ def check_block_fold(
     decayed: Float[Shapes, "batch ... decays"],
     tails: Float[Shapes, "slots recent channels"],
     state: Float[Shapes, "slots value_heads key_dim value_dim"],
-    *others: Any,
 ) -> None:
     batch, width, values = corrections.shape
     value_heads, key_dim, value_dim = state.shape[1:]

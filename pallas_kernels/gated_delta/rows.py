@@ -97,9 +97,7 @@ class Rows:
 
     def state_before(self, states, slot, length) -> Any:
         """The tile of a state before the block: zeros at the start of a text."""
-        tile = load(self.tile_of(states, slot), STATE_LAYOUT)
-        row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=STATE_LAYOUT)
-        return jnp.where(row < length * DIM, tile, jnp.zeros_like(tile))
+        return or_zeros(load(self.tile_of(states, slot), STATE_LAYOUT), length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +140,12 @@ class GivenRows(Rows):
         """As in `Rows`. `run` reads them a row early, to hide the wait."""
         place = self.request, jnp.minimum(row, self.width - 1), self.head
         return jnp.exp(self.log_decay[place]), self.beta[place]
+
+
+def or_zeros(tile, length) -> Any:
+    """The tile of a state, or zeros at the start of a text."""
+    row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=STATE_LAYOUT)
+    return jnp.where(row < length * DIM, tile, jnp.zeros_like(tile))
 
 
 def copy(source, target) -> None:

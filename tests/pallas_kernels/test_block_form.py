@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from h100 import assert_no_spills, compiled, needs_compiler, placed
 from interpreter import no_races
-from test_mixer_kernels import READ, chosen, drawn, kept, spoilt
+from test_mixer_kernels import DIM, READ, chosen, drawn, kept, spoilt
 
 import pallas_kernels
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.gated_delta import block_mosaic, reference
+from pallas_kernels.gated_delta.block_form import Folding
 from pallas_kernels.gated_delta.reference import EPS
 
 OF_SLOTS = ("state", "slots", "lengths", "counts")
@@ -53,7 +54,13 @@ def by_kernel(given: dict) -> tuple:
 
 def fold_by_kernel(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
     with no_races() as interpret:
-        return jax.block_until_ready(block_mosaic.block_fold(*given, interpret=interpret))
+        return jax.block_until_ready(fold_with_mosaic(*given, interpret=interpret))
+
+
+def fold_with_mosaic(*given: jax.Array, interpret=None) -> tuple[jax.Array, jax.Array]:
+    """The kernel of one layer."""
+    layer, of_requests = Folding(*given[:-3]), given[-3:]
+    return block_mosaic.block_folds((layer,), *of_requests, interpret=interpret)[0]
 
 
 def on_device(given: dict) -> tuple:
@@ -130,6 +137,32 @@ def test_equal_keys_that_hardly_decay(run):
     agrees(equal_keys(1, value_heads=1), run)
 
 
+def gates_agree(given: dict, read) -> None:
+    """The outputs of all rows that count, normed and gated, with what is rounded before that."""
+    scale, eps = jnp.linspace(0.5, 2, DIM), 1e-6
+    found = read(*chosen(given, READ), scale, eps=eps)[0]
+    heads = given["decay_bias"].size
+    begin = given["taps"].shape[1]
+    gates = np.asarray(given["inputs"][..., begin : begin + heads * DIM], np.float64)
+    outputs = np.asarray(formula(given)[0].astype(found.dtype), np.float64)
+    normed = outputs / np.sqrt((outputs**2).mean(-1, keepdims=True) + eps) * np.asarray(scale)
+    expected = normed * (gates / (1 + np.exp(-gates))).reshape(outputs.shape)
+    assert np.isfinite(kept(given, expected)).all() and found.dtype == given["inputs"].dtype
+    near = 4 * NEAR_BFLOAT16
+    np.testing.assert_allclose(kept(given, found), kept(given, expected), rtol=near, atol=near)
+
+
+GATED = [{"batch": 2, "width": 16, "value_heads": 2}, {"batch": 3, "width": 5, "value_heads": 1}]
+
+
+@pytest.mark.parametrize("case", GATED, ids=str)
+def test_outputs_are_normed_and_gated(case: dict):
+    given = drawn(**case)
+    gates_agree(given, functools.partial(pallas_kernels.block_read, implementation="xla"))
+    with no_races() as interpret:
+        gates_agree(given, functools.partial(block_mosaic.block_read, interpret=interpret))
+
+
 def every_count(**case) -> dict:
     """Requests that keep 0, 1, ... 16 rows of the same block after the same state."""
     given = drawn(1, 16, **case)
@@ -182,8 +215,52 @@ def test_a_row_that_is_no_number_spoils_no_row_before_it_and_all_after_it(row: i
     assert np.isnan(np.asarray(out[:, row:], np.float32)).all()
 
 
+def of_layers(count: int, **case) -> tuple[tuple[Folding, ...], list]:
+    """Blocks of the same requests in several layers, and of which slots they are."""
+    given = [spoilt(drawn(seed=layer, **case)) for layer in range(count)]
+    read = [by_reference(layer)[1] for layer in given]
+    layers = [
+        Folding(layer["inputs"], *corrected, layer["tails"], layer["state"])
+        for layer, corrected in zip(given, read)
+    ]
+    return tuple(layers), chosen(given[0], OF_SLOTS[1:])
+
+
+def agree_with_single_layers(layers: tuple[Folding, ...], of_requests: list, fold) -> None:
+    found = fold(layers, *of_requests)
+    for layer, folded in zip(layers, found, strict=True):
+        alone = fold((layer,), *of_requests)[0]
+        for together, single in zip(folded, alone, strict=True):
+            same = (np.asarray(one, np.float32) for one in (together, single))
+            np.testing.assert_array_equal(*same)
+
+
+def test_layers_are_folded_together_as_they_are_alone():
+    with no_races() as interpret:
+        fold = functools.partial(block_mosaic.block_folds, interpret=interpret)
+        agree_with_single_layers(*of_layers(3, batch=3, width=9, value_heads=2), fold)
+
+
+def test_layers_of_other_shapes_are_refused():
+    (narrow,), of_requests = of_layers(1, width=5, value_heads=1)
+    (wide,), _ = of_layers(1, width=6, value_heads=1)
+    with pytest.raises(NotForThisKernel, match="layers of 2 kinds; expected layers of the same"):
+        pallas_kernels.block_folds((narrow, wide), *of_requests, implementation="mosaic")
+
+
 @pytest.mark.gpu
 class TestOnDevice:
+    @pytest.mark.parametrize("case", GATED + LARGE[1:], ids=str)
+    def test_outputs_are_normed_and_gated(self, case: dict):
+        read = functools.partial(pallas_kernels.block_read, implementation="mosaic")
+        gates_agree(drawn(**case), jax.jit(read, static_argnames="eps"))
+
+    def test_layers_are_folded_together_as_they_are_alone(self):
+        fold = jax.jit(functools.partial(pallas_kernels.block_folds, implementation="mosaic"))
+        agree_with_single_layers(
+            *of_layers(24, batch=8, width=16, key_heads=16, value_heads=32), fold
+        )
+
     @pytest.mark.parametrize("case", SMALL + LARGE, ids=str)
     def test_the_kernels_agree_with_the_formula(self, case: dict):
         agrees(spoilt(drawn(**case)), on_device)
@@ -208,6 +285,17 @@ def test_the_kernel_says_no(changed: dict, said: str):
         pallas_kernels.block_read(*chosen(drawn(**changed), READ), implementation="mosaic")
 
 
+@functools.partial(jax.jit, donate_argnums=0)
+def fold_of_layers(written: list, read: list, of_requests: list) -> tuple:
+    layers = tuple(Folding(*some, *into) for some, into in zip(read, written))
+    return block_mosaic.block_folds(layers, *of_requests)
+
+
+def written_and_read(layers: tuple[Folding, ...], given: dict) -> tuple[list, list, list]:
+    """The arguments of `fold_of_layers`; the first of them are written in place."""
+    return [one[4:] for one in layers], [one[:4] for one in layers], chosen(given, OF_SLOTS[1:])
+
+
 @needs_compiler
 @pytest.mark.parametrize(("batch", "width", "value_heads"), [(32, 16, 32), (1, 7, 48)])
 def test_they_compile_without_spills_and_fold_in_place(
@@ -216,14 +304,17 @@ def test_they_compile_without_spills_and_fold_in_place(
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     case = {"batch": batch, "width": width, "key_heads": 16, "value_heads": value_heads}
     shapes = jax.eval_shape(lambda: drawn(**case))
-    compiled(jax.jit(block_mosaic.block_read).lower(*chosen(placed(shapes), READ)))
+    norm = jax.ShapeDtypeStruct((DIM,), jnp.float32)
+    for scale in ([], [norm]):
+        given = placed([*chosen(shapes, READ), *scale])
+        compiled(jax.jit(block_mosaic.block_read).lower(*given))
     _, corrected = jax.eval_shape(block_mosaic.block_read, *chosen(shapes, READ))
-    first = 1 + len(corrected)
-    folding = jax.jit(block_mosaic.block_fold, donate_argnums=(first, first + 1))
-    program = compiled(folding.lower(*placed(to_fold(shapes, corrected))))
+    layer = Folding(shapes["inputs"], *corrected, shapes["tails"], shapes["state"])
+    program = compiled(fold_of_layers.lower(*placed(written_and_read((layer,) * 24, shapes))))
     assert_no_spills("".join(capfd.readouterr()))
     states, tails = shapes["state"], shapes["tails"]
-    assert program.memory_analysis().alias_size_in_bytes == states.size * 4 + tails.size * 2
+    in_place = 24 * (states.size * 4 + tails.size * 2)
+    assert program.memory_analysis().alias_size_in_bytes == in_place
     shape = f"f32[{','.join(map(str, states.shape))}]"
     lines = program.as_text().splitlines()
     assert not [line for line in lines if " copy(" in line and shape in line]

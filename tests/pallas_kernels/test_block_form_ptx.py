@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 from h100 import needs_compiler
 from on_ptx import on_ptx
-from test_block_form import NEAR_FLOAT32, SMALL, agrees, by_reference, equal_keys, to_fold
+from test_block_form import (
+    GATED,
+    NEAR_FLOAT32,
+    SMALL,
+    agree_with_single_layers,
+    agrees,
+    by_reference,
+    equal_keys,
+    fold_with_mosaic,
+    gates_agree,
+    of_layers,
+    to_fold,
+)
 from test_mixer_kernels import DIM, READ, chosen, drawn, spoilt
 
 from pallas_kernels.gated_delta import block_mosaic
@@ -20,18 +32,18 @@ OF_4B: dict[str, Any] = {"batch": 8, "width": 16, "key_heads": 16, "value_heads"
 
 
 @functools.cache
-def compiled_for(op, *shapes):
-    return on_ptx(op, *shapes)
+def compiled_for(op, *shapes, **options):
+    return on_ptx(functools.partial(op, **options), *shapes)
 
 
-def on_ptx_of(op, *given: jax.Array, blocks: range | None = None):
-    shapes = (jax.ShapeDtypeStruct(one.shape, one.dtype) for one in given)
-    return compiled_for(op, *shapes)(*given, blocks=blocks)
+def on_ptx_of(op, *given: jax.Array, blocks: range | None = None, **options):
+    shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), given)
+    return compiled_for(op, *shapes, **options)(*given, blocks=blocks)
 
 
 def by_ptx(given: dict) -> tuple:
     read = on_ptx_of(block_mosaic.block_read, *chosen(given, READ))
-    return *read, functools.partial(on_ptx_of, block_mosaic.block_fold)
+    return *read, functools.partial(on_ptx_of, fold_with_mosaic)
 
 
 @needs_compiler
@@ -43,6 +55,15 @@ def test_the_compiled_kernels_agree_with_the_formula(case: dict):
 @needs_compiler
 def test_equal_keys_that_hardly_decay():
     agrees(equal_keys(SMALL[0]["batch"], value_heads=1), by_ptx)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", GATED, ids=str)
+def test_outputs_are_normed_and_gated(case: dict):
+    def read(*given: jax.Array, eps: float) -> tuple:
+        return on_ptx_of(block_mosaic.block_read, *given, eps=eps)
+
+    gates_agree(drawn(**case), read)
 
 
 def columns_of(head: int) -> slice:
@@ -81,10 +102,17 @@ def test_one_head_of_a_4b_is_folded_in():
     arguments, head = to_fold(given, corrected), 7
     blocks = range(2 * head, 2 * head + 2)
     (after, tails), (wanted, last) = (
-        on_ptx_of(block_mosaic.block_fold, *arguments, blocks=blocks),
+        on_ptx_of(fold_with_mosaic, *arguments, blocks=blocks),
         fold(*arguments),
     )
     slot, values = int(given["slots"][0]), columns_of(32 + head)
     np.testing.assert_allclose(after[slot, head], wanted[slot, head], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(after[slot, head + 1], given["state"][slot, head + 1])
     np.testing.assert_array_equal(tails[slot, :, values], last[slot, :, values])
+
+
+@needs_compiler
+def test_two_layers_are_folded_at_once():
+    layers, of_requests = of_layers(2, batch=2, width=9, value_heads=1)
+    fold = lambda layers, *others: on_ptx_of(block_mosaic.block_folds, layers, *others)
+    agree_with_single_layers(layers, of_requests, fold)

@@ -187,6 +187,20 @@ def write_words(**arrays):
     internals.store(arrays["out"], there_and_back(value, arrays["calls"][0]))
 
 
+def move_in_one_of_two(**arrays):
+    """Loads an array from one of two places in global memory and stores it to the same one."""
+    scalar = plgpu.Layout.WG_SPLAT
+
+    @inline_mgpu(arg_types=(REF, REF, scalar))
+    def moved(_, first, second, number):
+        number = internals.number_of(number)
+        address = internals.address_of_one([first, second], number)
+        memory = internals.memory_at(address, number, (64, 8), (8, 1), first)
+        internals.store_at(memory, internals.load_at(memory, LAYOUT))
+
+    moved(arrays["floats"], arrays["out"], arrays["calls"][0])
+
+
 def use_flags(words):
     """Signals another GPU from one thread, and waits for it."""
     thread = internals.thread_of_warpgroup(128)
@@ -211,6 +225,7 @@ FOR_FLAGS = (
     "store_flag",
     "wait_for_flag",
 )
+CHOOSING = ("address_of_one", "memory_at", "load_at", "store_at")
 BODIES = {
     "ptx": inline(lambda: internals.ptx("fence.proxy.async.global;")),
     "inline_mgpu": inline(lambda: None),
@@ -223,6 +238,7 @@ BODIES = {
     "address_of": inline(
         lambda bars: [internals.address_of(bars), internals.address_of(bars, 1)], "bars"
     ),
+    **dict.fromkeys(CHOOSING, move_in_one_of_two),
     "address_in_block": inline(
         lambda bars: internals.address_in_block(bars, internals.int32(1)), "bars"
     ),

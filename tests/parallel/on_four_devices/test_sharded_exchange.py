@@ -144,7 +144,8 @@ def test_a_device_that_another_one_has_waited_for_in_vain_ends_all_requests(monk
 
 def test_another_name_is_refused(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it
-    with pytest.raises(UsageError, match="exchange is 'nccl'; expected one of auto, psum, xla, mosaic"):
+    said = "exchange is 'nccl'; expected one of auto, psum, xla, mosaic"
+    with pytest.raises(UsageError, match=said):
         golden_engine("a", tensor_parallel_size=2, exchange="nccl")
 
 
