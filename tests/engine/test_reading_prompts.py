@@ -326,11 +326,11 @@ def test_a_suspect_that_passed_others_is_tried_alone_and_ends_right():
     large, small = engine.submit([2] * 20, greedy(13)), engine.submit([3] * 2, greedy(6))
     admit, failures = engine.loop._admit_on_device, ["once"]
 
-    def fails_once(id):
-        if id == small and failures:
+    def fails_once(ids):
+        if small in ids and failures:
             failures.pop()
             raise MemoryError("no memory for the admission")
-        admit(id)
+        admit(ids)
 
     engine.loop._admit_on_device = fails_once
     outputs = run_to_the_end(engine, [first, large, small])

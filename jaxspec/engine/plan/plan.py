@@ -144,6 +144,11 @@ class Plan:
         return -(-self.positions // self.page_size)
 
     @property
+    def admitted_at_once(self) -> int:
+        """Most requests that one program gives their slots: as many as one reads prompts of."""
+        return self.shapes.largest_prefill
+
+    @property
     def recalled_positions(self) -> int | None:
         """Room for the cached tokens that a request begins with; None if no proposer needs them."""
         return self.positions if self.recalls else None
