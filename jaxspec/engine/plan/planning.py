@@ -5,7 +5,12 @@ import functools
 
 import jax
 
-from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.acceptance.synthetic import (
+    MixedAcceptance,
+    SyntheticAcceptance,
+    from_length,
+    from_rates,
+)
 from jaxspec.engine.plan.adapting import with_adaptive_widths
 from jaxspec.engine.plan.beside import with_prefill_beside
 from jaxspec.engine.plan.confidence import with_confidence_threshold
@@ -165,10 +170,15 @@ def choose_driver(options: EngineOptions) -> str:
     return "lockstep" if on_cpu and options.synthetic_acceptance is None else "overlapped"
 
 
-def synthetic_of(acceptance: Acceptance | None, num_drafts: int) -> SyntheticAcceptance | None:
+def synthetic_of(
+    acceptance: Acceptance | None, num_drafts: int
+) -> SyntheticAcceptance | MixedAcceptance | None:
     """What `EngineOptions.synthetic_acceptance` means for blocks with `num_drafts` drafts."""
     if acceptance is None:
         return None
     if isinstance(acceptance, int | float):
         return from_length(acceptance, num_drafts)
-    return from_rates(acceptance, num_drafts)
+    kinds = [kind for kind in acceptance if isinstance(kind, tuple)]
+    if kinds:
+        return MixedAcceptance(tuple(from_rates(kind, num_drafts) for kind in kinds))
+    return from_rates([rate for rate in acceptance if not isinstance(rate, tuple)], num_drafts)
