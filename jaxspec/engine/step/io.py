@@ -43,7 +43,7 @@ class Drafting:
     proposer: int
     """Index in `Models.proposers`."""
     width: int
-    """Tokens per request that the step verifies: the newest one and `width - 1` drafts."""
+    """Tokens per request for which there is room: the newest one and `width - 1` drafts."""
     drawn: bool = False
     """Whether drafts of requests that sample are drawn."""
     num_tokens: int | None = None
