@@ -438,6 +438,7 @@ def fake_engine(
         page_size=page_size,
         num_pages=num_pages,
         shapes=shapes,
+        admitted_at_once=shapes.largest_prefill,
         widths=widths,
         shares_tokens=shares_tokens,
         proposer=0 if uses.drafter or on_device else None,

@@ -119,6 +119,8 @@ class Plan:
 
     prefill_budget: int = 2048
     """Most prompt tokens, including padding, that are read between two decode steps."""
+    admitted_at_once: int = 1
+    """Most requests that one program gives their slots: as many as one program reads prompts of."""
     beside: int = 0
     """Prompt tokens that a decode step may also read; 0 if prompts are only read between decode
     steps."""
@@ -143,11 +145,6 @@ class Plan:
     def max_pages(self) -> int:
         """Columns of the page table: the most pages that one request can hold."""
         return -(-self.positions // self.page_size)
-
-    @property
-    def admitted_at_once(self) -> int:
-        """Most requests that one program gives their slots: as many as one reads prompts of."""
-        return self.shapes.largest_prefill
 
     @property
     def recalled_positions(self) -> int | None:

@@ -84,6 +84,7 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
     on_device = _proposes_on_device(method, driver)
     host_drafts = uses.host is not None and not on_device
     say_what_is_ignored(options, method)
+    shapes = _shapes(options, min(options.prefill_chunk, max_model_len), width)
     return Plan(
         method=method,
         driver=driver,
@@ -94,7 +95,8 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
         max_model_len=max_model_len,
         page_size=options.page_size,
         num_pages=0,
-        shapes=_shapes(options, min(options.prefill_chunk, max_model_len), width),
+        shapes=shapes,
+        admitted_at_once=shapes.largest_prefill,
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,

@@ -110,15 +110,16 @@ class Stepping:
         """Gives slots and pages to as many waiting requests as the next program can read. The rest
         come later, because an idle device would wait until all of them were admitted."""
         beginning = []
-        while len(beginning) < self.plan.admitted_at_once and (seat := self._next_seat()):
+        most = self.plan.shapes.largest_prefill
+        while len(beginning) < most and (seat := self._next_seat()):
             self.tried = (seat.request.id,)
             now = self.device.clock.now()
             self.ledger = ledger.admitted(
                 self.ledger, seat.request, seat.slot, seat.positions, now, seat.found
             )
             beginning.append(self._beginning(seat.request))
-        if beginning:
-            self._begin(beginning)
+        for some in itertools.batched(beginning, self.plan.admitted_at_once):
+            self._begin(some)
         assert self.ledger.running or not self.ledger.waiting, "all wait although nothing runs"
 
     def _next_seat(self) -> Seat | None:
