@@ -143,7 +143,21 @@ def verify_budget() -> list[Table]:
         ]
         for batch, load in shown
     ]
-    return [needed, least, engine, measured_before(), *widths_between()]
+    return [needed, least, engine, measured_before(), *widths_between(), *with_learned_costs()]
+
+
+def with_learned_costs() -> list[Table]:
+    """Policies, and costs before requests come and in the loop."""
+    file = results("spans-8b-costs-h100")
+    sizes = "16 x 16", "32 x 8", "32 x 16"
+    costs = [
+        [
+            size.replace(" x ", ", "),
+            *(f"{file[of][size]:.2f}" for of in ("costs_ms", "costs_in_loop_ms")),
+        ]
+        for size in sizes
+    ]
+    return [[policies_row(row) for row in file["phases"]], costs]
 
 
 def measured_before() -> Table:
