@@ -111,12 +111,12 @@ def seated(opened: Opened, length: int) -> Device:
     pages = -(-positions // PAGE_SIZE)
     state = empty_state(models, 1, pages + 1, pages, positions)
     device = Device(models, opened.params, state)
-    zero, whole = jnp.zeros((), jnp.int32), jnp.ones(())
+    zero, whole = jnp.zeros(1, jnp.int32), jnp.ones(1)
     greedy = SlotSampling(
-        temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.uint32(0)
+        temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.zeros(1, "uint32")
     )
-    all_pages = jnp.arange(1, pages + 1, dtype=jnp.int32)
-    device.run(admit_step, Admission(zero, all_pages, zero, jnp.int32(length), greedy))
+    all_pages = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
+    device.run(admit_step, Admission(zero, all_pages, zero, jnp.array([length]), greedy))
     return device
 
 

@@ -9,10 +9,10 @@ reads longer contexts than another.
 
 All steps in which every request decodes are counted, even if a policy has not noticed yet that the
 phase changed. In a phase like 32x6.4+3.0, half of the requests have the first mean length and half
-the second. With fixed widths a step counts the tokens that its width gives on average at the rates
-from which acceptance is drawn, so that chance decides nothing. The adaptive policy gives the
-requests of a step different widths, so its steps count the tokens that were emitted. Fixed widths
-have nothing to notice and get fewer steps per phase.
+the second. A step counts the tokens that it gives on average at the rates from which acceptance is
+drawn, so that chance decides nothing: with fixed widths those of its width, and with adaptive ones
+those of the number of drafts that it verified for each request. Fixed widths have nothing to notice
+and get fewer steps per phase. Every program has run before a policy is timed.
 
 With `--anchors docs/results/peers-h100.json`, every phase also has the tokens per second of other
 systems: from the times of their steps with whole blocks for every request, if such a step gives as
@@ -25,6 +25,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,6 +36,7 @@ from measuring import about, tell, write_json
 from jaxspec import cli
 from jaxspec.acceptance.synthetic import MixedAcceptance, from_length
 from jaxspec.engine.adapt.acceptance_rates import expected_tokens
+from jaxspec.engine.adapt.loop_costs import Costs
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.adapting import NARROWER_WIDTHS
 from jaxspec.engine.requests.sampling_params import SamplingParams
@@ -70,6 +73,11 @@ class Phase:
 
     def acceptance(self, block_size: int) -> MixedAcceptance:
         return MixedAcceptance(tuple(from_length(one, block_size - 1) for one in self.lengths))
+
+    def shares(self, block_size: int) -> tuple[tuple[float, ...], ...]:
+        """The same as an option of an engine."""
+        kinds = self.acceptance(block_size).kinds
+        return tuple((*accumulate(kind.conditional_rates, mul),) for kind in kinds)
 
     def tokens(self, width: int, block_size: int) -> float:
         """Tokens that a step gives on average if it verifies `width` tokens of each request."""
@@ -191,7 +199,8 @@ def build(options: argparse.Namespace, pair: Opened, **changes: Any) -> Engine:
         driver="overlapped",
         prefix_caching=False,
         compile_ahead=False,
-        synthetic_acceptance=1.0,
+        prefill_beside_decoding=0,
+        synthetic_acceptance=options.phases[0].shares(options.block_size),
         **changes,
     )
 
@@ -208,6 +217,11 @@ def compile_and_measure_costs(options: argparse.Namespace, pair: Opened) -> dict
     plan = replace(engine.plan, widths=tuple(sorted({*widths, *options.more_widths})))
     with engine.borrow_device() as device:
         costs = measure_costs(device, plan)
+    return named_costs(costs)
+
+
+def named_costs(costs: Costs) -> dict[str, float]:
+    """Milliseconds of steps."""
     return {f"{batch} x {width}": 1e3 * cost for (batch, width), cost in costs.items()}
 
 
@@ -233,6 +247,39 @@ def add_policy(
             row[rate][policy.name] = reached[rate]
         if policy.name == "adaptive":
             row |= {"widths": reached["widths"]} | verdict(row)
+    if (adaptive := bench.engine.loop.drafters.adaptive) is not None:
+        report["costs_in_loop_ms"] = named_costs(adaptive.costs)
+
+
+class Given:
+    """Keeps how many drafts were verified for each request in the steps whose results are read. It
+    looks on while the engine tells its choice of the width, if it has one."""
+
+    def __init__(self, engine: Engine):
+        self.verified: list[tuple[int, int]] = []
+        adaptive = engine.loop.drafters.adaptive
+        if adaptive is not None:
+            self.commit, adaptive.commit = adaptive.commit, self._noted
+
+    def _noted(
+        self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
+    ) -> None:
+        self.verified.append((request, num_drafts))
+        self.commit(request, tokens, num_drafts, accepted)
+
+    def taken(self) -> list[tuple[int, int]]:
+        """Requests and their verified drafts since the last call."""
+        taken, self.verified = self.verified, []
+        return taken
+
+
+def run_each_program(engine: Engine, policy: Policy) -> None:
+    """Runs every decode program that the policy may choose: the first runs of a program take longer
+    than later ones."""
+    plan = engine.plan
+    widths = plan.widths or ((1, plan.width) if policy.speculate else (1,))
+    with engine.borrow_device() as device:
+        measure_costs(device, replace(plan, widths=widths, adapts_from=1))
 
 
 class Bench:
@@ -240,6 +287,8 @@ class Bench:
 
     def __init__(self, engine: Engine, policy: Policy):
         self.engine, self.policy = engine, policy
+        run_each_program(engine, policy)
+        self.given = Given(engine)
         self.random = np.random.default_rng(0)
         self.ages: dict[int, int] = {}
         """Tokens that each live request has, its prompt included."""
@@ -259,7 +308,8 @@ class Bench:
 
     def measure(self, phase: Phase) -> dict[str, Any]:
         """Rates over steps that only decode, without the first ones after a step that did more."""
-        seconds, emitted, widths, steady = 0.0, 0, Counter(), 0
+        seconds, emitted, shared, widths, steady = 0.0, 0, 0.0, Counter(), 0
+        kinds = phase.acceptance(self.engine.plan.block_size).kinds
         last = LastWidth()
         with self.engine.observe(last):
             while sum(widths.values()) < self.policy.steps:
@@ -267,14 +317,19 @@ class Bench:
                     self.submit(int(self.random.integers(1, LATER_CHUNK)))
                 steady = steady + 1 if self.engine.num_decoding == len(self.ages) else 0
                 took, given = self.timed_step()
+                verified = self.given.taken()
                 if steady > SETTLING:
                     seconds += took
                     emitted += given
+                    shared += sum(
+                        expected_tokens(kinds[self.kinds[id]].conditional_rates, 1 + drafts)
+                        for id, drafts in verified
+                    )
                     widths[last.width] += 1
         block_size = self.engine.plan.block_size
         expected = sum(count * phase.tokens(width, block_size) for width, count in widths.items())
         return {
-            "tokens_per_s": (emitted if self.engine.plan.shares_tokens else expected) / seconds,
+            "tokens_per_s": (shared if self.engine.plan.shares_tokens else expected) / seconds,
             "emitted_per_s": emitted / seconds,
             "widths": dict(sorted(widths.items())),
         }

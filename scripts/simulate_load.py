@@ -23,9 +23,10 @@ times vary as those of steps in the server did (`step_ms` of serving-h100.json),
 percentile was 1.21 times the median.
 
 The host's time per program and per request that is read follows from the two figures of
-host-cpu.json for a step of 1 and of 32 requests. Giving a request its slot takes a 32nd of what the
-last of 32 requests waited for its slot in bench-8b-h100.json, whose engine gave all slots before it
-launched anything. The caller takes no time between two steps.
+host-cpu.json for a step of 1 and of 32 requests. A program that gives requests their slots takes
+the host a 32nd of what the last of 32 requests waited for its slot in bench-8b-h100.json, whose
+engine gave every slot by a program of its own before it launched anything else. The caller takes
+no time between two steps.
 
 **The ideal** of a pass is what steady decoding and prefill allow: its prompt tokens at the time per
 token, and then its other tokens (all but the first of each request, which prefill gives) at the

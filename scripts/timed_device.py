@@ -163,11 +163,11 @@ class TimedDevice(Device):
         return getattr(self, step.__name__)(*map(_on_host, inputs), **static)
 
     def admit_step(self, admission: Any) -> None:
-        slot = int(admission.slot)
+        slots = np.asarray(admission.slots)
         self.clock.milliseconds += self.times.admission
-        self.lengths[slot] = admission.length
-        self.limits[slot] = admission.limit
-        self.seeds[slot] = admission.sampling.seed
+        self.lengths[slots] = admission.lengths
+        self.limits[slots] = admission.limits
+        self.seeds[slots] = admission.sampling.seed
 
     def prefill_step(self, chunk: Any, draws: bool) -> StepResult:
         slots, starts, counts = map(np.asarray, (chunk.slots, chunk.starts, chunk.counts))

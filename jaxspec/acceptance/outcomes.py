@@ -24,7 +24,7 @@ MEMORY = 0.9
 """Weight of a step relative to the next one."""
 FIRST_RATE = 0.8
 """The rate before anything is known."""
-TRIES_OF_ALL, TRIES_OF_A_PLACE, TRIES_OF_A_REQUEST, TRIES_OF_ITS_PLACE = 8.0, 8.0, 8.0, 16.0
+TRIES_OF_ALL, TRIES_OF_A_PLACE, TRIES_OF_A_REQUEST, TRIES_OF_ITS_PLACE = 8.0, 8.0, 16.0, 16.0
 """How many tries the more general rate counts for when it is mixed into the rate over everything,
 at one place, of one request, and at one of its places."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.acceptance.synthetic import SyntheticAcceptance
+from jaxspec.acceptance.synthetic import MixedAcceptance, SyntheticAcceptance
 from jaxspec.console.progress import bar
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import Acceptance
@@ -33,7 +33,7 @@ class Contender:
     """The engine, which contenders share if they differ only in synthetic acceptance."""
     label: str = ""
     """Name of the synthetic acceptance, for example "GSM8K"; empty if there is only one."""
-    synthetic: SyntheticAcceptance | None = None
+    synthetic: SyntheticAcceptance | MixedAcceptance | None = None
     """How acceptance is drawn; if None, the target decides which drafts are accepted."""
 
     @property
@@ -105,11 +105,13 @@ def _add_parts(rows: Sequence[Row], contenders: Sequence[Contender], schedule: S
 
 
 def warm_up(contenders: Sequence[Contender], schedule: Schedule, progress_bar: ProgressBar) -> None:
-    """Compiles all programs, then runs every load with short replies."""
-    one_per_engine = {id(one.engine): one for one in reversed(contenders)}.values()
+    """Compiles and runs all programs, then runs every load with short replies."""
+    one_per_engine = [*{id(one.engine): one for one in reversed(contenders)}.values()]
     total = len(one_per_engine) * len(schedule.concurrencies)
     with bar("loading or compiling programs", grows=True) as report:
         compile_all([one.engine for one in one_per_engine], schedule.draws, report)
+    for one in one_per_engine:  # runs each program, most of which the short replies do not need
+        one.engine.warm_up(params=max(schedule.work, key=lambda work: work.params.draws).params)
     with progress_bar(total, "warm-up", "") as progress:
         for one in one_per_engine:
             one.set_acceptance()

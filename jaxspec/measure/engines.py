@@ -81,8 +81,10 @@ def engines_for(
     max_model_len: int | None = None,
     **options: Any,
 ) -> dict[str, Engine]:
-    """An engine per method, with room in every slot for `max_model_len` positions, or for the
-    longest of these requests."""
+    """An engine per method, with a slot for each of the most requests at once, and room in every
+    slot for `max_model_len` positions, or for the longest of these requests. It decodes in the
+    batch sizes that engines have by default: at the end of a pass fewer requests run than before.
+    """
     longest = max(len(one.prompt) + one.params.max_tokens for one in work)
     if max_model_len is not None:
         if max_model_len < longest:
@@ -96,7 +98,7 @@ def engines_for(
         method: engine_for(
             opened,
             method,
-            concurrencies,
+            None,
             [len(one.prompt) for one in work],
             max_batch=max(concurrencies),
             max_model_len=longest,
@@ -116,12 +118,13 @@ def _widest_block(opened: Opened, options: Mapping[str, Any]) -> int:
 def engine_for(
     opened: Opened,
     method: str,
-    batch_sizes: Sequence[int],
+    batch_sizes: Sequence[int] | None,
     prompt_lengths: Sequence[int],
     **options: Any,
 ) -> Engine:
-    """An engine that compiles decode steps only for these batch sizes, and prefill steps only in
-    the widths that prompts of these lengths need. An adaptive engine keeps its default batch sizes.
+    """An engine that compiles decode steps only for these batch sizes, if any are given, and
+    prefill steps only in the widths that prompts of these lengths need. An adaptive engine keeps
+    its default batch sizes.
     `prefix_caching` is off by default, so that every prompt is read in full and its time counts;
     `compile_ahead` is off, so that nothing else runs beside the steps.
     """
@@ -133,7 +136,7 @@ def engine_for(
         options["synthetic_acceptance"] = None
     sizes = EngineOptions(method=method, **options)
     shapes = shapes_for(sizes.max_batch, min(sizes.prefill_chunk, sizes.max_model_len), sizes.exact)
-    if not (sizes.exact or sizes.adaptive):
+    if batch_sizes is not None and not (sizes.exact or sizes.adaptive):
         options["batch_sizes"] = tuple(sorted(batch_sizes))
     options["prefill_shapes"] = _needed_shapes(shapes.prefill_shapes, prompt_lengths)
     return Engine.from_models(

@@ -18,7 +18,7 @@ from jaxspec.models.parameters import num_bytes
 from jaxspec.models.target import Target
 from jaxspec.proposers.device import Committed, DraftInputs, Drafts, Params
 from jaxspec.proposers.drafter import DrafterProposer
-from jaxspec.proposers.walk import Chosen, Drawing, first_places, walk, walk_bytes
+from jaxspec.proposers.walk import Chosen, Drawing, walk, walk_bytes
 from jaxspec.sampling import draw_drafts, probabilities
 
 
@@ -56,18 +56,17 @@ class DFlashProposer(DrafterProposer):
         config, places = self.drafter.config, width - 1
         block = inputs.block(config.rows)
         hidden, state = self._hidden(target, params, inputs.tokens, block, state)
+        hidden = hidden[:, :places]  # before the head, which takes longer for every place
         logits = self.drafter.capped(self.logits(target, params, hidden))
-        drawing = partial(self._drawing, inputs, block) if drawn else None
+        drawing = partial(self._drawing, inputs, block, places) if drawn else None
         if config.transition is None:
             chosen = self._independently(params, logits, drawing, inputs.scored)
         else:
-            first = hidden[:, :places], logits[:, :places]
-            chosen = self._walking(params, inputs.tokens, *first, drawing, inputs.scored)
-        chosen, wanted = first_places(chosen, places), inputs.num_drafts
-        scores = chosen.probabilities
+            of_places = hidden, logits
+            chosen = self._walking(params, inputs.tokens, *of_places, drawing, inputs.scored)
+        scores, wanted = chosen.probabilities, inputs.num_drafts
         if config.confidence is not None and (inputs.scored or self.confidence_threshold > 0):
-            of_places = hidden[:, :places], chosen.tokens
-            scores = self._confidence(params, inputs.tokens, *of_places)
+            scores = self._confidence(params, inputs.tokens, hidden, chosen.tokens)
             wanted = jnp.minimum(wanted, self._sure(scores))
         return state, Drafts(chosen.tokens, wanted, chosen.drawn_from, scores)
 
@@ -151,7 +150,7 @@ class DFlashProposer(DrafterProposer):
         sure = confidence >= self.confidence_threshold
         return jnp.cumprod(sure, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
 
-    def _drawing(self, inputs: DraftInputs, block: Block) -> Drawing:
+    def _drawing(self, inputs: DraftInputs, block: Block, places: int) -> Drawing:
         after_rows = self.drafter.config.anchor_first
         positions = block.positions + 1 if after_rows else block.positions[:, 1:]
-        return Drawing(inputs.sampling, positions)
+        return Drawing(inputs.sampling, positions[:, :places])

@@ -49,12 +49,6 @@ class Chosen:
     """The drafter's own probability of each token; None if it was not asked for."""
 
 
-def first_places(chosen: Chosen, places: int) -> Chosen:
-    """What was chosen for the first `places` places."""
-    cut = {name: part[:, :places] for name, part in vars(chosen).items() if part is not None}
-    return Chosen(**cut)
-
-
 def walk(
     drafter: DFlash,
     params: Params,

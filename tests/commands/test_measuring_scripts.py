@@ -22,6 +22,14 @@ GOLDENS = ROOT / "tests" / "data" / "goldens" / "a"
 STANDARD_LIBRARY = pathlib.Path(json.__file__).parents[1]
 
 
+def passes(report):
+    [variant] = report["variants"]
+    [one] = variant["passes"]
+    assert one["ms"] > 0 <= one["idle_ms"]
+    assert all(program["sum_ms"] >= program["ms"] > 0 for program in one["programs"].values())
+    assert {name.split()[0] for name in one["programs"]} == {"prefill", "decode"}
+
+
 def steps(report):
     (row,) = report["rows"]
     assert row["concurrency"] == 1 and row["plain_steps"] == 2 >= row["dflash_steps"] >= 1
@@ -133,6 +141,7 @@ SCRIPTS_AND_CHECKS = {
         "--model tiny --phases 1x2,2x2+1 --steps 3 --fixed-steps 2 --block-size 2 --more-widths 1",
         spans,
     ),
+    "time_pass": ("--model tiny --slots 2 --prompt 8 --output 6 --passes 1", passes),
     "bench_ngram": (
         "--model tiny --concurrency 1 --num-drafts 3 --prompt 64 --steps 8 --passes 1",
         ngram,

@@ -259,12 +259,12 @@ class FakeDevice(Device):
     # The steps
 
     def admit_step(self, state, admission):
-        slot = int(admission.slot)
-        state.page_table[slot] = np.asarray(admission.pages)
-        state.lengths[slot] = int(admission.length)
-        state.limits[slot] = int(admission.limit)
-        hot = float(admission.sampling.temperature) > 0
-        state.seeds[slot] = int(admission.sampling.seed) + 1 if hot else 0
+        slots = np.asarray(admission.slots)
+        state.page_table[slots] = np.asarray(admission.pages)
+        state.lengths[slots] = np.asarray(admission.lengths)
+        state.limits[slots] = np.asarray(admission.limits)
+        hot = np.asarray(admission.sampling.temperature) > 0
+        state.seeds[slots] = np.where(hot, np.asarray(admission.sampling.seed) + 1, 0)
 
     def copy_step(self, state, source, target):
         state.states[int(target)] = state.states[int(source)]
@@ -438,6 +438,7 @@ def fake_engine(
         page_size=page_size,
         num_pages=num_pages,
         shapes=shapes,
+        admitted_at_once=shapes.largest_prefill,
         widths=widths,
         shares_tokens=shares_tokens,
         proposer=0 if uses.drafter or on_device else None,

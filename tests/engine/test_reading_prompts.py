@@ -326,11 +326,11 @@ def test_a_suspect_that_passed_others_is_tried_alone_and_ends_right():
     large, small = engine.submit([2] * 20, greedy(13)), engine.submit([3] * 2, greedy(6))
     admit, failures = engine.loop._admit_on_device, ["once"]
 
-    def fails_once(id):
-        if id == small and failures:
+    def fails_once(ids):
+        if small in ids and failures:
             failures.pop()
             raise MemoryError("no memory for the admission")
-        admit(id)
+        admit(ids)
 
     engine.loop._admit_on_device = fails_once
     outputs = run_to_the_end(engine, [first, large, small])
@@ -352,3 +352,28 @@ def test_a_suspect_without_room_waits_while_the_others_run():
     engine.loop.ledger = dataclasses.replace(ledger, suspects={large: 0})
     outputs = run_to_the_end(engine, [first, large])
     assert [output.error for output in outputs.values()] == [None, None]
+
+
+class Admissions(StepObserver):
+    """The slots that each program of this kind gives away."""
+
+    def __init__(self) -> None:
+        self.slots: list[list[int]] = []
+
+    def program(self, step, inputs, static) -> None:
+        if step.__name__ == "admit_step":
+            self.slots.append(inputs[0].slots.tolist())
+
+
+def test_requests_that_come_together_get_their_slots_by_one_program():
+    """Up to as many as a program reads prompts of; a program for fewer repeats one of them."""
+    engine, admissions = fake_engine(num_slots=8), Admissions()
+    prompts = [[number + 1] * 3 for number in range(6)]
+    with engine.observe(admissions):
+        ids = [engine.submit(prompt, greedy(5)) for prompt in prompts]
+        outputs = run_to_the_end(engine, ids)
+    most = engine.plan.shapes.largest_prefill
+    assert [len(slots) for slots in admissions.slots] == [most, most]
+    assert [len(set(slots)) for slots in admissions.slots] == [4, 2]
+    for id, prompt in zip(ids, prompts):
+        assert list(outputs[id].token_ids) == continuation(prompt, 5, True)

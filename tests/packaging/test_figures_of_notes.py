@@ -161,7 +161,21 @@ def verify_budget() -> list[Table]:
         ]
         for batch, load in shown
     ]
-    return [needed, least, engine, measured_before(), *widths_between()]
+    return [needed, least, engine, measured_before(), *widths_between(), *with_learned_costs()]
+
+
+def with_learned_costs() -> list[Table]:
+    """Policies, and costs before requests come and in the loop."""
+    file = results("spans-8b-costs-h100")
+    sizes = "16 x 16", "32 x 8", "32 x 16"
+    costs = [
+        [
+            size.replace(" x ", ", "),
+            *(f"{file[of][size]:.2f}" for of in ("costs_ms", "costs_in_loop_ms")),
+        ]
+        for size in sizes
+    ]
+    return [[policies_row(row) for row in file["phases"]], costs]
 
 
 def measured_before() -> Table:
@@ -323,7 +337,36 @@ def load() -> list[Table]:
     waits = [[f"{row['first_token_ms_max']:.1f}" for row in file["burst"]] for file in files]
     names = "32 of them, nobody decodes", "16 of them, 16 requests decode"
     bursts = [list(row) for row in zip(names, *waits, strict=True)]
-    return [passes, beside, bursts, *in_decode_steps(), serving()]
+    return [passes, beside, bursts, *in_decode_steps(), serving(), benched(), parts_of_a_pass()]
+
+
+def benched() -> Table:
+    """Whole passes of the bench at 32 slots."""
+    rows = []
+    for name, file in ("before", "bench-8b-32-before-h100"), ("now", "bench-8b-32-h100"):
+        [row] = results(file)["rows"]
+        speed, first = row["output_tokens_per_s"], row["ttft_ms"]
+        speeds = [f"{speed['median']:.0f}", f"{speed['min']:.0f} to {speed['max']:.0f}"]
+        times = [f"{row['step_ms']['p50']:.2f}", f"{first['p50']:.1f}", f"{first['p99']:.1f}"]
+        rows.append([name, *speeds, *times])
+    return rows
+
+
+def parts_of_a_pass() -> Table:
+    """Milliseconds of the second pass, with one batch size of decode steps and with all."""
+    parts = []
+    for variant in results("pass-8b-h100")["variants"][:2]:
+        one = variant["passes"][1]
+        sums = {name: program["sum_ms"] for name, program in one["programs"].items()}
+        full = sums.pop("decode 32")
+        prompts = sum(ms for name, ms in sums.items() if name.startswith("prefill"))
+        smaller = sum(sums.values()) - prompts
+        inside = full + smaller + prompts + one["idle_ms"]
+        parts.append([full, smaller, prompts, one["idle_ms"], one["ms"] - inside, one["ms"]])
+    names = "decode steps of 32", "smaller decode steps", "prompts", "idle between programs"
+    names += "before the first and after the last", "all"
+    shown = [[f"{ms:.1f}" for ms in of_variant] for of_variant in parts]
+    return [list(row) for row in zip(names, *shown, strict=True)]
 
 
 def serving() -> Table:

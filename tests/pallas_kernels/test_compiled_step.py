@@ -11,6 +11,7 @@ import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
 from jaxspec.cache.states import States
+from jaxspec.engine.adapt.drafted import drafted_width
 from jaxspec.engine.setup.memory import bytes_until_commit, temporary_bytes
 from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.io import Drafting, Models
@@ -55,6 +56,9 @@ def lowered_step(
     state = jax.eval_shape(lambda: empty_state(models, *sizes))
     integers = placed(jax.ShapeDtypeStruct((slots,), jnp.int32))
     chunks = [jax.eval_shape(partial(prompt_chunk, [], 1, beside, 0))] if beside else []
+    width = draft.block_size
+    if num_tokens is not None and not beside:
+        width = drafted_width(num_tokens // slots, width)
     lowered = JITTED[mixed_step if beside else decode_step].lower(
         models,
         placed(params),
@@ -62,7 +66,7 @@ def lowered_step(
         integers,
         integers,
         *placed(chunks),
-        drafting=None if plain else Drafting(0, draft.block_size, draws, num_tokens),
+        drafting=None if plain else Drafting(0, width, draws, num_tokens),
         draws=draws,
     )
     return lowered, params, state

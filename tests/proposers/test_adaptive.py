@@ -14,7 +14,8 @@ from jaxspec.engine.adapt.acceptance_rates import (
     recent_rates,
     updated_rates,
 )
-from jaxspec.engine.adapt.width import AdaptiveWidth, Costs, choose_width
+from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts
+from jaxspec.engine.adapt.width import AdaptiveWidth, choose_width
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.errors import UsageError
 
@@ -216,7 +217,8 @@ def test_a_table_is_measured_and_a_drafter_of_noise_is_not_asked():
     assert plan.widths == (1, 4, 8)
     assert set(engine.loop.drafters.adaptive.costs) == {(4, 1), (4, 4), (4, 8)}
     assert all(seconds > 0 for seconds in engine.loop.drafters.adaptive.costs.values())
-    engine.loop.drafters.adaptive.costs = {(4, width): 1.0 + 0.1 * width for width in plan.widths}
+    known = {(4, width): 1.0 + 0.1 * width for width in plan.widths}
+    engine.loop.drafters.adaptive.of_loop = LoopCosts(known)
     case = trajectories()[2]
     for params in (budget(60), budget(20, temperature=0.8, seed=1)):
         output = engine.generate(case["prompt"], params)

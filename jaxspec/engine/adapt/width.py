@@ -1,13 +1,14 @@
 """How many of the drafter's drafts to verify: the width that gives the most tokens per second.
 
 A wide step costs more, and emits more tokens if drafts are accepted. The drafts that live requests
-accepted in their last steps predict how many tokens a width would emit; a table of measured step
-times gives its cost. Width 1 drafts nothing. The choice changes the speed and never a token.
+accepted in their last steps predict how many tokens a width would emit. A table of measured step
+times, which the times of the loop's steps correct, gives its cost. Width 1 drafts nothing. The
+choice changes the speed and never a token.
 """
 
 import bisect
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -21,6 +22,8 @@ from jaxspec.engine.adapt.acceptance_rates import (
     recent_rates,
     updated_rates,
 )
+from jaxspec.engine.adapt.drafted import drafted_width
+from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts
 from jaxspec.engine.adapt.request_outcomes import RequestOutcomes
 
 MARGIN = 0.02
@@ -35,8 +38,6 @@ LONGEST_BESIDE = 1.15
 """A step that also reads part of a prompt may take this many times as long as one that does not.
 It verifies fewer drafts to keep to that, so that the streams of other requests go on evenly."""
 
-Costs = Mapping[tuple[int, int], float]
-"""Seconds of a step, by its compiled batch size and width."""
 Survival = Float[np.ndarray, "batch drafts"]
 
 
@@ -70,8 +71,9 @@ def _tokens(
     """Tokens that a step of this width emits for all requests together, on average."""
     if survival is None:
         return speculating * expected_tokens(rates, width) + others
-    budget = min(batch * width, (speculating * len(rates)) + batch) - speculating - others
-    return tokens_of_shares(survival, budget if width > 1 else 0) + others
+    places = drafted_width(width, len(rates) + 1) - 1
+    budget = min(batch * width, speculating * places + batch) - speculating - others
+    return tokens_of_shares(survival[:, :places], budget if width > 1 else 0) + others
 
 
 def cost_of_tokens(batch: int, tokens: int, costs: Costs) -> float:
@@ -90,8 +92,9 @@ def cost_of_tokens(batch: int, tokens: int, costs: Costs) -> float:
 class AdaptiveWidth:
     """Records how many drafts live requests accept, and chooses a width for every step."""
 
-    def __init__(self, costs: Costs, shares_tokens: bool = False):
-        self.costs = costs
+    def __init__(self, costs: Costs, shares_tokens: bool = False, learns_costs: bool = True):
+        self.of_loop = LoopCosts(costs)
+        self.learns_costs = learns_costs
         self.widths = sorted({width for _, width in costs})
         self.of_requests = RequestOutcomes(self.widths[-1] - 1) if shares_tokens else None
         """Outcomes of each request's drafts; None unless a step shares out its tokens."""
@@ -114,6 +117,15 @@ class AdaptiveWidth:
             outcomes.append((self.step, (num_drafts, accepted)))
             if self.of_requests is not None:
                 self.of_requests.commit(request, num_drafts, accepted)
+
+    @property
+    def costs(self) -> Costs:
+        return self.of_loop.costs
+
+    def timed(self, batch: int, width: int, seconds: float) -> None:
+        """Records how long a step of this batch size, for which this width was chosen, took."""
+        if self.learns_costs:
+            self.of_loop.timed((batch, width), seconds)
 
     def release(self, request: int) -> None:
         """Forgets a request."""

@@ -13,8 +13,10 @@ from jaxspec.short_repr import changes as repr_of_changes
 Driver = Literal["auto", "lockstep", "overlapped"]
 DRIVERS = get_args(Driver)
 Kernels = Literal["auto", "mosaic", "xla"]
-Acceptance = int | float | tuple[int | float, ...]
-"""A mean acceptance length, or the share of steps that accept each position."""
+Rates = tuple[int | float, ...]
+Acceptance = int | float | Rates | tuple[Rates, ...]
+"""A mean acceptance length, the share of steps that accept each position, or such shares of each of
+several kinds of requests."""
 
 NAMES_ELSEWHERE = {
     "max_num_seqs": "max_batch",
@@ -123,7 +125,8 @@ class EngineOptions(SpeculationOptions):
     synthetic_acceptance: Acceptance | None = None
     """For benchmarks: draw at random how many drafts are accepted instead of comparing them with
     the target's tokens. Given as a mean acceptance length, or as the share of steps that accept
-    each position. The text is then not the target's."""
+    each position; a tuple of such shares is of several kinds of requests, and a request with seed s
+    is of kind s modulo their number. The text is then not the target's."""
 
     def __repr__(self) -> str:
         return repr_of_changes(self)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+from jaxspec.engine.adapt.drafted import drafted_width
 from jaxspec.engine.step.io import Drafting
 
 WEIGHTS = 256
@@ -118,6 +119,8 @@ class Plan:
 
     prefill_budget: int = 2048
     """Most prompt tokens, including padding, that are read between two decode steps."""
+    admitted_at_once: int = 1
+    """Most requests that one program gives their slots: as many as one program reads prompts of."""
     beside: int = 0
     """Prompt tokens that a decode step may also read; 0 if prompts are only read between decode
     steps."""
@@ -165,12 +168,16 @@ class Plan:
     def decode_programs(
         self, batch: int, width: int, host_drafts: bool, draws: bool
     ) -> DecodePrograms:
-        """The programs of a step in which the device drafts `width - 1` tokens per request."""
+        """The programs of a step in which the device drafts `width - 1` tokens per request, or
+        more if the requests share out `width` tokens each."""
         lockstep, whole, drafting = self.driver == "lockstep", self.exact or host_drafts, None
         if width > 1:
             assert self.proposer is not None, "no device proposer drafts for this engine"
             num_tokens = None if whole else self._shared_tokens(batch, width)
-            width = width if num_tokens is None and not whole else self.width
+            if num_tokens is not None:
+                width = drafted_width(width, self.width)
+            elif whole:
+                width = self.width
             drafting = Drafting(self.proposer, width, draws and self.drawn_drafts, num_tokens)
         return DecodePrograms(
             batch=batch,
@@ -201,10 +208,15 @@ class Plan:
         return (*narrower, self.width)
 
     def mixed_programs(self, batch: int, width: int, draws: bool) -> DecodePrograms:
-        """The program of a step that also reads `beside` tokens of a prompt."""
+        """The program of a step that also reads `beside` tokens of a prompt. It drafts whole blocks
+        whatever it verifies, because the rows of the prompt are as wide."""
         assert self.beside, "no step reads prompts beside the requests"
         programs = self.decode_programs(batch, width, host_drafts=False, draws=draws)
-        return dataclasses.replace(programs, beside=self.beside)
+        drafting = programs.drafting
+        if drafting is not None:
+            drafting = dataclasses.replace(drafting, width=self.width)
+        width = self.width if drafting else programs.width
+        return dataclasses.replace(programs, width=width, drafting=drafting, beside=self.beside)
 
     def _shared_tokens(self, batch: int, width: int) -> int | None:
         """Tokens of a step that shares them out among its requests, rounded up to a multiple of 8

@@ -5,7 +5,12 @@ import functools
 
 import jax
 
-from jaxspec.acceptance.synthetic import SyntheticAcceptance, from_length, from_rates
+from jaxspec.acceptance.synthetic import (
+    MixedAcceptance,
+    SyntheticAcceptance,
+    from_length,
+    from_rates,
+)
 from jaxspec.engine.plan.adapting import with_adaptive_widths
 from jaxspec.engine.plan.beside import with_prefill_beside
 from jaxspec.engine.plan.confidence import with_confidence_threshold
@@ -79,6 +84,7 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
     on_device = _proposes_on_device(method, driver)
     host_drafts = uses.host is not None and not on_device
     say_what_is_ignored(options, method)
+    shapes = _shapes(options, min(options.prefill_chunk, max_model_len), width)
     return Plan(
         method=method,
         driver=driver,
@@ -89,7 +95,8 @@ def _plan(models: Models, options: EngineOptions) -> Plan:
         max_model_len=max_model_len,
         page_size=options.page_size,
         num_pages=0,
-        shapes=_shapes(options, min(options.prefill_chunk, max_model_len), width),
+        shapes=shapes,
+        admitted_at_once=shapes.largest_prefill,
         proposer=0 if uses.drafter else len(models.proposers) if on_device else None,
         drafter=uses.drafter,
         drawn_drafts=uses.drafter and options.draft_sampling == "drawn" and not options.exact,
@@ -165,10 +172,15 @@ def choose_driver(options: EngineOptions) -> str:
     return "lockstep" if on_cpu and options.synthetic_acceptance is None else "overlapped"
 
 
-def synthetic_of(acceptance: Acceptance | None, num_drafts: int) -> SyntheticAcceptance | None:
+def synthetic_of(
+    acceptance: Acceptance | None, num_drafts: int
+) -> SyntheticAcceptance | MixedAcceptance | None:
     """What `EngineOptions.synthetic_acceptance` means for blocks with `num_drafts` drafts."""
     if acceptance is None:
         return None
     if isinstance(acceptance, int | float):
         return from_length(acceptance, num_drafts)
-    return from_rates(acceptance, num_drafts)
+    kinds = [kind for kind in acceptance if isinstance(kind, tuple)]
+    if kinds:
+        return MixedAcceptance(tuple(from_rates(kind, num_drafts) for kind in kinds))
+    return from_rates([rate for rate in acceptance if not isinstance(rate, tuple)], num_drafts)

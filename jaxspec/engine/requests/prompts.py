@@ -80,14 +80,15 @@ def token_ids(
         raise UsageError(f"a prompt is of type {type(ids).__name__}; expected text or token ids")
     if not len(ids):
         raise UsageError("the prompt is empty; expected at least one token")
-    if wrong := [token for token in ids if not is_integer(token)]:
+    # The usual type is told apart first, because asking each token takes long for a long prompt.
+    if wrong := [token for token in ids if type(token) is not int and not is_integer(token)]:
         raise UsageError(f"the prompt has {shown(wrong[0])} among its token ids; expected integers")
     if outside := [token for token in ids if not 0 <= token < vocab_size]:
         raise UsageError(
             f"the prompt has the id {shown(outside[0])}, outside the vocabulary of {vocab_size} "
             "tokens; expected ids of the model's tokenizer"
         )
-    return tuple(int(token) for token in ids)
+    return tuple(map(int, ids))
 
 
 def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:

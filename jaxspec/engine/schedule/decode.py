@@ -44,6 +44,8 @@ class DecodeChoice:
     programs: DecodePrograms
     of_host: Sequence[Sequence[int]]
     """The drafts that the host proposes, by request; empty if it proposes none."""
+    width: int = 1
+    """The width that was chosen, which the programs may round up."""
 
 
 def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -> DecodeChoice:
@@ -56,7 +58,8 @@ def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -
     width = device_width(plan, drafters, requests, batch, wanted=any(of_host))
     if not plan.host_drafts:  # the host only decided whether the device drafts
         of_host = []
-    return DecodeChoice(plan.decode_programs(batch, width, any(of_host), draws), of_host)
+    programs = plan.decode_programs(batch, width, any(of_host), draws)
+    return DecodeChoice(programs, of_host, width)
 
 
 def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequence[int]:

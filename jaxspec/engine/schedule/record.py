@@ -25,6 +25,8 @@ class Launched:
     because the token after it was emitted before."""
     prompt_tokens: int = 0
     """Prompt tokens that it computes, including padding; 0 for a decode step."""
+    size: tuple[int, int] | None = None
+    """Batch size and chosen width of a decode step; None for any other step."""
 
 
 @dataclasses.dataclass(frozen=True)

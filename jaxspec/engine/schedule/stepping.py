@@ -2,8 +2,9 @@
 or a decode step, and reads earlier results. Pure functions in other files choose what to run."""
 
 import collections
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -31,6 +32,7 @@ from jaxspec.engine.schedule.record import Launched, Ledger
 from jaxspec.engine.schedule.results import progress_in
 from jaxspec.engine.schedule.saved_states import new_states
 from jaxspec.engine.schedule.scoring import with_scores
+from jaxspec.engine.schedule.step_times import StepTimes
 from jaxspec.engine.step.device import Device, begin_copies
 from jaxspec.engine.step.io import StepResult
 from jaxspec.engine.step.state import EngineState
@@ -38,6 +40,17 @@ from jaxspec.engine.step.steps import admit_step, copy_step, prefill_step
 from jaxspec.engine.step.upload import admission_of, prompt_chunk
 from jaxspec.proposers.methods import HostProposer
 from jaxspec.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A request that was given a slot in the ledger, and not yet on the device."""
+
+    request: Request
+    found: Sequence[int]
+    """Tokens of its text that were found in the cache."""
+    saved_row: int | None
+    """The saved state from which it begins, if any."""
 
 
 class Stepping:
@@ -61,6 +74,7 @@ class Stepping:
         self.plan = plan
         self.tokenizer = tokenizer
         self.drafters = Drafters(proposer, adaptive)
+        self.times = StepTimes()
         states = new_states(plan.num_snapshots, plan.saves_every) if plan.num_snapshots else None
         book = new_book(plan.num_pages, plan.page_size, plan.looks_ahead, states)
         self.ledger = Ledger(
@@ -95,15 +109,17 @@ class Stepping:
     def _admit_some(self) -> None:
         """Gives slots and pages to as many waiting requests as the next program can read. The rest
         come later, because an idle device would wait until all of them were admitted."""
-        for _ in range(self.plan.shapes.largest_prefill):
-            if (seat := self._next_seat()) is None:
-                break
+        beginning = []
+        most = self.plan.shapes.largest_prefill
+        while len(beginning) < most and (seat := self._next_seat()):
             self.tried = (seat.request.id,)
             now = self.device.clock.now()
             self.ledger = ledger.admitted(
                 self.ledger, seat.request, seat.slot, seat.positions, now, seat.found
             )
-            self._begin(seat.request)
+            beginning.append(self._beginning(seat.request))
+        for some in itertools.batched(beginning, self.plan.admitted_at_once):
+            self._begin(some)
         assert self.ledger.running or not self.ledger.waiting, "all wait although nothing runs"
 
     def _next_seat(self) -> Seat | None:
@@ -125,20 +141,31 @@ class Stepping:
     def _tokens_read(self) -> int:
         return sum(request.prefilled for request in self.ledger.running.values())
 
-    def _begin(self, before: Request) -> None:
-        """Gives a request its slot on the device. Drafters are told of its tokens that were found
-        in the cache as if these had been read."""
+    def _beginning(self, before: Request) -> Beginning:
         request = self.ledger.running[before.id]
-        self._admit_on_device(request.id)
-        if (row := ledger.saved_row(self.ledger, request)) is not None:
-            self._copy_state(self.plan.first_snapshot + row, self._slot_of(request))
-        if found := request.context[before.prefilled : request.prefilled]:
-            self._tell_drafters(request, found)
+        found = request.context[before.prefilled : request.prefilled]
+        return Beginning(request, found, ledger.saved_row(self.ledger, request))
 
-    def _admit_on_device(self, id: int) -> None:
-        request, held = self.ledger.running[id], self.ledger.book.held[id]
-        sizes = self.plan.max_pages, self.plan.recalled_positions
-        self.device.run(admit_step, admission_of(request, held, *sizes))
+    def _begin(self, beginning: Sequence[Beginning]) -> None:
+        """Gives requests their slots on the device. Drafters are told of the tokens that were found
+        in the cache as if these had been read."""
+        self.tried = tuple(one.request.id for one in beginning)
+        self._admit_on_device(self.tried)
+        for one in beginning:
+            if one.saved_row is not None:
+                row = self.plan.first_snapshot + one.saved_row
+                self._copy_state(row, self._slot_of(one.request))
+            if one.found:
+                self._tell_drafters(one.request, one.found)
+
+    def _admit_on_device(self, ids: Sequence[int]) -> None:
+        """Launches one program for all of these requests, because a device runs few programs that
+        are launched ahead."""
+        requests = [self.ledger.running[id] for id in ids]
+        pages = [self.ledger.book.held[id] for id in ids]
+        plan = self.plan
+        sizes = plan.admitted_at_once, plan.max_pages, plan.recalled_positions
+        self.device.run(admit_step, admission_of(requests, pages, *sizes))
 
     # States of recurrent layers
 
@@ -195,7 +222,7 @@ class Stepping:
         if found := ledger.found_since(self.ledger, request):
             self.tried = (request.id,)
             self.ledger = ledger.found_later(self.ledger, request, found)
-            self._begin(request)
+            self._begin([self._beginning(request)])
         self.ledger = ledger.with_halts(self.ledger, self.ledger.running[request.id])
         return self.ledger.running[request.id] is not request
 
@@ -266,7 +293,8 @@ class Stepping:
         choice = choose_decode(self.plan, self.drafters, requests)
         inputs = decode_inputs(self.device, self.plan, choice, requests)
         result = launch_decode(self.device, choice.programs, inputs)
-        self._note_launched(Launched(self.tried, result))
+        size = choice.programs.batch, choice.width
+        self._note_launched(Launched(self.tried, result, size=size))
 
     def _ready_to_decode(self) -> list[Request]:
         """Requests whose prompts have been read and that may have budget left."""
@@ -299,8 +327,11 @@ class Stepping:
     def _read(self, step: Launched) -> None:
         """Adds the tokens of the oldest launched step to its requests."""
         self.tried = step.requests
-        result = self.device.fetched(step.result)
+        asked, result = self.device.clock.now(), self.device.fetched(step.result)
         before, now = self.ledger, self.device.clock.now()
+        took = self.times.took(asked, now, another=len(before.launched) > 1)
+        if step.size is not None and took is not None:
+            self.drafters.timed(*step.size, took)
         if result.prompt is not None:
             before = with_scores(before, step.requests, result.prompt)
         progress = list(progress_in(before, step, result, now, self.tokenizer))
@@ -319,8 +350,8 @@ class Stepping:
         self.drafters.release_all_but(())
         self.device.discard_state()  # first, since memory may not hold old and new pools together
         self.device.state = self.new_state()
-        for id in self.ledger.running:
-            self._admit_on_device(id)
+        for ids in itertools.batched(self.ledger.running, self.plan.admitted_at_once):
+            self._admit_on_device(ids)
 
 
 def _newly_read(before: Request, after: Request) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import jax
+
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.planning import plan_engine, synthetic_of
@@ -41,5 +43,6 @@ def build_loop(
     adaptive = None
     if plan.widths:
         costs = as_first_process(measure_costs(device, plan))
-        adaptive = AdaptiveWidth(costs, plan.shares_tokens)
+        # Processes that each time their own steps would not choose the same widths.
+        adaptive = AdaptiveWidth(costs, plan.shares_tokens, learns_costs=jax.process_count() == 1)
     return Loop(device, empty, plan, tokenizer, proposer, adaptive)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxspec.engine.adapt.width import Costs
+from jaxspec.engine.adapt.loop_costs import Costs
 
 MIB = 2**20
 """jax exchanges integers of 32 bits."""

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxspec.engine.adapt.width import Costs
+from jaxspec.engine.adapt.loop_costs import Costs
 from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
 from jaxspec.engine.setup.timing import seconds_per_call

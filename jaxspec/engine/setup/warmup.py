@@ -141,10 +141,11 @@ def _decode_inputs(programs: DecodePrograms) -> DecodeInputs:
 
 def _admission(plan: Plan) -> Admission:
     def admission() -> Admission:
-        integer, number = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-        sampling = SlotSampling(number, integer, number, number, jnp.zeros((), jnp.uint32))
-        pages, recalled = jnp.zeros(plan.max_pages, jnp.int32), plan.recalled_positions
-        tokens = None if recalled is None else jnp.zeros(recalled, jnp.int32)
-        return Admission(integer, pages, integer, integer, sampling, tokens)
+        batch, recalled = plan.admitted_at_once, plan.recalled_positions
+        integers, numbers = jnp.zeros(batch, jnp.int32), jnp.zeros(batch, jnp.float32)
+        sampling = SlotSampling(numbers, integers, numbers, numbers, jnp.zeros(batch, jnp.uint32))
+        pages = jnp.zeros((batch, plan.max_pages), jnp.int32)
+        tokens = None if recalled is None else jnp.zeros((batch, recalled), jnp.int32)
+        return Admission(integers, pages, integers, integers, sampling, tokens)
 
     return jax.eval_shape(admission)

@@ -43,7 +43,7 @@ class Drafting:
     proposer: int
     """Index in `Models.proposers`."""
     width: int
-    """Tokens per request that the step verifies: the newest one and `width - 1` drafts."""
+    """Tokens per request for which there is room: the newest one and `width - 1` drafts."""
     drawn: bool = False
     """Whether drafts of requests that sample are drawn."""
     num_tokens: int | None = None
@@ -54,18 +54,18 @@ class Drafting:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """The entries of the state for a request that is given a slot."""
+    """The entries of the state for requests that are given slots."""
 
-    slot: Int[Array, ""]
-    pages: Int[Array, " max_pages"]
-    length: Int[Array, ""]
-    """Number of tokens of its text that its first pages hold already."""
-    limit: Int[Array, ""]
-    """Committed length at which the request's budget is spent."""
+    slots: Int[Array, " batch"]
+    """The slot of every request. If there are fewer requests than entries, one is repeated."""
+    pages: Int[Array, "batch max_pages"]
+    lengths: Int[Array, " batch"]
+    """Number of tokens of each text that its first pages hold already."""
+    limits: Int[Array, " batch"]
+    """Committed length at which each request's budget is spent."""
     sampling: SlotSampling
-    """Scalars."""
-    tokens: Int[Array, " positions"] | None = None
-    """The tokens that its first pages hold, padded; None if no proposer needs them."""
+    tokens: Int[Array, "batch positions"] | None = None
+    """The tokens that the first pages hold, padded; None if no proposer needs them."""
 
 
 @jax.tree_util.register_dataclass

@@ -1,6 +1,6 @@
 """The steps: pure functions of models, parameters, state and inputs.
 
-    admit_step      gives a slot to a request
+    admit_step      gives slots to requests
     copy_step       saves the recurrent state of a slot, or gives a saved one to a slot
     prefill_step    reads a chunk of some prompts
     decode_step     drafts, verifies, accepts and commits, in one program
@@ -17,6 +17,7 @@ which some request returns log probabilities of its prompt.
 """
 
 import dataclasses
+import functools
 from functools import partial
 from typing import Any
 
@@ -70,14 +71,14 @@ Slots = Int[Array, " batch"]
 def admit_step(
     models: Models, params: Params, state: EngineState, admission: Admission
 ) -> tuple[EngineState, None]:
-    """Gives a slot to a request. At least the last token of its prompt is still to be read."""
-    put = lambda entries, entry: entries.at[admission.slot].set(entry)
+    """Gives slots to requests. At least the last token of each prompt is still to be read."""
+    put = lambda entries, new: entries.at[admission.slots].set(new)
     admitted = dataclasses.replace(
         state,
         page_table=put(state.page_table, admission.pages),
         proposers=_recall(models, state, admission),
-        lengths=put(state.lengths, admission.length),
-        limits=put(state.limits, admission.limit),
+        lengths=put(state.lengths, admission.lengths),
+        limits=put(state.limits, admission.limits),
         sampling=jax.tree.map(put, state.sampling, admission.sampling),
         outcomes=jax.tree.map(lambda entries: put(entries, 0), state.outcomes),
     )
@@ -318,12 +319,14 @@ def _with_outcomes(
 
 
 def _recall(models: Models, state: EngineState, admission: Admission) -> tuple[Any, ...]:
-    """The states of all proposers after a request, whose first tokens are cached, got a slot."""
+    """The states of all proposers after requests, whose first tokens are cached, got slots."""
     if admission.tokens is None:
         return state.proposers
-    known = admission.slot, admission.tokens, admission.length
+    known = list(zip(admission.slots, admission.tokens, admission.lengths, strict=True))
     return tuple(
-        proposer.recall(of_proposer, *known) if isinstance(proposer, Recalls) else of_proposer
+        functools.reduce(lambda one, request: proposer.recall(one, *request), known, of_proposer)
+        if isinstance(proposer, Recalls)
+        else of_proposer
         for proposer, of_proposer in zip(models.proposers, state.proposers, strict=True)
     )
 

@@ -57,33 +57,39 @@ def _following(
 
 
 def admission_of(
-    request: Request, pages: Sequence[int], max_pages: int, recalled_positions: int | None
+    requests: Sequence[Request],
+    pages: Sequence[Sequence[int]],
+    batch: int,
+    max_pages: int,
+    recalled_positions: int | None,
 ) -> Admission:
-    """A request's entries in the engine's state. With `recalled_positions`, they include its tokens
-    that are in the cache already, padded to so many."""
-    assert request.slot is not None, "an admitted request has a slot"
-    params, tokens = request.params, None
-    table = np.zeros(max_pages, np.int32)
-    table[: len(pages)] = pages
+    """The entries of up to `batch` requests in the engine's state. With `recalled_positions`, they
+    include the tokens that are in the cache already, padded to so many."""
+    rows = [*range(len(requests))] + [0] * (batch - len(requests))
+    some, params = [requests[row] for row in rows], [requests[row].params for row in rows]
+    table, tokens = np.zeros((batch, max_pages), np.int32), None
+    for line, row in zip(table, rows):
+        line[: len(pages[row])] = pages[row]
     if recalled_positions is not None:
-        tokens = np.zeros(recalled_positions, np.int32)
-        tokens[: request.prefilled] = request.context[: request.prefilled]
-    slot, table, length, tokens, limit, temperature, top_k, top_p, min_p, seed = jax.device_put(
+        tokens = np.zeros((batch, recalled_positions), np.int32)
+        for line, request in zip(tokens, some):
+            line[: request.prefilled] = request.context[: request.prefilled]
+    slots, table, lengths, tokens, limits, temperature, top_k, top_p, min_p, seed = jax.device_put(
         (
-            np.int32(request.slot),
+            np.array([request.slot for request in some], np.int32),
             table,
-            np.int32(request.prefilled),
+            np.array([request.prefilled for request in some], np.int32),
             tokens,
-            np.int32(request.length_limit),
-            np.float32(params.temperature),
-            np.int32(params.top_k),
-            np.float32(params.top_p),
-            np.float32(params.min_p),
-            np.uint32(request.seed),
+            np.array([request.length_limit for request in some], np.int32),
+            np.array([one.temperature for one in params], np.float32),
+            np.array([one.top_k for one in params], np.int32),
+            np.array([one.top_p for one in params], np.float32),
+            np.array([one.min_p for one in params], np.float32),
+            np.array([request.seed for request in some], np.uint32),
         )
     )
     sampling = SlotSampling(temperature, top_k, top_p, min_p, seed)
-    return Admission(slot, table, length, limit, sampling, tokens)
+    return Admission(slots, table, lengths, limits, sampling, tokens)
 
 
 def logprobs_of(
