@@ -92,6 +92,11 @@ class TestWhatIsSaid:
         assert {use.reason for use in uses if use.model == "drafter"} == {OF_PAIRS}
         assert {use.runs_on for use in uses if use.model == "target"} == {"mosaic", "psum"}
 
+    def test_without_kernels_xla_adds_up_too(self, on_two_hoppers):
+        assert {use.runs_on for use in of_sums(planned(kernels="xla"))} == {"psum"}
+        named = of_sums(planned(kernels="xla", exchange="mosaic"))
+        assert "mosaic" in {use.runs_on for use in named}
+
     def test_by_default_xla_adds_up_on_other_devices(self, monkeypatch):
         monkeypatch.setattr(jax, "device_count", lambda: 2)
         uses = of_sums(planned(**FEW_TOKENS))

@@ -12,6 +12,7 @@ from jaxspec.engine.plan.options import EngineOptions, Kernels
 from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
+from jaxspec.layers.exchange import Exchange
 from jaxspec.layers.sums import PSUM_ASKED_FOR, TOO_MANY_FOR_INBOXES
 from jaxspec.models.kernels import (
     KernelUse,
@@ -38,6 +39,12 @@ def refuse_device(options: EngineOptions) -> None:
             f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
             "expected auto or psum, or one process"
         )
+
+
+def exchange_of(options: EngineOptions) -> Exchange:
+    """What adds up over several devices: XLA if no kernels are wanted, unless one is named."""
+    no_kernels = options.exchange == "auto" and options.kernels == "xla"
+    return "psum" if no_kernels else options.exchange
 
 
 def with_kernels(models: Models, kernels: Kernels) -> Models:

@@ -16,7 +16,7 @@ from jaxspec.engine.plan.beside import with_prefill_beside
 from jaxspec.engine.plan.confidence import with_confidence_threshold
 from jaxspec.engine.plan.exact import with_exact_target
 from jaxspec.engine.plan.fp8 import with_fp8_activations
-from jaxspec.engine.plan.kernels import refuse_what_kernels_cannot, with_kernels
+from jaxspec.engine.plan.kernels import exchange_of, refuse_what_kernels_cannot, with_kernels
 from jaxspec.engine.plan.methods import choose_method
 from jaxspec.engine.plan.options import DRIVERS, Acceptance, EngineOptions
 from jaxspec.engine.plan.plan import Plan, Shapes, shapes_for
@@ -50,7 +50,7 @@ def plan_engine(models: Models, options: EngineOptions) -> tuple[Models, Plan]:
         models = with_exact_target(models)
     plan = with_adaptive_widths(_plan(models, options), models, options)
     plan = with_prefill_beside(plan, models, options)
-    shards = Shards(options.tensor_parallel_size, options.exact, options.exchange)
+    shards = Shards(options.tensor_parallel_size, options.exact, exchange_of(options))
     models = with_shards(models, shards)
     if plan.drafter:
         models = with_confidence_threshold(models, options.confidence_threshold)
