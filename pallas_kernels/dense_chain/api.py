@@ -114,10 +114,10 @@ def refusal(shape: ChainShape, dtype: DTypeLike, implementation: Implementation)
         return reason
     if shape.tokens > MOST_TOKENS:
         return MORE_TOKENS
-    from pallas_kernels.dense_chain import plan
+    from pallas_kernels.dense_chain import checks
 
-    return refusal_of(plan.check_device, dispatch.default_device()) or refusal_of(
-        plan.check, shape, dtype
+    return refusal_of(checks.check_device, dispatch.default_device()) or refusal_of(
+        checks.check, shape, dtype
     )
 
 
@@ -128,9 +128,9 @@ def _mosaic(*arguments: Any, **options: Any) -> Any:
 
 
 def _check(*arguments: Any, **options: Any) -> None:
-    from pallas_kernels.dense_chain import plan, shape_of
+    from pallas_kernels.dense_chain import checks, shape_of
 
-    plan.check_device(dispatch.default_device())
+    checks.check_device(dispatch.default_device())
     shape_of.shape_of(*arguments, **options)
 
 

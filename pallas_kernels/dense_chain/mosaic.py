@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from pallas_kernels import dispatch
 from pallas_kernels.dense_chain import kernel
+from pallas_kernels.dense_chain.checks import check_device, check_room
 from pallas_kernels.dense_chain.fp8 import Fp8Chain
 from pallas_kernels.dense_chain.kernel import Chain
 from pallas_kernels.dense_chain.loading import SCALES
@@ -33,8 +34,6 @@ from pallas_kernels.dense_chain.plan import (
     PAIRS,
     Plan,
     Sizes,
-    check_device,
-    check_room,
     choose_sizes,
 )
 from pallas_kernels.dense_chain.shape import Arrivals

@@ -2,7 +2,8 @@
 
 from jaxtyping import Float
 
-from pallas_kernels.dense_chain.plan import PAIRS, check
+from pallas_kernels.dense_chain.checks import check
+from pallas_kernels.dense_chain.plan import PAIRS
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, Scaled
 from pallas_kernels.fp8_product import BLOCK, E4M3, Fp8Matrix
 from pallas_kernels.refusal import require
