@@ -14,6 +14,7 @@ from pallas_kernels.dense_chain.shape import (
     ChainShape,
     first_arrivals,
 )
+from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.dispatch import (
     Choice,
     Implementation,
@@ -63,12 +64,7 @@ def dense_chain(
 def exchanging_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
-    out: Float[Array, "attended hidden"] | Fp8Matrix,
-    norm: Float[Array, " hidden"],
-    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
-    down: Float[Array, "inner hidden"] | Fp8Matrix,
-    next_norm: Float[Array, " hidden"],
-    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    weights: ChainWeights,
     arrivals: Arrivals,
     inboxes: Inboxes,
     *,
@@ -88,7 +84,7 @@ def exchanging_chain(
     Sums are those of `exchange_norm`: each GPU's part is rounded to the dtype of `x`, and they are
     added up in float32 in the order of the GPUs, so that every GPU gets equal bits.
     """
-    arrays = (attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals, inboxes)
+    arrays = (attended, x, weights, arrivals, inboxes)
     return EXCHANGING_CHAIN(implementation, *arrays, eps=eps, axis_name=axis_name)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -10,23 +10,10 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.dense_chain.api import chain_choice, dense_chain, exchanging_chain
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
+from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.exchange import Inboxes
-from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.paged_attention.api import filled_attention
-
-
-class ChainWeights(NamedTuple):
-    """Matrices and norm scales of one call."""
-
-    out: Float[Array, "attended hidden"] | Fp8Matrix
-    norm: Float[Array, " hidden"]
-    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix
-    down: Float[Array, "inner hidden"] | Fp8Matrix
-    next_norm: Float[Array, " hidden"]
-    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None
-    """The next layer's qkv matrix; None after the last layer."""
-
 
 TOKEN_MULTIPLE = 8
 """The kernel takes multiples of 8 tokens."""
@@ -90,7 +77,7 @@ class Chain:
         else:
             options["axis_name"] = self.axis_name
             total, qkv, arrivals, inboxes = exchanging_chain(
-                rows, stream, *weights, self.arrivals, inboxes, **options
+                rows, stream, weights, self.arrivals, inboxes, **options
             )
         by_request = lambda y: y.reshape(*x.shape[:2], y.shape[-1])
         next_chain = dataclasses.replace(self, arrivals=arrivals, inboxes=inboxes)

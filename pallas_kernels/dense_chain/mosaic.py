@@ -38,6 +38,7 @@ from pallas_kernels.dense_chain.plan import (
 )
 from pallas_kernels.dense_chain.shape import Arrivals
 from pallas_kernels.dense_chain.shape_of import shape_of
+from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.exchange.inboxes import Inboxes, Layout
 from pallas_kernels.fp8_product import Fp8Matrix
 from pallas_kernels.jax_internals import plgpu
@@ -79,22 +80,16 @@ def dense_chain(
 def exchanging_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
-    out: Float[Array, "attended hidden"] | Fp8Matrix,
-    norm: Float[Array, " hidden"],
-    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
-    down: Float[Array, "inner hidden"] | Fp8Matrix,
-    next_norm: Float[Array, " hidden"],
-    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    weights: ChainWeights,
     arrivals: Arrivals,
     inboxes: Inboxes,
     *,
     eps: float,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals, Inboxes]:
-    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
-    check_exchanging(*matrices, arrivals, inboxes, eps=eps)
+    check_exchanging(attended, x, weights, arrivals, inboxes, eps=eps)
     known = inboxes.addresses, inboxes.device, inboxes.calls.reshape(1), inboxes.late
     total, next_qkv, arrivals, exchanges, late = one_exchanging_call(
-        *matrices, arrivals, *known, eps=eps, room=inboxes.room
+        attended, x, weights, arrivals, *known, eps=eps, room=inboxes.room
     )
     after = dataclasses.replace(inboxes, calls=exchanges.reshape(()), late=late)
     return total, next_qkv, arrivals, after
@@ -104,12 +99,7 @@ def exchanging_chain(
 def one_exchanging_call(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
-    out: Float[Array, "attended hidden"] | Fp8Matrix,
-    norm: Float[Array, " hidden"],
-    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
-    down: Float[Array, "inner hidden"] | Fp8Matrix,
-    next_norm: Float[Array, " hidden"],
-    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    weights: ChainWeights,
     arrivals: Arrivals,
     addresses: UInt32[Array, "devices words"],
     device: Int[Array, " here"],
@@ -125,13 +115,12 @@ def one_exchanging_call(
     Int[Array, " here"],
     Int[Array, " thread_blocks"],
 ]:
-    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
-    shape = shape_of(*matrices, arrivals, eps=eps)
+    shape = shape_of(attended, x, *weights, arrivals, eps=eps)
     layout = Layout(addresses.shape[0], room)
     plan = Plan(shape, eps, x.dtype, PAIRS, choose_sizes(shape), None, layout)
     lateness = jax.new_ref(late)  # only blocks that waited in vain write to it
     known = {"addresses": addresses, "device": device, "exchanges": exchanges, "late": lateness}
-    inputs = arrays_by_name(dict(zip(NAMES, matrices)))
+    inputs = arrays_by_name(dict(zip(NAMES, (attended, x, *weights))))
     outputs, arrivals = launch_all(plan, inputs | known, arrivals)
     results = outputs["total"], outputs.get("next_qkv"), arrivals
     return *results, outputs["next_exchanges"], jax.freeze(lateness)
@@ -140,12 +129,7 @@ def one_exchanging_call(
 def check_exchanging(
     attended: Float[Shapes, "tokens attended"],
     x: Float[Shapes, "tokens hidden"],
-    out: Float[Shapes, "attended hidden"] | Fp8Matrix,
-    norm: Float[Shapes, " hidden"],
-    gate_up: Float[Shapes, "hidden twice_inner"] | Fp8Matrix,
-    down: Float[Shapes, "inner hidden"] | Fp8Matrix,
-    next_norm: Float[Shapes, " hidden"],
-    qkv: Float[Shapes, "hidden fused"] | Fp8Matrix | None,
+    weights: ChainWeights,
     arrivals: Arrivals,
     inboxes: Inboxes,
     *,
@@ -153,8 +137,7 @@ def check_exchanging(
 ) -> None:
     """Raises `NotForThisKernel` if the kernel cannot do this call."""
     check_device(dispatch.default_device())
-    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
-    check_room(shape_of(*matrices, arrivals, eps=eps), x.dtype, inboxes.layout)
+    check_room(shape_of(attended, x, *weights, arrivals, eps=eps), x.dtype, inboxes.layout)
 
 
 def launch_all(

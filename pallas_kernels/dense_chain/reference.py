@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.add_norm.reference import added, rms_norm
 from pallas_kernels.dense_chain.shape import Arrivals
+from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.exchange.inboxes import Inboxes
 from pallas_kernels.exchange.reference import exchange_norm
 from pallas_kernels.fp8_product import Fp8Matrix
@@ -36,18 +37,14 @@ def dense_chain(
 def exchanging_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
-    out: Float[Array, "attended hidden"] | Fp8Matrix,
-    norm: Float[Array, " hidden"],
-    gate_up: Float[Array, "hidden twice_inner"] | Fp8Matrix,
-    down: Float[Array, "inner hidden"] | Fp8Matrix,
-    next_norm: Float[Array, " hidden"],
-    qkv: Float[Array, "hidden fused"] | Fp8Matrix | None,
+    weights: ChainWeights,
     arrivals: Arrivals,
     inboxes: Inboxes,
     *,
     eps: float,
     axis_name: str,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals, Inboxes]:
+    out, norm, gate_up, down, next_norm, qkv = weights
     options = {"eps": eps, "axis_name": axis_name}
     x, normed, inboxes = exchange_norm(x, product(attended, out), norm, inboxes, **options)
     gate, up = jnp.split(product(normed, gate_up), 2, axis=-1)

@@ -17,7 +17,13 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import NotForThisKernel, dispatch
-from pallas_kernels.dense_chain import ChainShape, exchanging_chain, first_arrivals, mosaic
+from pallas_kernels.dense_chain import (
+    ChainShape,
+    ChainWeights,
+    exchanging_chain,
+    first_arrivals,
+    mosaic,
+)
 from pallas_kernels.dense_chain.plan import Plan, Sizes
 from pallas_kernels.dense_chain.shape import MOST_TOKENS
 from pallas_kernels.exchange import Inboxes, inboxes_of, late_device, make_memory, specs_of
@@ -177,9 +183,10 @@ def two_calls(*given, implementation="mosaic"):
     call = functools.partial(
         exchanging_chain, eps=EPS, axis_name=AXIS, implementation=implementation
     )
-    attended, _, *matrices, arrivals, inboxes = given
-    total, _, arrivals, inboxes = call(*given)
-    return call(attended, total, *matrices, arrivals, inboxes)
+    attended, x, *matrices, arrivals, inboxes = given
+    weights = ChainWeights(*matrices)
+    total, _, arrivals, inboxes = call(attended, x, weights, arrivals, inboxes)
+    return call(attended, total, weights, arrivals, inboxes)
 
 
 @needs_compiler
@@ -236,7 +243,8 @@ class TestItSaysNo:
         arrivals = jax.eval_shape(first_arrivals)
         inboxes = inboxes_like(2, shape, **changes)
         with pytest.raises(NotForThisKernel) as refusal:
-            mosaic.check_exchanging(*given, arrivals, inboxes, eps=EPS)
+            weights = ChainWeights(*given[2:])
+            mosaic.check_exchanging(*given[:2], weights, arrivals, inboxes, eps=EPS)
         return str(refusal.value)
 
     def test_to_tiles_that_do_not_fit_into_an_inbox(self):
@@ -262,15 +270,23 @@ def test_on_devices(devices, tokens):
     given = [place(*each) for each in zip(drawn(shape), CUT)]
 
     def many(*given, implementation: str):
-        *arrays, inboxes = given
+        attended, x, *matrices, inboxes = given
+        weights = ChainWeights(*matrices)
         begun = jax.lax.psum(inboxes.late.sum(), AXIS)  # no device begins before all are loaded
-        arrays[1] = arrays[1] + begun.astype(jnp.bfloat16)
+        x = x + begun.astype(jnp.bfloat16)
         arrivals = first_arrivals()
         for _ in range(10):
             total, qkv, arrivals, inboxes = exchanging_chain(
-                *arrays, arrivals, inboxes, eps=EPS, axis_name=AXIS, implementation=implementation
+                attended,
+                x,
+                weights,
+                arrivals,
+                inboxes,
+                eps=EPS,
+                axis_name=AXIS,
+                implementation=implementation,
             )
-            arrays[1] = (0.5 * total).astype(total.dtype)
+            x = (0.5 * total).astype(total.dtype)
         return total, qkv, arrivals, inboxes
 
     def run(implementation: str, inboxes):
