@@ -148,15 +148,18 @@ class Lives:
         self.counts[end] += 1
         self.counts["resumed"] += life.resumed
 
-    def begins(self, request: Any) -> None:
-        """A request was given its pages, the first of them with what was found of its text."""
-        id, salt = request.id, request.cache_salt
+    def begins(self, beginning: Any) -> None:
+        """Requests were given their pages, the first of them with what was found of their texts."""
+        for one in beginning:
+            self.note_pages(one.request.id, one.request.cache_salt)
+        self.begin(beginning)
+
+    def note_pages(self, id: int, salt: str | None) -> None:
         found = self.loop.ledger.running[id].begins_at // self.loop.plan.page_size
         for at, page in enumerate(self.loop.ledger.book.held[id]):
             if at < found and self.filled_with[page] != salt:
                 self.of_other_salts.append((id, page))  # an error here would be taken for a fault
             self.filled_with[page] = salt
-        self.begin(request)
 
     # What must be so
 

@@ -5,8 +5,8 @@ import pytest
 
 from jaxspec.acceptance.synthetic import from_length
 from jaxspec.engine.adapt.loop_costs import LoopCosts
+from jaxspec.engine.adapt.step_times import StepTimes
 from jaxspec.engine.adapt.width import AdaptiveWidth
-from jaxspec.engine.schedule.step_times import StepTimes
 
 MEASURED = {(32, 1): 5.9, (32, 4): 9.5, (32, 8): 10.8, (32, 16): 13.8}
 """Milliseconds of steps with empty contexts on a cool H100, about."""
@@ -40,10 +40,11 @@ def chosen_widths(adaptive: AdaptiveWidth, length: float, steps: int) -> list[in
     random, [rate, *_] = np.random.default_rng(0), from_length(length, 15).conditional_rates
     for request in range(32):
         adaptive.commit(request, [1])
-    widths = []
+    widths, now = [], 0.0
     for _ in range(steps):
         widths.append(width := adaptive.width(32, range(32)))
-        adaptive.timed(32, width, IN_LOOP[width])
+        now += IN_LOOP[width]
+        adaptive.note_time((32, width), asked=now - 1, came=now, another_was_launched=True)
         for request in range(32):
             accepted = int(np.argmax([*(random.random(width - 1) >= rate), True]))
             adaptive.commit(request, [1], width - 1, accepted)

@@ -212,10 +212,22 @@ def use_flags(words):
             internals.ptx("st.global.b32 [$0], $1;", address, thread)
 
 
+def use_numbers(words):
+    """Two words are stored with a number, waited for, and stored again if they came."""
+    thread, number = internals.thread_of_warpgroup(128), internals.int32(7)
+    address = internals.address_of_words(words, thread, internals.int32(32))
+    cells = [internals.numbered(word, number) for word in (thread, number)]
+    internals.ptx("st.relaxed.sys.global.v2.b64 [$0], {$1, $2};", address, *cells)
+    found, missing = internals.wait_for_numbered(address, number, internals.int32(1000))
+    kept = internals.chosen(missing, internals.int32(0), found[0])
+    internals.ptx("st.global.b32 [$0], $1;", address, kept)
+
+
 def barrier_of(bars):
     return internals.barrier_at(internals.address_of(bars, 1))
 
 
+FOR_NUMBERS = "numbered", "wait_for_numbered", "chosen"
 FOR_FLAGS = (
     "address_of_words",
     "bytes_after",
@@ -263,6 +275,7 @@ BODIES = {
         "calls",
     ),
     **dict.fromkeys(FOR_FLAGS, inline(use_flags, "words")),
+    **dict.fromkeys(FOR_NUMBERS, inline(use_numbers, "words")),
     "number_of": write_words,
     "one_more": write_words,
     "words_of": write_words,
@@ -300,6 +313,11 @@ def test_a_flag_is_set_and_read_in_the_scope_of_the_system():
     text = lowered(BODIES["wait_for_flag"])
     assert "st.release.sys.global" in text and "ld.acquire.sys.global" in text
     assert "globaltimer" in text
+
+
+def test_a_word_and_its_number_are_read_as_one():
+    text = lowered(BODIES["wait_for_numbered"])
+    assert "ld.relaxed.sys.global.v2.b64" in text and "globaltimer" in text
 
 
 def test_the_accumulator_of_matrix_products_exists():

@@ -14,18 +14,32 @@ import numpy as np
 import pytest
 
 from pallas_kernels.dense_chain import ChainShape, kernel, rows
-from pallas_kernels.dense_chain.plan import CONSUMERS, GROUP, PAIR, UNIT, Plan, choose_sizes
+from pallas_kernels.dense_chain.plan import (
+    CONSUMERS,
+    DOWN,
+    GATE_UP,
+    GROUP,
+    MORE_DOWN,
+    MORE_OUT,
+    NEXT_QKV,
+    OUT,
+    PAIR,
+    STAGE,
+    UNIT,
+    Plan,
+    boxes_of_tile,
+    choose_sizes,
+)
 from pallas_kernels.dense_chain.shape import BARRIERS
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention import splits
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 
-PRODUCTS = ("attention_out", "gate_and_up", "down", "next_qkv", "more_qkv")
 TOKENS = [8, 16, 24, 32, 40, 48, 56, 64]
 
 
-def plan_of(tokens: int, pairs: int = 3, qkv: int = 384) -> Plan:
-    shape = ChainShape(tokens, 512, 512, 512, qkv)
+def plan_of(tokens: int, pairs: int = 3, qkv: int = 384, hidden: int = 512) -> Plan:
+    shape = ChainShape(tokens, 512, hidden, 512, qkv)
     return Plan(shape, 1e-6, jnp.bfloat16, pairs, choose_sizes(shape), None)
 
 
@@ -50,47 +64,59 @@ class TestAllBlocksMeet:
         monkeypatch.setattr(kernel.pl, "when", now)
         return seen
 
-    def chain(self, plan: Plan, events: list[tuple], active: list[bool]) -> Any:
+    def chain(self, plan: Plan, events: list[tuple], idle: tuple[int, ...] = ()) -> Any:
+        """A thread block that has a part in all products but these."""
         chain: Any = object.__new__(kernel.Chain)
         chain.plan, chain.scratch = plan, {}
         chain.refs = {"counters": None, "calls": None}
+        active = {p: p not in idle for p in plan.products}
         chain.shares = types.SimpleNamespace(products=plan.products, active=active)
-        for p, name in enumerate(PRODUCTS):
-            setattr(chain, name, lambda p=p: events.append(("product", p)))
+        chain.multiply_product = lambda p: events.append(("product", p))
         return chain
 
+    @pytest.mark.parametrize("hidden", [512, 1024])
     @pytest.mark.parametrize("qkv", [384, 768, 0])
-    @pytest.mark.parametrize("pairs", [1, 3, 66])
-    def test_they_wait_for_as_many_arrivals_as_there_are(self, events, monkeypatch, pairs, qkv):
-        plan = plan_of(16, pairs, qkv)
+    @pytest.mark.parametrize("pairs", [1, 3, 8, 66])
+    def test_they_wait_for_as_many_arrivals_as_there_are(
+        self, events, monkeypatch, pairs, qkv, hidden
+    ):
+        plan = plan_of(16, pairs, qkv, hidden)
         monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
         for _ in range(plan.blocks * CONSUMERS):
-            self.chain(plan, events, [True] * 5).multiply_all()
+            self.chain(plan, events).multiply_all()
         assert [p for _, p in (event for event in events if event[0] == "product")] == [
             *plan.products
         ] * (plan.blocks * CONSUMERS)
         arrivals = collections.Counter(event[1] for event in events if event[0] == "arrive")
+        begun = set()
         for p in plan.products:
             events.clear()
-            self.chain(plan, events, [True] * 5).wait_for_product_before(p)
-            waited = [("wait", p - 1, arrivals[p - 1]), ("fence",)]
-            assert events == (waited if 0 < p <= BARRIERS else [])
+            self.chain(plan, events).wait_for_product_before(p)
+            before = STAGE[p] - 1
+            waited = [("wait", before, arrivals[before]), ("fence",)]
+            assert events == (waited if before >= 0 and STAGE[p] not in begun else [])
+            begun.add(STAGE[p])
         assert sorted(arrivals) == list(range(BARRIERS))
 
-    @pytest.mark.parametrize("active", [[True, False, True, False], [False, True, False, True]])
-    def test_a_block_without_a_share_arrives_as_well(self, events, monkeypatch, active):
+    @pytest.mark.parametrize("idle", [(GATE_UP, NEXT_QKV), (OUT, DOWN)])
+    def test_a_block_without_a_share_arrives_as_well(self, events, monkeypatch, idle):
         monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
-        self.chain(plan_of(16), events, active).multiply_all()
+        plan = plan_of(16, pairs=8)
+        self.chain(plan, events, idle).multiply_all()
         assert [event[1] for event in events if event[0] == "arrive"] == list(range(BARRIERS))
         assert [event[1] for event in events if event[0] == "product"] == [
-            p for p in range(4) if active[p]
+            p for p in (OUT, GATE_UP, DOWN, NEXT_QKV) if p not in idle
         ]
 
-    def test_a_product_is_finished_before_its_arrival(self, events, monkeypatch):
+    @pytest.mark.parametrize("hidden", [512, 1024])
+    def test_a_product_is_finished_before_its_arrival(self, events, monkeypatch, hidden):
         monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
-        self.chain(plan_of(16), events, [True] * 4).multiply_all()
-        for p in range(BARRIERS):
-            assert events.index(("product", p)) < events.index(("arrive", p))
+        plan = plan_of(16, pairs=8, hidden=hidden)
+        self.chain(plan, events).multiply_all()
+        assert (MORE_OUT in plan.products) == (MORE_DOWN in plan.products) == (hidden > 512)
+        for p in plan.products:
+            if STAGE[p] < BARRIERS:
+                assert events.index(("product", p)) < events.index(("arrive", STAGE[p]))
 
 
 class Letters:
@@ -135,8 +161,14 @@ class TestPairsOfTheChain:
             object.__setattr__(made, name, value)
         return made
 
-    def test_every_group_is_finished_once_from_both_halves(self, tokens, monkeypatch):
-        plan = plan_of(tokens)
+    def test_a_second_tile_has_boxes_of_its_own(self, tokens):
+        """Its sums may be sent before those of the first tile were read."""
+        plan, tall = plan_of(tokens, pairs=8), plan_of(tokens, pairs=8, hidden=1024)
+        assert tall.mailbox.boxes == 2 * plan.mailbox.boxes == 2 * boxes_of_tile(tokens)
+
+    @pytest.mark.parametrize("p", [OUT, MORE_OUT])
+    def test_every_group_is_finished_once_from_both_halves(self, tokens, monkeypatch, p):
+        plan = plan_of(tokens, pairs=8, hidden=512 if p == OUT else 1024)
         letters = Letters(plan.mailbox.boxes)
         halves = np.random.default_rng(0).normal(size=(PAIR, UNIT, tokens)).astype(np.float32)
         monkeypatch.setattr(rows, "pl", types.SimpleNamespace(when=now, ds=rows.pl.ds))
@@ -151,7 +183,7 @@ class TestPairsOfTheChain:
                 mine = self.rows_of(plan, letters, half, warpgroup)
                 first = int(mine.first) * GROUP
                 acc = jnp.asarray(halves[half][:, first : first + plan.groups_each * GROUP])
-                pair_sums[half, warpgroup] = mine, mine.by_mailbox(0, acc)
+                pair_sums[half, warpgroup] = mine, mine.by_mailbox(p, acc)
 
         finished = {}
         for (half, _), (mine, pair_sum) in pair_sums.items():
@@ -163,6 +195,8 @@ class TestPairsOfTheChain:
                     finished[group] = np.array(pair_sum(i, None))
         assert sorted(finished) == list(range(plan.groups))
         assert len(letters.sent) == plan.groups == len(set(letters.read_boxes))
+        first_tile = range(boxes_of_tile(tokens))
+        assert all((box in first_tile) == (p == OUT) for _, box, _ in letters.sent)
         for group, found in finished.items():
             columns = slice(group * GROUP, (group + 1) * GROUP)
             np.testing.assert_allclose(found, halves.sum(0)[:, columns].T, rtol=1e-6)

@@ -23,8 +23,9 @@ from jaxspec.engine.adapt.acceptance_rates import (
     updated_rates,
 )
 from jaxspec.engine.adapt.drafted import drafted_width
-from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts
+from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts, Size
 from jaxspec.engine.adapt.request_outcomes import RequestOutcomes
+from jaxspec.engine.adapt.step_times import StepTimes
 
 MARGIN = 0.02
 """Share by which another width has to be faster than the current one to replace it."""
@@ -95,6 +96,7 @@ class AdaptiveWidth:
     def __init__(self, costs: Costs, shares_tokens: bool = False, learns_costs: bool = True):
         self.of_loop = LoopCosts(costs)
         self.learns_costs = learns_costs
+        self.times = StepTimes()
         self.widths = sorted({width for _, width in costs})
         self.of_requests = RequestOutcomes(self.widths[-1] - 1) if shares_tokens else None
         """Outcomes of each request's drafts; None unless a step shares out its tokens."""
@@ -122,10 +124,14 @@ class AdaptiveWidth:
     def costs(self) -> Costs:
         return self.of_loop.costs
 
-    def timed(self, batch: int, width: int, seconds: float) -> None:
-        """Records how long a step of this batch size, for which this width was chosen, took."""
-        if self.learns_costs:
-            self.of_loop.timed((batch, width), seconds)
+    def note_time(
+        self, size: Size | None, asked: float, came: float, another_was_launched: bool
+    ) -> None:
+        """Records how long a step took, if that is known. `size` has its batch size and the width
+        that was chosen, None for a prefill step; the rest is that of `StepTimes.took`."""
+        took = self.times.took(asked, came, another_was_launched)
+        if self.learns_costs and size is not None and took is not None:
+            self.of_loop.timed(size, took)
 
     def release(self, request: int) -> None:
         """Forgets a request."""

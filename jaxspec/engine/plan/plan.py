@@ -168,16 +168,13 @@ class Plan:
     def decode_programs(
         self, batch: int, width: int, host_drafts: bool, draws: bool
     ) -> DecodePrograms:
-        """The programs of a step in which the device drafts `width - 1` tokens per request, or
-        more if the requests share out `width` tokens each."""
+        """The programs of a step of this width. Requests that share out tokens draft some more."""
         lockstep, whole, drafting = self.driver == "lockstep", self.exact or host_drafts, None
         if width > 1:
             assert self.proposer is not None, "no device proposer drafts for this engine"
             num_tokens = None if whole else self._shared_tokens(batch, width)
-            if num_tokens is not None:
-                width = drafted_width(width, self.width)
-            elif whole:
-                width = self.width
+            width = width if num_tokens is None else drafted_width(width, self.width)
+            width = self.width if whole else width
             drafting = Drafting(self.proposer, width, draws and self.drawn_drafts, num_tokens)
         return DecodePrograms(
             batch=batch,

@@ -44,8 +44,9 @@ class DecodeChoice:
     programs: DecodePrograms
     of_host: Sequence[Sequence[int]]
     """The drafts that the host proposes, by request; empty if it proposes none."""
-    width: int = 1
-    """The width that was chosen, which the programs may round up."""
+    size: tuple[int, int] | None = None
+    """The batch size, and the width that was chosen, which the programs may round up. None for a
+    step that also reads a prompt."""
 
 
 def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -> DecodeChoice:
@@ -59,7 +60,7 @@ def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -
     if not plan.host_drafts:  # the host only decided whether the device drafts
         of_host = []
     programs = plan.decode_programs(batch, width, any(of_host), draws)
-    return DecodeChoice(programs, of_host, width)
+    return DecodeChoice(programs, of_host, (batch, width))
 
 
 def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequence[int]:

@@ -36,11 +36,6 @@ class Drafters:
         chosen = plan.widths_of(plan.shapes.batch_for(requests))
         return not chosen or self.adaptive.current > 1
 
-    def timed(self, batch: int, width: int, seconds: float) -> None:
-        """Passes on how long a step took, to what chooses the width."""
-        if self.adaptive is not None:
-            self.adaptive.timed(batch, width, seconds)
-
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
     ) -> None:

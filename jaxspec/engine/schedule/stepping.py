@@ -32,7 +32,6 @@ from jaxspec.engine.schedule.record import Launched, Ledger
 from jaxspec.engine.schedule.results import progress_in
 from jaxspec.engine.schedule.saved_states import new_states
 from jaxspec.engine.schedule.scoring import with_scores
-from jaxspec.engine.schedule.step_times import StepTimes
 from jaxspec.engine.step.device import Device, begin_copies
 from jaxspec.engine.step.io import StepResult
 from jaxspec.engine.step.state import EngineState
@@ -74,7 +73,6 @@ class Stepping:
         self.plan = plan
         self.tokenizer = tokenizer
         self.drafters = Drafters(proposer, adaptive)
-        self.times = StepTimes()
         states = new_states(plan.num_snapshots, plan.saves_every) if plan.num_snapshots else None
         book = new_book(plan.num_pages, plan.page_size, plan.looks_ahead, states)
         self.ledger = Ledger(
@@ -293,8 +291,7 @@ class Stepping:
         choice = choose_decode(self.plan, self.drafters, requests)
         inputs = decode_inputs(self.device, self.plan, choice, requests)
         result = launch_decode(self.device, choice.programs, inputs)
-        size = choice.programs.batch, choice.width
-        self._note_launched(Launched(self.tried, result, size=size))
+        self._note_launched(Launched(self.tried, result, size=choice.size))
 
     def _ready_to_decode(self) -> list[Request]:
         """Requests whose prompts have been read and that may have budget left."""
@@ -329,9 +326,8 @@ class Stepping:
         self.tried = step.requests
         asked, result = self.device.clock.now(), self.device.fetched(step.result)
         before, now = self.ledger, self.device.clock.now()
-        took = self.times.took(asked, now, another=len(before.launched) > 1)
-        if step.size is not None and took is not None:
-            self.drafters.timed(*step.size, took)
+        if self.drafters.adaptive is not None:
+            self.drafters.adaptive.note_time(step.size, asked, now, len(before.launched) > 1)
         if result.prompt is not None:
             before = with_scores(before, step.requests, result.prompt)
         progress = list(progress_in(before, step, result, now, self.tokenizer))
