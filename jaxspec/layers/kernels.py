@@ -18,10 +18,10 @@ from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.gated_delta import DeltaSizes, corrected_shapes, in_block_form
 from jaxspec.layers.plain_heads import NOT_NORMED
-from jaxspec.layers.sums import CONVOLVED, OP, choice_of_sums
+from jaxspec.layers.sums import CONVOLVED, OP, TOO_MANY_FOR_INBOXES, choice_of_sums
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.add_norm.api import ADD_NORM
-from pallas_kernels.dense_chain import ChainShape, chain_choice
+from pallas_kernels.dense_chain import MORE_TOKENS, ChainShape, chain_choice
 from pallas_kernels.dense_chain.chain import filled_shape
 from pallas_kernels.dispatch import (
     XLA_ASKED_FOR,
@@ -187,7 +187,8 @@ def _choices_between_mixers(
     if wanted is None:
         chain = Choice("xla", unlike)
     elif any(choice.implementation != "mosaic" for _, choice in sums):
-        chain = Choice("xla", SHARDED)
+        too_many = any(choice.reason == TOO_MANY_FOR_INBOXES for _, choice in sums)
+        chain = Choice("xla", MORE_TOKENS if too_many else SHARDED)
     else:
         filled = filled_shape(wanted, shape.width)
         chain = chain_choice(filled, shape.dtype, shape.implementation)

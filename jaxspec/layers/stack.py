@@ -17,6 +17,7 @@ from jaxspec.layers.kernels import chain_adds_up, chain_shape, hybrid_chain_shap
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
 from jaxspec.layers.sums import CONVOLVED
+from pallas_kernels.dense_chain import ChainShape
 from pallas_kernels.dispatch import Implementation, kernels_run
 
 Hidden = Float[Array, "batch width hidden"]
@@ -37,10 +38,7 @@ def run_layers(
     geometry, unlike = layers[0].geometry, None if layers[0].convolutions is None else CONVOLVED
     if exchanges(geometry, x, cache, unlike):
         shape = chain_shape(geometry, *x.shape[:2])
-        if chain_adds_up(geometry, shape, x.shape[1], x.dtype, implementation):
-            chained = layers, norm, x, ways, cache, shape, implementation, cache.inboxes
-            return run_chained(*chained)
-        return run_exchanged(layers, norm, x, ways, cache)
+        return run_over_inboxes(layers, norm, x, ways, cache, shape, implementation)
     if unlike is None and geometry.shards.count == 1 and kernels_run(implementation):
         shape = chain_shape(geometry, *x.shape[:2])
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
@@ -61,14 +59,27 @@ def run_hybrid_layers(
     geometry = layers[0].geometry
     shape = hybrid_chain_shape(geometry, sizes, *x.shape[:2])
     if exchanges(geometry, x, cache):
-        given = x.shape[1], x.dtype, implementation
-        if shape is not None and chain_adds_up(geometry, shape, *given):
-            chained = layers, norm, x, ways, cache, shape, implementation, cache.inboxes
-            return run_chained(*chained)
-        return run_exchanged(layers, norm, x, ways, cache)
+        return run_over_inboxes(layers, norm, x, ways, cache, shape, implementation)
     if shape is not None and geometry.shards.count == 1 and kernels_run(implementation):
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
     return run_one_by_one(layers, norm, x, ways, cache)
+
+
+def run_over_inboxes(
+    layers: Sequence[DecoderLayer] | Sequence[HybridLayer],
+    norm: RMSNorm,
+    x: Hidden,
+    ways: Sequence[Any],
+    cache: Cache[Any],
+    shape: ChainShape | None,
+    implementation: Implementation,
+) -> tuple[Hidden, list[Hidden], Cache[Any]]:
+    """Sharded layers whose products are added up by way of inboxes: from mixer to mixer if a kernel
+    can do that, with calls of this shape, or else after each product."""
+    geometry, width = layers[0].geometry, x.shape[1]
+    if shape is not None and chain_adds_up(geometry, shape, width, x.dtype, implementation):
+        return run_chained(layers, norm, x, ways, cache, shape, implementation, cache.inboxes)
+    return run_exchanged(layers, norm, x, ways, cache)
 
 
 def run_one_by_one(

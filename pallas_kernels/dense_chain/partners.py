@@ -47,14 +47,16 @@ class Partners:
     def place(self, group):
         return (self.tile * self.plan.groups + group) * self.numbered.bytes
 
+    def where(self, group) -> tuple[Any, Any, Any, Any]:
+        """How the exchange of a group is addressed: inboxes, this GPU, number and place."""
+        return self.refs["addresses"], self.refs["device"][0], self.number, self.place(group)
+
     def send(self, group, own) -> None:
-        where = self.refs["addresses"], self.refs["device"][0], self.number, self.place(group)
-        self.numbered.send(*where, own.astype(self.plan.dtype))
+        self.numbered.send(*self.where(group), own.astype(self.plan.dtype))
 
     def received(self, group) -> Sequence[Any]:
         """The parts of all GPUs, in their order."""
-        where = self.refs["addresses"], self.refs["device"][0], self.number, self.place(group)
-        return self.numbered.receive(*where, self.refs["late"], self.block)
+        return self.numbered.receive(*self.where(group), self.refs["late"], self.block)
 
     def arrived(self, group, own) -> Sequence[Any]:
         """The same for the interpreter, which has no memory of other GPUs. This is the first GPU,

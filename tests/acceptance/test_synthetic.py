@@ -1,6 +1,7 @@
 """Synthetic acceptance: the rates that were asked for, the same every time."""
 
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -57,3 +58,9 @@ def test_it_is_drawn_on_the_device():
     assert choose_driver(EngineOptions(synthetic_acceptance=3)) == "overlapped"
     with pytest.raises(UsageError, match="lockstep accepts on the host"):
         EngineOptions(synthetic_acceptance=3, driver="lockstep")
+
+
+def test_rates_and_kinds_of_requests_are_not_mixed(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it
+    with pytest.raises(UsageError, match="expected either rates or tuples of rates"):
+        synthetic_of((0.5, (0.2,)), 4)  # pyright: ignore[reportArgumentType]

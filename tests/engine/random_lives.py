@@ -70,6 +70,7 @@ class Lives:
         self.filled_with: dict[int, str | None] = {}
         """The salt of the request that each page was last given to."""
         self.of_other_salts: list[tuple[int, int]] = []
+        self.own_errors: list[Exception] = []
         self.known: set[tuple] = set()
         self.counts: collections.Counter[str] = collections.Counter()
 
@@ -150,8 +151,12 @@ class Lives:
 
     def begins(self, beginning: Any) -> None:
         """Requests were given their pages, the first of them with what was found of their texts."""
-        for one in beginning:
-            self.note_pages(one.request.id, one.request.cache_salt)
+        try:
+            for one in beginning:
+                self.note_pages(one.request.id, one.request.cache_salt)
+        except Exception as error:
+            self.own_errors.append(error)  # the engine takes it for a fault, and goes on
+            raise
         self.begin(beginning)
 
     def note_pages(self, id: int, salt: str | None) -> None:
@@ -165,6 +170,7 @@ class Lives:
 
     def check(self) -> None:
         ledger, book = self.loop.ledger, self.loop.ledger.book
+        assert not self.own_errors, f"what looks on is wrong: {self.own_errors[0]!r}"
         assert not self.of_other_salts, "pages of another salt were found"
         check_book(book, self.loop.plan.num_pages)
         assert set(book.held) == set(ledger.running)

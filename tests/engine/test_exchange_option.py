@@ -22,6 +22,7 @@ from jaxspec.models.presets import drafter_for, published
 from jaxspec.models.targets import target_of
 from jaxspec.proposers.drafters import proposer_of
 from pallas_kernels import dispatch
+from pallas_kernels.dense_chain import MORE_TOKENS
 
 FEW_TOKENS: dict[str, Any] = {"prefill_shapes": ((1, 64),), "prefill_chunk": 64}
 """In every step."""
@@ -91,6 +92,11 @@ class TestWhatIsSaid:
         uses = of_sums(planned(kind="eagle3"))
         assert {use.reason for use in uses if use.model == "drafter"} == {OF_PAIRS}
         assert {use.runs_on for use in uses if use.model == "target"} == {"mosaic", "psum"}
+
+    def test_no_line_asks_for_what_is_chosen_already(self, on_two_hoppers):
+        uses = planned()
+        assert {use.reason for use in uses if use.op == "dense_chain"} == {None, MORE_TOKENS}
+        assert not lost_kernels(uses), "so it is no warning"
 
     def test_without_kernels_xla_adds_up_too(self, on_two_hoppers):
         assert {use.runs_on for use in of_sums(planned(kernels="xla"))} == {"psum"}

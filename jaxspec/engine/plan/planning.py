@@ -181,6 +181,11 @@ def synthetic_of(
     if isinstance(acceptance, int | float):
         return from_length(acceptance, num_drafts)
     kinds = [kind for kind in acceptance if isinstance(kind, tuple)]
+    rates = [rate for rate in acceptance if not isinstance(rate, tuple)]
+    if kinds and rates:
+        raise UsageError(
+            f"synthetic_acceptance is {acceptance}; expected either rates or tuples of rates"
+        )
     if kinds:
         return MixedAcceptance(tuple(from_rates(kind, num_drafts) for kind in kinds))
-    return from_rates([rate for rate in acceptance if not isinstance(rate, tuple)], num_drafts)
+    return from_rates(rates, num_drafts)
