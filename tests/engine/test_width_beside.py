@@ -46,3 +46,13 @@ def test_it_is_one_of_the_widths_that_there_are():
 def test_it_is_not_wider_than_without_a_prompt():
     flat = {(32, width): 1.0 for width in SECONDS}
     assert AdaptiveWidth(flat).width_beside(32, 8, 128, WIDTHS) == 8
+
+
+def test_a_cost_that_the_loop_corrected_does_not_change_the_choice():
+    """Only the chosen width's own cost is corrected, so by these costs its steps could take longer
+    beside a prompt than they may."""
+    adaptive = AdaptiveWidth(COSTS)
+    for _ in range(100):
+        adaptive.of_loop.timed((32, 8), 1.3 * SECONDS[8])
+    assert adaptive.costs[32, 8] > 1.25 * SECONDS[8]
+    assert adaptive.width_beside(32, 8, 96, WIDTHS) == 4

@@ -57,7 +57,7 @@ def lowered_step(
     integers = placed(jax.ShapeDtypeStruct((slots,), jnp.int32))
     chunks = [jax.eval_shape(partial(prompt_chunk, [], 1, beside, 0))] if beside else []
     width = draft.block_size
-    if num_tokens is not None and not beside:
+    if num_tokens is not None:
         width = drafted_width(num_tokens // slots, width)
     lowered = JITTED[mixed_step if beside else decode_step].lower(
         models,

@@ -162,11 +162,11 @@ class AdaptiveWidth:
     def width_beside(self, batch: int, width: int, prompt: int, widths: Sequence[int]) -> int:
         """The width of a step that also reads `prompt` tokens of a prompt: the widest of `widths`,
         up to the chosen `width`, with which the step is short enough. If there is none, the
-        narrowest."""
-        longest = LONGEST_BESIDE * self.costs[batch, width]
-        seconds = {
-            each: cost_of_tokens(batch, batch * each + prompt, self.costs) for each in widths
-        }
+        narrowest. Only costs that were measured alike can be compared, and the loop corrects only
+        those of widths that it chooses."""
+        costs = self.of_loop.measured
+        longest = LONGEST_BESIDE * costs[batch, width]
+        seconds = {each: cost_of_tokens(batch, batch * each + prompt, costs) for each in widths}
         short = [each for each in widths if each <= width and seconds[each] <= longest]
         return max(short, default=min(widths))
 

@@ -198,22 +198,18 @@ class Plan:
 
     def mixed_widths(self, batch: int) -> tuple[int, ...]:
         """Widths of steps of this batch size that also read a prompt, all of them with drafts if
-        the device drafts at all. The prompt's rows are as wide as the widest block, so narrower
-        steps are those that share out their tokens."""
+        the device drafts at all. In its rows a prompt takes as many places as the drafts, so
+        narrower steps are those that share out their tokens, without padding."""
         shared = self.widths_of(batch)[1:-1]
         narrower = (width for width in shared if self._shared_tokens(batch, width) is not None)
         return (*narrower, self.width)
 
     def mixed_programs(self, batch: int, width: int, draws: bool) -> DecodePrograms:
-        """The program of a step that also reads `beside` tokens of a prompt. It drafts whole blocks
-        whatever it verifies, because the rows of the prompt are as wide."""
+        """The program of a step that also reads `beside` tokens of a prompt. It drafts what a step
+        does that reads none."""
         assert self.beside, "no step reads prompts beside the requests"
         programs = self.decode_programs(batch, width, host_drafts=False, draws=draws)
-        drafting = programs.drafting
-        if drafting is not None:
-            drafting = dataclasses.replace(drafting, width=self.width)
-        width = self.width if drafting else programs.width
-        return dataclasses.replace(programs, width=width, drafting=drafting, beside=self.beside)
+        return dataclasses.replace(programs, beside=self.beside)
 
     def _shared_tokens(self, batch: int, width: int) -> int | None:
         """Tokens of a step that shares them out among its requests, rounded up to a multiple of 8

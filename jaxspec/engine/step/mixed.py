@@ -51,6 +51,7 @@ def mixed_step(
     drafts = no_drafts(slots.size)
     if drafting is not None:
         state, drafts = draft_step(models, params, state, slots, num_drafts, drafting=drafting)
+        drafts = _filled(drafts, row_width(drafting.width, chunk.tokens.size) - 1)
     with jax.named_scope("verify"):
         num_tokens = None if drafting is None else drafting.num_tokens
         given = slots, drafts, chunk, draws, num_tokens
@@ -61,6 +62,21 @@ def mixed_step(
         chunk = dataclasses.replace(chunk, tokens=tokens)
         state, first = keep_chunk(models, params, state, chunk, read)
     return state, (decoded, first)
+
+
+def row_width(drafted: int, chunk: int) -> int:
+    """Places of a row: as many as a request drafts, or some more, so that a chunk of so many tokens
+    fills whole rows."""
+    return next(width for width in range(drafted, chunk + 1) if chunk % width == 0)
+
+
+def _filled(drafts: Drafts, places: int) -> Drafts:
+    """The drafts, followed by places without any."""
+    more = (0, 0), (0, places - drafts.tokens.shape[1])
+    logits = drafts.logits
+    if logits is not None:
+        logits = jnp.pad(logits, (*more, (0, 0)))
+    return dataclasses.replace(drafts, tokens=jnp.pad(drafts.tokens, more), logits=logits)
 
 
 def _verify_beside(
