@@ -3,7 +3,7 @@
 A thread has one column of all rows, so the sum over a row goes through shared memory.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -16,17 +16,26 @@ from pallas_kernels.jax_internals import pl
 from pallas_kernels.tiles import load, rows_in_lanes
 
 
-def gated(block: BlockOfRows, outputs, scale, eps: float) -> Any:
-    """What the layer multiplies by its output matrix. `outputs` are rounded first, as they are if
-    another kernel gates them."""
-    dtype = block.made.inputs.dtype
-    outputs = outputs.astype(dtype).astype(jnp.float32)
-    shape = outputs.shape
-    gates = load(block.made.inputs.at[block.of_gates], ROW_LAYOUT).astype(jnp.float32)
-    inverse = by_row(inverse_lengths(block, outputs, eps), shape)
-    scales = load(scale, ROW_LAYOUT.reduce(0)).astype(jnp.float32)
-    normed = outputs * inverse * lax.broadcast_in_dim(scales, shape, [1])
-    return normed * rounded_silu(gates, block.interpreted)
+class Gating(NamedTuple):
+    """What the outputs are gated with, in registers. It is loaded long before it is used."""
+
+    gates: Any
+    scale: Any
+
+    @classmethod
+    def of(cls, block: BlockOfRows, scale) -> "Gating":
+        gates = load(block.made.inputs.at[block.of_gates], ROW_LAYOUT)
+        return cls(gates, load(scale, ROW_LAYOUT.reduce(0)))
+
+    def gated(self, block: BlockOfRows, outputs, eps: float) -> Any:
+        """What the layer multiplies by its output matrix. `outputs` are rounded first, as they are
+        if another kernel gates them."""
+        dtype, shape = block.made.inputs.dtype, outputs.shape
+        outputs = outputs.astype(dtype).astype(jnp.float32)
+        inverse = by_row(inverse_lengths(block, outputs, eps), shape)
+        scales = lax.broadcast_in_dim(self.scale.astype(jnp.float32), shape, [1])
+        gates = rounded_silu(self.gates.astype(jnp.float32), block.interpreted)
+        return outputs * inverse * scales * gates
 
 
 def inverse_lengths(block: BlockOfRows, outputs, eps: float) -> Any:

@@ -14,7 +14,7 @@ from pallas_kernels.gated_delta.block_folding import (
     scratch_of_folding,
 )
 from pallas_kernels.gated_delta.block_form import Corrected, Folded, Folding
-from pallas_kernels.gated_delta.block_gating import gated
+from pallas_kernels.gated_delta.block_gating import Gating
 from pallas_kernels.gated_delta.block_reading import BlockOfRows, scratch_of_reading
 from pallas_kernels.gated_delta.checks import check_block_folds, check_block_read
 from pallas_kernels.gated_delta.of_layers import OfLayers
@@ -68,18 +68,20 @@ def read_block(interpreted: bool, eps: float, *refs: Any, **scratch: Any) -> Non
     inputs, tails, taps, decay_bias, log_rate, state, slots, lengths = refs[:8]
     *scale, out, keys, corrections, decayed = refs[8:]
     made = ProjectedRows(scratch, inputs, tails, taps, decay_bias, log_rate, slots, lengths)
-    block = BlockOfRows(made, interpreted)
+    request = made.request
+    block = BlockOfRows(made, slots[request], lengths[request], interpreted)
     # The rows first: behind the state they would arrive when most of it has arrived.
-    loaded = block.load_rows()
+    rows = block.load_rows()
     block.fetch(state)
-    block.stage(loaded, keys)
+    loaded, gating = block.load_rest(), Gating.of(block, scale[0]) if scale else None
+    block.stage(rows, loaded, keys)
     block.sum_decays(decayed)
     block.make_triangle()
     block.multiply_state()
     corrected, outputs = block.solve()
     internals.store(corrections.at[block.place], corrected)
-    if scale:
-        outputs = gated(block, outputs, scale[0], eps)
+    if gating is not None:
+        outputs = gating.gated(block, outputs, eps)
     internals.store(out.at[block.place], outputs.astype(out.dtype))
 
 

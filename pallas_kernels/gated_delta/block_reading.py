@@ -14,7 +14,7 @@ the triangle for corrections and outputs, row after row.
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -98,11 +98,27 @@ def scratch_of_reading(dtype: Any) -> dict[str, Any]:
     }
 
 
+class Loaded(NamedTuple):
+    """What a thread block reads of memory besides the state and the block's rows, in registers."""
+
+    taps: list
+    """Those of the heads of keys, queries and values."""
+    tails: list
+    """The inputs before the block, likewise."""
+    projected: tuple
+    """Outputs of the projection for the betas and the decays of all rows."""
+    of_head: tuple
+    """What is added to the decays, and their log rate."""
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockOfRows:
     """The rows of a request's block, for one value head."""
 
     made: ProjectedRows
+    slot: Any
+    length: Any
+    """Positions before the block."""
     interpreted: bool
 
     @property
@@ -112,10 +128,6 @@ class BlockOfRows:
     @property
     def width(self) -> int:
         return self.made.width
-
-    @property
-    def length(self) -> Any:
-        return self.made.lengths[self.made.request]
 
     @property
     def place(self) -> tuple:
@@ -128,7 +140,7 @@ class BlockOfRows:
 
         @pl.when(self.length > 0)
         def _():
-            source = states.at[self.made.slots[self.made.request], self.made.head]
+            source = states.at[self.slot, self.made.head]
             for i in range(DIM // ARRIVING):
                 some, arrived = pl.ds(i * ARRIVING, ARRIVING), self.scratch["arrived"].at[i]
                 plgpu.copy_gmem_to_smem(source.at[some], target.at[some], arrived)
@@ -163,20 +175,27 @@ class BlockOfRows:
         block = lambda head: load(inputs.at[request, :, columns_of(head)], ROW_LAYOUT)
         return [block(head) for head in self.heads]
 
-    def stage(self, loaded: list, keys) -> None:
+    def load_rest(self) -> Loaded:
+        """Asks for everything at once, so that it is waited for only once."""
+        made, heads, of_tap = self.made, self.heads, ROW_LAYOUT.reduce(0)
+        tap = lambda i, head: load(made.taps.at[i, columns_of(head)], of_tap)
+        tail = lambda head: load(made.tails.at[self.slot, :, columns_of(head)], ROW_LAYOUT)
+        return Loaded(
+            [[tap(i, head) for i in range(made.taps.shape[0])] for head in heads],
+            [tail(head) for head in heads],
+            (self.of_rows(0), self.of_rows(made.value_heads)),
+            (made.decay_bias[made.head], made.log_rate[made.head]),
+        )
+
+    def stage(self, rows: list, loaded: Loaded, keys) -> None:
         """Computes the rows into shared memory, keys and queries stacked, and writes the keys to
         memory once for all value heads that share them."""
         made, stacked = self.made, self.scratch["stacked"]
-        tails = [made.tail(columns_of(head)) for head in self.heads]
-        projected = self.of_rows(0), self.of_rows(made.value_heads)
-        of_head = made.decay_bias[made.head], made.log_rate[made.head]
-        whole = lambda tail, block: jnp.concatenate([tail, block.astype(jnp.float32)], axis=0)
-        seen = map(whole, tails, loaded)
-        key, query, value = (self.convolved(*pair) for pair in zip(seen, self.heads))
+        key, query, value = map(self.convolved, rows, loaded.taps, loaded.tails)
         for first, rows in zip(HALVES, (key, query)):
             internals.store(stacked.at[pl.ds(first, BLOCK_ROWS)], self.filled(rows))
         internals.store(self.scratch["values"], self.filled(value).astype(jnp.float32))
-        self.store_scalars(*projected, *of_head)
+        self.store_scalars(*loaded.projected, *loaded.of_head)
 
         @pl.when(lax.rem(made.head, self.shared) == 0)
         def _():
@@ -190,13 +209,18 @@ class BlockOfRows:
         nothing = jnp.zeros((BLOCK_ROWS - self.width, DIM), rows.dtype)
         return jnp.concatenate([rows, plgpu.layout_cast(nothing, ROW_LAYOUT)], axis=0)
 
-    def convolved(self, seen, head) -> Any:
-        """One head's rows, in the dtype of the projection."""
-        taps, shape = self.made.taps, (self.width, DIM)
+    def convolved(self, rows, taps: list, tail) -> Any:
+        """One head's rows, in the dtype of the projection. At the start of a text there are zeros
+        before the block."""
+        shape, wide = (self.width, DIM), tail.astype(jnp.float32)
+        begun = plgpu.broadcasted_iota(jnp.int32, tail.shape, 0, layout=ROW_LAYOUT)
+        begun = begun < self.length * tail.shape[0]
+        before = jnp.where(begun, wide, jnp.zeros_like(wide))
+        seen = jnp.concatenate([before, rows.astype(jnp.float32)], axis=0)
         total = None
-        for i in range(taps.shape[0]):
-            tap = load(taps.at[i, columns_of(head)], ROW_LAYOUT.reduce(0)).astype(jnp.float32)
-            term = seen[i : i + self.width] * lax.broadcast_in_dim(tap, shape, [1])
+        for i, tap in enumerate(taps):
+            tap = lax.broadcast_in_dim(tap.astype(jnp.float32), shape, [1])
+            term = seen[i : i + self.width] * tap
             total = term if total is None else total + term
         return rounded_silu(total, self.interpreted).astype(self.made.inputs.dtype)
 
