@@ -101,7 +101,7 @@ def pass_cell(row: dict[str, Any]) -> str:
 
 def steps() -> list[Table]:
     ours, other = results("steps-8b-h100")["rows"], results("steps-8b-one-step-h100")["rows"]
-    again = [row for row in results("steps-8b-again-h100")["rows"] if row["concurrency"] != 24]
+    again = results("steps-8b-again-h100")["rows"]
     drafting = bench_of(results("bench-8b-h100"))[0][1]
     milliseconds = lambda rows, key: [f"{row[key]:.2f}" for row in rows]
     runs = [
