@@ -99,17 +99,18 @@ class Policy:
 
 
 class LastWidth(StepObserver):
-    """Keeps the width, on average, of the decode step that was launched last."""
+    """Keeps the width of the decode step that was launched last, and whether its requests shared
+    out its tokens, in which case the width is their average."""
 
-    width = 1
+    width, shared = 1, False
 
     def program(self, step: Step, inputs: tuple[Any, ...], static: dict[str, Any]) -> None:
         if step is not decode_step:
             return
         drafting, (slots, *_) = static["drafting"], inputs
-        self.width = drafting.width if drafting else 1
+        self.width, self.shared = drafting.width if drafting else 1, False
         if drafting and drafting.num_tokens:
-            self.width = drafting.num_tokens // slots.size
+            self.width, self.shared = drafting.num_tokens // slots.size, True
 
 
 def main() -> None:
@@ -325,13 +326,18 @@ class Bench:
                         expected_tokens(kinds[self.kinds[id]].conditional_rates, 1 + drafts)
                         for id, drafts in verified
                     )
-                    widths[last.width] += 1
+                    widths[last.width, last.shared] += 1
         block_size = self.engine.plan.block_size
-        expected = sum(count * phase.tokens(width, block_size) for width, count in widths.items())
+        expected = sum(
+            count * phase.tokens(width, block_size) for (width, _), count in widths.items()
+        )
         return {
             "tokens_per_s": (shared if self.engine.plan.shares_tokens else expected) / seconds,
             "emitted_per_s": emitted / seconds,
-            "widths": dict(sorted(widths.items())),
+            "widths": {
+                f"{width}, shared out" if shared else str(width): count
+                for (width, shared), count in sorted(widths.items())
+            },
         }
 
     def timed_step(self) -> tuple[float, int]:

@@ -30,6 +30,8 @@ from measuring import about, write_json
 from jaxspec.acceptance.outcomes import after_step, survival
 from jaxspec.acceptance.shares import expected_tokens, shared_out
 from jaxspec.acceptance.synthetic import from_length
+from jaxspec.engine.adapt.drafted import drafted_width
+from jaxspec.engine.adapt.even import Width, tokens_each
 from jaxspec.engine.adapt.width import AdaptiveWidth
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -46,7 +48,7 @@ CACHED = 2 * 8 * 128 * 2
 CONTEXT = 512
 """The fewest tokens of a context when the steps were timed."""
 
-Times = Mapping[tuple[int, int], float]
+Times = Mapping[tuple[int, Width], float]
 """Milliseconds of a step, by batch size and width. It verifies their product of tokens."""
 
 
@@ -122,7 +124,9 @@ class Load:
         self.random = np.random.default_rng(0)
         self.milliseconds, self.tokens = 0.0, 0
 
-    def step(self, width: int, num_drafts: Int[np.ndarray, " batch"]) -> Int[np.ndarray, " batch"]:
+    def step(
+        self, width: Width, num_drafts: Int[np.ndarray, " batch"]
+    ) -> Int[np.ndarray, " batch"]:
         """Runs a step, and returns how many drafts of each request are accepted."""
         right = np.cumprod(self.random.random(self.rates.shape) < self.rates, axis=1).sum(axis=1)
         accepted = np.minimum(right, num_drafts)
@@ -150,28 +154,32 @@ def shared(batch: int, lengths: tuple[float, float], times: Times) -> float:
     seconds = {key: value for key, value in times.items() if key[0] == batch}
     load, adaptive = Load(batch, lengths, times), AdaptiveWidth(seconds, shares_tokens=True)
     tried = kept = np.zeros((batch, DRAFTS), np.float32)
-    late: list[tuple[np.ndarray, np.ndarray]] = []
+    late: list[tuple[Width, np.ndarray, np.ndarray]] = []
     for request in range(batch):
         adaptive.commit(request, ())
     for _ in range(STEPS):
         width = adaptive.width(batch, range(batch))
-        num_drafts = np.full(batch, DRAFTS if width > 1 else 0)
-        if 1 < width < DRAFTS + 1:
+        most = tokens_each(width) - 1
+        num_drafts = np.full(batch, most)
+        if isinstance(width, int) and 0 < most < DRAFTS:
+            num_drafts = np.full(batch, drafted_width(width, DRAFTS + 1) - 1)
             chances = jnp.asarray(survival(tried, kept))
             budget = jnp.array(batch * (width - 1))
             num_drafts = np.asarray(shared_out(chances, jnp.asarray(num_drafts), budget))
         accepted = load.step(width, num_drafts)
         tried, kept = after_step(tried, kept, num_drafts, accepted)
-        late.append((num_drafts, accepted))
+        late.append((width, num_drafts, accepted))
         if len(late) > 1:
-            for request, (drafts, right) in enumerate(zip(*map(np.ndarray.tolist, late.pop(0)))):
+            read, *of_requests = late.pop(0)
+            adaptive.note_time((batch, read), 0.0, 0.0, False)  # no time that it could learn from
+            for request, (drafts, right) in enumerate(zip(*map(np.ndarray.tolist, of_requests))):
                 adaptive.commit(request, (), drafts, right)
     return load.speed
 
 
 def engine_speed(batch: int, times: Times) -> dict[str, Any]:
     """The engine's speed on several loads, relative to whole blocks and to the best fixed width."""
-    widths = [width for size, width in times if size == batch]
+    widths = [width for size, width in times if size == batch and isinstance(width, int)]
     report = {}
     for lengths in ((GSM8K, MT_BENCH), (6.4, 3.0), (7.87, 7.87), (GSM8K, GSM8K), (1.3, 1.3)):
         equal = {width: fixed(batch, lengths, width, times) for width in widths}

@@ -454,7 +454,8 @@ def fake_engine(
     )
     device = FakeDevice(fake_models(), plan)
     proposer = Guesser() if uses.host is not None else None
-    costs = {(batch, width): 1.0 for batch in plan.shapes.batch_sizes for width in widths}
+    sizes = plan.shapes.batch_sizes
+    costs = {(batch, width): 1.0 for batch in sizes for width in plan.choices_of(batch)}
     # Times are not learned, because runs with the same seeds must run the same lines.
     chooser = AdaptiveWidth(costs, shares_tokens, learns_costs=False) if widths else None
     loop = Loop(device, lambda: FakeState(plan), plan, None, proposer, chooser)

@@ -3,6 +3,8 @@
 import pytest
 
 from jaxspec.engine import calls
+from jaxspec.engine.adapt.even import tokens_each
+from jaxspec.engine.adapt.loop_costs import Costs
 from jaxspec.engine.setup import build
 
 
@@ -11,9 +13,9 @@ def use_known_costs(monkeypatch: pytest.MonkeyPatch, per_token: float = 0.05) ->
     make each program when a step needs it. Otherwise an adaptive engine compiles its programs for
     all widths before the first step, also those that a test never chooses."""
 
-    def known(device, plan) -> dict[tuple[int, int], float]:
-        sizes = plan.shapes.batch_sizes
-        return {(size, w): 1.0 + per_token * w for size in sizes for w in plan.widths_of(size)}
+    def known(device, plan) -> Costs:
+        sizes = [(b, width) for b in plan.shapes.batch_sizes for width in plan.choices_of(b)]
+        return {size: 1.0 + per_token * tokens_each(size[1]) for size in sizes}
 
     monkeypatch.setattr(build, "measure_costs", known)
     monkeypatch.setattr(calls, "make_first_programs", lambda *_: False)

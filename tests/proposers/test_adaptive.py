@@ -14,6 +14,7 @@ from jaxspec.engine.adapt.acceptance_rates import (
     recent_rates,
     updated_rates,
 )
+from jaxspec.engine.adapt.even import Even
 from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts
 from jaxspec.engine.adapt.width import AdaptiveWidth, choose_width
 from jaxspec.engine.plan.options import EngineOptions
@@ -215,7 +216,12 @@ def test_a_table_is_measured_and_a_drafter_of_noise_is_not_asked():
     engine = golden_engine(params=noisy_drafter(), adaptive=True)
     plan = engine.loop.plan
     assert plan.widths == (1, 4, 8)
-    assert set(engine.loop.drafters.adaptive.costs) == {(4, 1), (4, 4), (4, 8)}
+    assert set(engine.loop.drafters.adaptive.costs) == {
+        (4, 1),
+        (4, 4),
+        (4, Even(4)),
+        (4, 8),
+    }
     assert all(seconds > 0 for seconds in engine.loop.drafters.adaptive.costs.values())
     known = {(4, width): 1.0 + 0.1 * width for width in plan.widths}
     engine.loop.drafters.adaptive.of_loop = LoopCosts(known)

@@ -9,7 +9,9 @@ so that it is tried.
 
 from collections.abc import Mapping
 
-Size = tuple[int, int]
+from jaxspec.engine.adapt.even import Width
+
+Size = tuple[int, Width]
 """Batch size and width of a step."""
 Costs = Mapping[Size, float]
 """Seconds of a step, by its compiled batch size and width."""

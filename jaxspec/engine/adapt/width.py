@@ -4,11 +4,16 @@ A wide step costs more, and emits more tokens if drafts are accepted. The drafts
 accepted in their last steps predict how many tokens a width would emit. A table of measured step
 times, which the times of the loop's steps correct, gives its cost. Width 1 drafts nothing. The
 choice changes the speed and never a token.
+
+A width between 1 and whole blocks may have two forms (`even.py`). Which of them gives more tokens
+per second depends on how much the requests differ, and is seen only in steps that share out. So
+while even steps are chosen, one step in `SHARES_EVERY` shares out nevertheless.
 """
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -23,8 +28,10 @@ from jaxspec.engine.adapt.acceptance_rates import (
     updated_rates,
 )
 from jaxspec.engine.adapt.drafted import drafted_width
+from jaxspec.engine.adapt.even import Even, Width, tokens_each
 from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts, Size
 from jaxspec.engine.adapt.request_outcomes import RequestOutcomes
+from jaxspec.engine.adapt.sharing_gain import Chances, SharingGain
 from jaxspec.engine.adapt.step_times import StepTimes
 
 MARGIN = 0.02
@@ -35,6 +42,8 @@ FEWEST_STEPS, MOST_STEPS = 6, 24
 """Bounds on the age of those outcomes, in steps."""
 TRIAL_SHARE = 0.01
 """Share of the time that trial drafts may cost while plain decoding is faster."""
+SHARES_EVERY = 16
+"""One step in so many shares out its tokens while even steps are chosen."""
 LONGEST_BESIDE = 1.15
 """A step that also reads part of a prompt may take this many times as long as one that does not.
 It verifies fewer drafts to keep to that, so that the streams of other requests go on evenly."""
@@ -48,16 +57,18 @@ def choose_width(
     others: int,
     rates: Rates,
     costs: Costs,
-    current: int,
+    current: Width,
     survival: Survival | None = None,
-) -> int:
+    gains: Mapping[Size, float] | None = None,
+) -> Width:
     """The width with most tokens per second, or the current one if that is hardly slower.
 
     With `survival`, the chances of the drafts of every speculating request, the tokens of a step
-    are shared out among the requests.
+    are shared out among the requests, unless its width is even. `gains` is that of `SharingGain`.
     """
+    tokens_of = partial(_tokens, batch, speculating, others, rates, survival, gains or {})
     per_second = {
-        width: _tokens(batch, width, speculating, others, rates, survival) / cost
+        width: tokens_of(width) / cost
         for (batch_size, width), cost in costs.items()
         if batch_size == batch
     }
@@ -67,20 +78,31 @@ def choose_width(
 
 
 def _tokens(
-    batch: int, width: int, speculating: int, others: int, rates: Rates, survival: Survival | None
+    batch: int,
+    speculating: int,
+    others: int,
+    rates: Rates,
+    survival: Survival | None,
+    gains: Mapping[Size, float],
+    width: Width,
 ) -> float:
     """Tokens that a step of this width emits for all requests together, on average."""
+    each = tokens_each(width)
     if survival is None:
-        return speculating * expected_tokens(rates, width) + others
-    places = drafted_width(width, len(rates) + 1) - 1
-    budget = min(batch * width, speculating * places + batch) - speculating - others
-    return tokens_of_shares(survival[:, :places], budget if width > 1 else 0) + others
+        return speculating * expected_tokens(rates, each) + others
+    gain = 1.0 if isinstance(width, Even) else gains.get((batch, width))
+    if gain is not None:
+        return gain * (speculating + float(survival[:, : each - 1].sum())) + others
+    places = drafted_width(each, len(rates) + 1) - 1
+    budget = min(batch * each, speculating * places + batch) - speculating - others
+    return tokens_of_shares(survival[:, :places], budget if each > 1 else 0) + others
 
 
 def cost_of_tokens(batch: int, tokens: int, costs: Costs) -> float:
     """Estimates the seconds of a step in which the target reads so many tokens in all, on the line
-    through the two nearest of the measured steps with drafts."""
-    measured = sorted((width * batch, cost) for (of, width), cost in costs.items() if of == batch)
+    through the two nearest of the measured steps with drafts that are not even."""
+    of_batch = ((width, cost) for (size, width), cost in costs.items() if size == batch)
+    measured = sorted((width * batch, cost) for width, cost in of_batch if isinstance(width, int))
     drafting = measured[1:]  # the first one is of width 1
     if len(drafting) < 2:
         return drafting[-1][1]
@@ -97,17 +119,23 @@ class AdaptiveWidth:
         self.of_loop = LoopCosts(costs)
         self.learns_costs = learns_costs
         self.times = StepTimes()
-        self.widths = sorted({width for _, width in costs})
+        self.widths = sorted({width for _, width in costs if isinstance(width, int)})
         self.of_requests = RequestOutcomes(self.widths[-1] - 1) if shares_tokens else None
         """Outcomes of each request's drafts; None unless a step shares out its tokens."""
+        self.sharing = SharingGain()
+        self.survival: dict[int, Chances] = {}
+        """Chances of the drafts of each request, when the last width was chosen."""
         self.long_run_rates = initial_rates(self.widths[-1] - 1)
         """Rates over all requests together. Those of places that are not verified are estimates."""
         self.outcomes: dict[int, deque[tuple[int, Outcome]]] = {}
         """The most recent outcomes of each speculating request, each with the step number at which
         its result was read."""
         self.step = 0
-        self.current, self.batch = self.widths[-1], 0
+        self.current: Width = self.widths[-1]
+        self.batch = 0
         self.steps_without_drafts = 0
+        self.even_steps = 0
+        """Steps since the last one that shared out."""
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0
@@ -119,6 +147,8 @@ class AdaptiveWidth:
             outcomes.append((self.step, (num_drafts, accepted)))
             if self.of_requests is not None:
                 self.of_requests.commit(request, num_drafts, accepted)
+            if request in self.survival:
+                self.sharing.add(num_drafts, accepted, self.survival[request])
 
     @property
     def costs(self) -> Costs:
@@ -127,8 +157,10 @@ class AdaptiveWidth:
     def note_time(
         self, size: Size | None, asked: float, came: float, another_was_launched: bool
     ) -> None:
-        """Records how long a step took, if that is known. `size` has its batch size and the width
-        that was chosen, None for a prefill step; the rest is that of `StepTimes.took`."""
+        """Records how long a step took, if that is known, before its results are. `size` has its
+        batch size and the width that was chosen, None for a step that reads a prompt; the rest is
+        that of `StepTimes.took`."""
+        self.sharing.reads(size if size is not None and self._shares_out(size) else None)
         took = self.times.took(asked, came, another_was_launched)
         if self.learns_costs and size is not None and took is not None:
             self.of_loop.timed(size, took)
@@ -139,7 +171,12 @@ class AdaptiveWidth:
         if self.of_requests is not None:
             self.of_requests.release(request)
 
-    def width(self, batch: int, requests: Sequence[int]) -> int:
+    def _shares_out(self, size: Size) -> bool:
+        """Whether a step of this size shares out its tokens and could also be even."""
+        batch, width = size
+        return isinstance(width, int) and (batch, Even(width)) in self.costs
+
+    def width(self, batch: int, requests: Sequence[int]) -> Width:
         """The width of the next step, for these requests padded to this batch size."""
         self.step += 1
         speculating = [request for request in requests if request in self.outcomes]
@@ -151,15 +188,21 @@ class AdaptiveWidth:
         survival = None
         if self.of_requests is not None and batch > 1:
             survival = self.of_requests.survival(speculating)
-        self.current = choose_width(
-            batch, len(speculating), others, rates, self.costs, self.current, survival
-        )
-        if self.current > 1:
-            self.steps_without_drafts = 0
-            return self.current
-        return self._trial_width() if speculating else 1
+        self.survival = {} if survival is None else dict(zip(speculating, survival))
+        given = rates, self.costs, self.current, survival, self.sharing.gains
+        self.current = choose_width(batch, len(speculating), others, *given)
+        if self.current == 1:
+            return self._trial_width() if speculating else 1
+        self.steps_without_drafts = 0
+        return self._either_form(self.current)
 
-    def width_beside(self, batch: int, width: int, prompt: int, widths: Sequence[int]) -> int:
+    def _either_form(self, chosen: Width) -> Width:
+        """The chosen width, or now and then the form that shares out if the even one is chosen."""
+        shares_out = isinstance(chosen, int) or self.even_steps >= SHARES_EVERY - 1
+        self.even_steps = 0 if shares_out else self.even_steps + 1
+        return tokens_each(chosen) if shares_out else chosen
+
+    def width_beside(self, batch: int, width: Width, prompt: int, widths: Sequence[int]) -> int:
         """The width of a step that also reads `prompt` tokens of a prompt: the widest of `widths`,
         up to the chosen `width`, with which the step is short enough. If there is none, the
         narrowest. Only costs that were measured alike can be compared, and the loop corrects only
@@ -167,7 +210,8 @@ class AdaptiveWidth:
         costs = self.of_loop.measured
         longest = LONGEST_BESIDE * costs[batch, width]
         seconds = {each: cost_of_tokens(batch, batch * each + prompt, costs) for each in widths}
-        short = [each for each in widths if each <= width and seconds[each] <= longest]
+        widest = tokens_each(width)
+        short = [each for each in widths if each <= widest and seconds[each] <= longest]
         return max(short, default=min(widths))
 
     def _update_rates(self, speculating: Sequence[int]) -> Rates:

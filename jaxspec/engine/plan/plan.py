@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from jaxspec.engine.adapt.drafted import drafted_width
+from jaxspec.engine.adapt.even import Even, Width
 from jaxspec.engine.step.io import Drafting
 
 WEIGHTS = 256
@@ -160,25 +161,35 @@ class Plan:
         """The widths to choose from for steps of this batch size; empty if there is no choice."""
         return self.widths if batch >= self.adapts_from else ()
 
+    def choices_of(self, batch: int) -> tuple[Width, ...]:
+        """The widths of steps of this batch size, those that share out their tokens in both forms:
+        even as well; empty if there is no choice."""
+        narrower = self._sharing_widths(batch)
+        return tuple(
+            choice
+            for width in self.widths_of(batch)
+            for choice in ((width, Even(width)) if width in narrower else (width,))
+        )
+
     def positions_of(self, length_limit: int) -> int:
         """Positions that a request can write until it has `length_limit` committed tokens,
         including a last block that begins there."""
         return length_limit + self.block_size
 
     def decode_programs(
-        self, batch: int, width: int, host_drafts: bool, draws: bool
+        self, batch: int, width: Width, host_drafts: bool, draws: bool
     ) -> DecodePrograms:
         """The programs of a step of this width. Requests that share out tokens draft some more."""
         lockstep, whole, drafting = self.driver == "lockstep", self.exact or host_drafts, None
-        if width > 1:
+        each = self.width if whole else width.each if isinstance(width, Even) else width
+        if width != 1:
             assert self.proposer is not None, "no device proposer drafts for this engine"
             num_tokens = None if whole else self._shared_tokens(batch, width)
-            width = width if num_tokens is None else drafted_width(width, self.width)
-            width = self.width if whole else width
-            drafting = Drafting(self.proposer, width, draws and self.drawn_drafts, num_tokens)
+            each = each if num_tokens is None else drafted_width(each, self.width)
+            drafting = Drafting(self.proposer, each, draws and self.drawn_drafts, num_tokens)
         return DecodePrograms(
             batch=batch,
-            width=self.width if whole else width,
+            width=each,
             drafting=drafting,
             host_drafts=host_drafts,
             draws=draws or self.exact,
@@ -200,9 +211,7 @@ class Plan:
         """Widths of steps of this batch size that also read a prompt, all of them with drafts if
         the device drafts at all. In its rows a prompt takes as many places as the drafts, so
         narrower steps are those that share out their tokens, without padding."""
-        shared = self.widths_of(batch)[1:-1]
-        narrower = (width for width in shared if self._shared_tokens(batch, width) is not None)
-        return (*narrower, self.width)
+        return (*self._sharing_widths(batch), self.width)
 
     def mixed_programs(self, batch: int, width: int, draws: bool) -> DecodePrograms:
         """The program of a step that also reads `beside` tokens of a prompt. It drafts what a step
@@ -211,10 +220,15 @@ class Plan:
         programs = self.decode_programs(batch, width, host_drafts=False, draws=draws)
         return dataclasses.replace(programs, beside=self.beside)
 
-    def _shared_tokens(self, batch: int, width: int) -> int | None:
+    def _sharing_widths(self, batch: int) -> tuple[int, ...]:
+        """The narrower widths with drafts whose steps share out their tokens."""
+        narrower = self.widths_of(batch)[1:-1]
+        return tuple(width for width in narrower if self._shared_tokens(batch, width) is not None)
+
+    def _shared_tokens(self, batch: int, width: Width) -> int | None:
         """Tokens of a step that shares them out among its requests, rounded up to a multiple of 8
         for the kernels; None if each request has `width` of its own."""
-        if not self.shares_tokens or batch == 1 or width == self.width:
+        if not self.shares_tokens or batch == 1 or isinstance(width, Even) or width == self.width:
             return None
         in_eights = -(-batch * width // 8) * 8
         return in_eights if in_eights < batch * self.width else None
@@ -223,14 +237,14 @@ class Plan:
         """Every result that `decode_programs` and `mixed_programs` can return. `only_needed` leaves
         out steps without drafts if the drafter drafts in every step unless a request opts out."""
         for batch in self.shapes.batch_sizes:
-            widths = self.widths_of(batch)
-            drafted = () if self.proposer is None else widths[1:] or (self.width,)
-            always = self.drafter and not widths and not self.exact
+            choices = self.choices_of(batch)
+            drafted = () if self.proposer is None else choices[1:] or (self.width,)
+            always = self.drafter and not choices and not self.exact
             for host_drafts in (False, True) if self.host_drafts else (False,):
                 programs = (
                     self.decode_programs(batch, width, host_drafts, draws)
                     for width in (1, *drafted)
-                    if width > 1 or host_drafts or not (only_needed and always)
+                    if width != 1 or host_drafts or not (only_needed and always)
                 )
                 yield from dict.fromkeys(programs)
         for batch in self.mixed_sizes:

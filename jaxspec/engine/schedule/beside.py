@@ -63,11 +63,12 @@ def mixed_programs(
     that chooses widths, the chunk's tokens replace some of the drafts; in any other, requests
     verify whole blocks."""
     batch, draws = plan.shapes.batch_for(len(ready)), any(r.draws for r in (*ready, chosen))
-    width = device_width(plan, drafters, ready, batch, wanted=True)
-    widths = plan.mixed_widths(batch)
+    width = plan.width
     if drafters.adaptive is not None and plan.widths_of(batch):
-        width = drafters.adaptive.width_beside(batch, width, plan.beside, widths)
-    return plan.mixed_programs(batch, width if width in widths else plan.width, draws)
+        alone = device_width(plan, drafters, ready, batch, wanted=True)
+        widths = plan.mixed_widths(batch)
+        width = drafters.adaptive.width_beside(batch, alone, plan.beside, widths)
+    return plan.mixed_programs(batch, width, draws)
 
 
 def launch_mixed(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import jax
 from jaxtyping import Array, Int
 
+from jaxspec.engine.adapt.even import Width
+from jaxspec.engine.adapt.loop_costs import Size
 from jaxspec.engine.plan.plan import DecodePrograms, Plan
 from jaxspec.engine.requests.request import Request
 from jaxspec.engine.schedule.drafters import Drafters
@@ -44,7 +46,7 @@ class DecodeChoice:
     programs: DecodePrograms
     of_host: Sequence[Sequence[int]]
     """The drafts that the host proposes, by request; empty if it proposes none."""
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     """The batch size, and the width that was chosen, which the programs may round up. None for a
     step that also reads a prompt."""
 
@@ -73,7 +75,7 @@ def _host_drafts(plan: Plan, proposer: HostProposer, request: Request) -> Sequen
 
 def device_width(
     plan: Plan, drafters: Drafters, requests: Sequence[Request], batch: int, wanted: bool
-) -> int:
+) -> Width:
     """Tokens per request of a step in which the device drafts; 1 if it does not."""
     if plan.proposer is None or not any(request.params.speculate for request in requests):
         return 1

@@ -34,7 +34,7 @@ class Drafters:
         if self.adaptive is None or not requests:
             return True
         chosen = plan.widths_of(plan.shapes.batch_for(requests))
-        return not chosen or self.adaptive.current > 1
+        return not chosen or self.adaptive.current != 1
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0

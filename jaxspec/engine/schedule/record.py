@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jaxspec.engine.adapt.loop_costs import Size
 from jaxspec.engine.requests.request import Increment, Request
 from jaxspec.engine.schedule.pages import PageBook
 from jaxspec.engine.stats.acceptance import PooledStats
@@ -25,7 +26,7 @@ class Launched:
     because the token after it was emitted before."""
     prompt_tokens: int = 0
     """Prompt tokens that it computes, including padding; 0 for a decode step."""
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     """Batch size and chosen width of a decode step; None for any other step."""
 
 
