@@ -125,7 +125,7 @@ def main() -> None:
         "synthetic": True,
         "costs_ms": costs,
         "phases": [
-            {"phase": str(phase), "tokens_per_s": {}, "emitted_per_s": {}}
+            {"phase": str(phase), "tokens_per_s": {}, "emitted_per_s": {}, "longest_ms": {}}
             | ({"peers_per_s": with_steps_of(peers, phase, options.block_size)} if peers else {})
             for phase in options.phases
         ],
@@ -244,7 +244,7 @@ def add_policy(
     """Adds what a policy reaches to the rows of all phases."""
     bench = Bench(build(options, pair, **policy.options), policy)
     for row, reached in zip(report["phases"], bench.run(options.phases), strict=True):
-        for rate in ("tokens_per_s", "emitted_per_s"):
+        for rate in ("tokens_per_s", "emitted_per_s", "longest_ms"):
             row[rate][policy.name] = reached[rate]
         if policy.name == "adaptive":
             row |= {"widths": reached["widths"]} | verdict(row)
@@ -310,6 +310,7 @@ class Bench:
     def measure(self, phase: Phase) -> dict[str, Any]:
         """Rates over steps that only decode, without the first ones after a step that did more."""
         seconds, emitted, shared, widths, steady = 0.0, 0, 0.0, Counter(), 0
+        longest = 0.0
         kinds = phase.acceptance(self.engine.plan.block_size).kinds
         last = LastWidth()
         with self.engine.observe(last):
@@ -321,6 +322,7 @@ class Bench:
                 verified = self.given.taken()
                 if steady > SETTLING:
                     seconds += took
+                    longest = max(longest, took)
                     emitted += given
                     shared += sum(
                         expected_tokens(kinds[self.kinds[id]].conditional_rates, 1 + drafts)
@@ -334,6 +336,7 @@ class Bench:
         return {
             "tokens_per_s": (shared if self.engine.plan.shares_tokens else expected) / seconds,
             "emitted_per_s": emitted / seconds,
+            "longest_ms": 1e3 * longest,
             "widths": {
                 f"{width}, shared out" if shared else str(width): count
                 for (width, shared), count in sorted(widths.items())

@@ -546,12 +546,11 @@ def h100() -> list[Table]:
         "4B-FP8, activations in 8 bits": "qwen3-4b-fp8-activations",
     }
     nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
-    again = steps_of_a_file("Qwen3.5-4B, later", "qwen3.5-4b-again")
     programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]
     return [
         [row for name, file in named.items() for row in steps_of_a_file(name, file)],
         products_in_8_bits(),
-        [*again, *steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
+        [*steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
         gated_products(),
         least_times(),
     ]
