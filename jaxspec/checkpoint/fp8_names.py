@@ -107,8 +107,8 @@ def quantised_drafter(config: DrafterConfig, where: str) -> DFlashConfig:
     """The config of a drafter whose matrices are in 8 bits. Drafters that cannot be are refused."""
     if not isinstance(config, DFlashConfig):
         raise UsageError(
-            f"{OF_DRAFTER} is 'fp8', but {where} is a drafter of the kind {config.kind!r}; expected "
-            f"a DFlash, DFlash2 or DSpark drafter; leave {OF_DRAFTER} out"
+            f"{OF_DRAFTER} is 'fp8', but {where} is a drafter of the kind {config.kind!r}; "
+            f"expected a DFlash, DFlash2 or DSpark drafter; leave {OF_DRAFTER} out"
         )
     check_whole_blocks(config.decoder, where, f"leave {OF_DRAFTER} out")
     return replace(config, decoder=_in_blocks(config.decoder))

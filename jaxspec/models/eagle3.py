@@ -26,8 +26,8 @@ from jaxspec.layers.decoder import MLP, Attending, Attention, BlockMask, Decoder
 from jaxspec.layers.kernels import (
     OpChoice,
     StackShape,
-    choices_of_context,
     choices_of_attention,
+    choices_of_context,
     choices_of_sums,
 )
 from jaxspec.layers.linear import Linear, RMSNorm
