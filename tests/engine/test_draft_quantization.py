@@ -16,12 +16,13 @@ from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.layers.fp8 import Fp8
-from oracles.more_kv_heads import with_more_kv_heads
+from oracles.more_heads import with_more_heads
 
 TARGET = GOLDENS / "a" / "target"
-KINDS = {"a": "dflash", "dflash2": "dflash2", "dspark": "dspark"}
-"""The golden drafters, and their kinds."""
-CLOSE = 0.25
+KINDS = {"a": ("dflash", 1.65), "dflash2": ("dflash2", 3.8), "dspark": ("dspark", 3.5)}
+"""The golden drafters, their kinds, and the least mean acceptance length. It is 1 for a drafter
+whose drafts are all wrong."""
+CLOSE = 0.1
 """How far the mean acceptance length may be from that of the unquantised drafter."""
 
 
@@ -29,7 +30,7 @@ CLOSE = 0.25
 def folders(tmp_path_factory) -> dict[str, pathlib.Path]:
     """The golden drafters in sizes that blocks of FP8 weights can have."""
     root = tmp_path_factory.mktemp("drafters")
-    return {which: with_more_kv_heads(GOLDENS / which / "draft", root / which) for which in KINDS}
+    return {which: with_more_heads(GOLDENS / which / "draft", root / which) for which in KINDS}
 
 
 def opened(folder: pathlib.Path, draft_quantization: str | None = "fp8") -> Opened:
@@ -52,7 +53,8 @@ def test_the_text_is_the_target_s_and_the_drafts_are_nearly_as_good(which, folde
     cases = trajectories(which)
     prompts = [case["prompt"] for case in cases]
     engine = engine_of(opened(folders[which]))
-    assert engine.plan.method == KINDS[which]
+    kind, least = KINDS[which]
+    assert engine.plan.method == kind
     assert engine.models.proposers[0].drafter.config.decoder.fp8 == Fp8(blocks=True)
     outputs = engine.generate(prompts, budget(96))
     usual = engine_of(opened(folders[which], None)).generate(prompts, budget(96))
@@ -63,7 +65,7 @@ def test_the_text_is_the_target_s_and_the_drafts_are_nearly_as_good(which, folde
         for one, case in zip(usual, cases, strict=True)
     ]
     assert abs(mean_length(outputs) - mean_length(usual)) < CLOSE
-    assert mean_length(outputs) > 1.6
+    assert mean_length(outputs) > least
     lengths = lambda several: [one.stats.acceptance_lengths for one in several]
     assert lengths(outputs) != lengths(usual), "rounding changes some draft"
 

@@ -16,7 +16,7 @@ from jaxspec.checkpoint.safetensors_folder import stored_tensors
 from jaxspec.checkpoint.stream import read_tensor
 from jaxspec.models.dflash import DFlash
 from oracles import draws, records
-from oracles.more_kv_heads import with_more_kv_heads
+from oracles.more_heads import with_more_heads
 from oracles.paging import PAGE_SIZE, scattered_pages, spoiled_cache
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "data" / "goldens"
@@ -28,7 +28,7 @@ STARTS = np.array([37, 22], np.int32)
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request, tmp_path_factory) -> pathlib.Path:
     draft = GOLDENS / request.param / "draft"
-    return with_more_kv_heads(draft, tmp_path_factory.mktemp("drafter"))
+    return with_more_heads(draft, tmp_path_factory.mktemp("drafter"))
 
 
 def nearest_e4m3(numbers: np.ndarray) -> np.ndarray:
