@@ -251,7 +251,8 @@ def _named_models_and_peers(arguments: argparse.Namespace) -> list[dict[str, Any
 
     if arguments.model_shape:
         arguments.dtype = arguments.dtype or DEFAULT_DTYPE
-        what = f"{arguments.model_shape} with random weights, in {arguments.dtype}"
+        rounded = ", the drafter in FP8" if arguments.draft_quantization else ""
+        what = f"{arguments.model_shape} with random weights, in {arguments.dtype}{rounded}"
         devices = device_in_words(arguments.tensor_parallel_size)
         cli.say(f"running on {devices}: {what}")
     else:
@@ -284,14 +285,22 @@ def _open(arguments: argparse.Namespace, methods: list[str]) -> "Opened":
     dtype = choose_dtype(arguments.dtype)
     if arguments.model_shape:
         kind = next(iter(_kinds(methods)), DRAFTERS[0])
-        shape, devices = arguments.model_shape, arguments.tensor_parallel_size
-        return random_pair(shape, arguments.block_size, dtype, arguments.seed, kind, devices)
+        return random_pair(
+            arguments.model_shape,
+            arguments.block_size,
+            dtype,
+            arguments.seed,
+            kind,
+            arguments.tensor_parallel_size,
+            arguments.draft_quantization,
+        )
     with bar("reading weights", "B") as report:
         return open_models(
             arguments.model,
             arguments.draft_model,
             dtype=dtype,
             quantization=arguments.quantization,
+            draft_quantization=arguments.draft_quantization,
             block_size=arguments.block_size,
             revision=arguments.revision,
             draft_revision=arguments.draft_revision,

@@ -136,6 +136,12 @@ def add_models(group: Any) -> None:
         "FP8 stays as it is (default: keep them as they are)",
     )
     group.add_argument(
+        "--draft-quantization",
+        choices=("fp8",),
+        help="Round the matrices of the drafter's layers to 8 bits while they are read (default: "
+        "keep them as they are)",
+    )
+    group.add_argument(
         "--block-size",
         type=int,
         metavar="N",

@@ -47,7 +47,13 @@ SETTLING = 5
 def main() -> None:
     options = parse()
     peers = read_peers(options.anchors, options.model) if options.anchors else []
-    pair = random_pair(options.model, options.block_size, jnp.bfloat16, kind=options.kind)
+    pair = random_pair(
+        options.model,
+        options.block_size,
+        jnp.bfloat16,
+        kind=options.kind,
+        draft_quantization=options.draft_quantization,
+    )
     options.methods = [options.kind if one == "dflash" else one for one in options.methods]
     report = {
         **about(),
@@ -58,6 +64,7 @@ def main() -> None:
         "prompt_tokens": options.prompt,
         "accepted_per_step": options.accepted,
         "fp8_activations": options.fp8_activations,
+        "draft_quantization": options.draft_quantization,
         "rows": [],
     }
     if options.prefill:
@@ -93,6 +100,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accepted", type=int, default=3)
     parser.add_argument(
         "--fp8-activations", action="store_true", help="round activations to 8 bits too"
+    )
+    parser.add_argument(
+        "--draft-quantization", choices=("fp8",), help="keep the drafter's matrices in 8 bits"
     )
     parser.add_argument("--anchors", help="JSON with the peers' step times to print beside ours")
     parser.add_argument(

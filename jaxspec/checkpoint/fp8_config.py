@@ -36,9 +36,13 @@ ENTRY = {
 """The value of that key for weights that are quantised here."""
 
 
-def check_quantization(quantization: object) -> None:
+OF_DRAFTER = "draft_quantization"
+"""The name of the option that quantises a drafter, as `quantization` does a target."""
+
+
+def check_quantization(quantization: object, option: str = "quantization") -> None:
     if quantization not in QUANTIZATIONS:
-        raise UsageError(f"quantization is {quantization!r}; expected None or 'fp8'")
+        raise UsageError(f"{option} is {quantization!r}; expected None or 'fp8'")
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,19 @@ class Fp8Layout:
             check_whole_blocks(decoder, where)
 
 
-def check_whole_blocks(decoder: Decoder, where: str) -> None:
+def check_whole_blocks(
+    decoder: Decoder,
+    where: str,
+    instead: str = "use FP8 weights with a scale per channel, or bfloat16",
+) -> None:
     """Refuses sizes that are not multiples of a block: matrices are joined, and a block must not
-    reach from one into the next."""
+    reach from one into the next. `instead` says what to do."""
     sides = {"hidden_size": decoder.hidden_size, **block_sides(decoder)}
     for name, size in sides.items():
         if size % BLOCK:
             raise LoadError(
                 f"{where}: {name} is {size}, expected a multiple of {BLOCK} for FP8 weights in "
-                f"blocks of {BLOCK}x{BLOCK}; use FP8 weights with a scale per channel, or bfloat16"
+                f"blocks of {BLOCK}x{BLOCK}; {instead}"
             )
 
 

@@ -1,4 +1,4 @@
-"""The tensors that the 8-bit matrices of a target's layers are made of.
+"""The tensors that the 8-bit matrices of a target's or a drafter's layers are made of.
 
 ours                      Hugging Face's
 attention/qkv/weight  =  [q_proj.weight; k_proj.weight; v_proj.weight]
@@ -13,17 +13,20 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxspec.checkpoint.fp8_config import Fp8Layout, check_whole_blocks
+from jaxspec.checkpoint.fp8_config import OF_DRAFTER, Fp8Layout, check_whole_blocks
 from jaxspec.checkpoint.names import E4M3, Shape, Source
 from jaxspec.checkpoint.orbax_folder import is_orbax
 from jaxspec.checkpoint.safetensors_folder import NUMPY_DTYPES, StoredTensor
 from jaxspec.errors import LoadError, UsageError
+from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.fp8 import Fp8
-from jaxspec.models.config import Qwen3Config
+from jaxspec.models.config import DFlashConfig, DrafterConfig, Qwen3Config
 from pallas_kernels.fp8_product import BLOCK
 
 SCALES_OF_INPUTS = ("input_scale", "activation_scale", "input_zero_point")
 """Endings of the names of tensors that belong to activations with fixed scales."""
+MATRICES = ("attention/qkv", "attention/out", "mlp/gate_up", "mlp/down")
+"""The matrices of a layer that can be in 8 bits. Those of convolutions cannot."""
 NUMBER: tuple[Shape, ...] = ((), (1,))
 """The shapes of a single number."""
 
@@ -46,7 +49,8 @@ def fp8_sources(
 
 
 def is_layer_matrix(path: str) -> bool:
-    return path.startswith("layers_") and path.endswith("/kernel")
+    layer, _, of_layer = path.partition("/")
+    return layer.startswith("layers_") and of_layer.removesuffix("/kernel") in MATRICES
 
 
 def _scales(source: Source, layout: Fp8Layout, stored: Mapping[str, StoredTensor]) -> Source:
@@ -96,6 +100,32 @@ def quantised_target(
             "layout; convert the source with --quantization fp8, or leave quantization out"
         )
     check_whole_blocks(config.decoder, str(folder))
+    return replace(config, decoder=_in_blocks(config.decoder)), quantised_sources(sources)
+
+
+def quantised_drafter(config: DrafterConfig, where: str) -> DFlashConfig:
+    """The config of a drafter whose matrices are in 8 bits. Drafters that cannot be are refused."""
+    if not isinstance(config, DFlashConfig):
+        raise UsageError(
+            f"{OF_DRAFTER} is 'fp8', but {where} is a drafter of the kind {config.kind!r}; "
+            f"expected a DFlash, DFlash2 or DSpark drafter; leave {OF_DRAFTER} out"
+        )
+    check_whole_blocks(config.decoder, where, f"leave {OF_DRAFTER} out")
+    return replace(config, decoder=_in_blocks(config.decoder))
+
+
+def refuse_converted_drafter(folder: Path) -> None:
+    """Refuses a drafter in Orbax's layout, whose arrays cannot be quantised while they are read."""
+    if is_orbax(folder):
+        raise UsageError(
+            f"{folder} was written by jaxspec convert, and {OF_DRAFTER} is for the layouts that "
+            "drafters are published in; name the folder that it was made from, or leave "
+            f"{OF_DRAFTER} out"
+        )
+
+
+def quantised_sources(sources: dict[str, Source]) -> dict[str, Source]:
+    """The same sources, with the layers' matrices quantised while they are read."""
     quantised: dict[str, Source] = {}
     for path, source in sources.items():
         if is_layer_matrix(path):
@@ -103,5 +133,8 @@ def quantised_target(
             quantised[path.removesuffix("/kernel")] = both
         else:
             quantised[path] = source
-    decoder = replace(config.decoder, fp8=Fp8(blocks=True))
-    return replace(config, decoder=decoder), quantised
+    return quantised
+
+
+def _in_blocks(decoder: Decoder) -> Decoder:
+    return replace(decoder, fp8=Fp8(blocks=True))

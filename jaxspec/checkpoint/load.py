@@ -24,7 +24,14 @@ from jaxspec.checkpoint.draft_refusals import refuse_tensors_of_others
 from jaxspec.checkpoint.draft_vocabulary import check_ids, target_ids_of
 from jaxspec.checkpoint.drafter_config import read_drafter_config
 from jaxspec.checkpoint.fp8_config import Quantization, read_fp8_layout
-from jaxspec.checkpoint.fp8_names import check_fp8, fp8_sources, quantised_target
+from jaxspec.checkpoint.fp8_names import (
+    check_fp8,
+    fp8_sources,
+    quantised_drafter,
+    quantised_sources,
+    quantised_target,
+    refuse_converted_drafter,
+)
 from jaxspec.checkpoint.names import (
     Source,
     check_tensors,
@@ -129,9 +136,15 @@ def _checked(
     )
 
 
-def open_drafter(folder: str | Path, block_size: int | None = None) -> Checkpoint[DrafterConfig]:
+def open_drafter(
+    folder: str | Path, block_size: int | None = None, quantization: Quantization = None
+) -> Checkpoint[DrafterConfig]:
+    """Opens a drafter. With `quantization`, the matrices of its layers become 8-bit floats."""
     folder = Path(folder)
     config = read_drafter_config(folder, block_size)
+    if quantization is not None:
+        refuse_converted_drafter(folder)
+        config = quantised_drafter(config, str(folder))
     if is_orbax(folder):
         config = _completed(config, orbax_arrays(folder).keys(), str(folder))
         return _open_orbax(folder, config, sources_of(config))
@@ -195,7 +208,8 @@ def sources_of(config: DrafterConfig, stored: Collection[str] = ()) -> dict[str,
     """The tensors that each parameter of a drafter is made of, in files with these names."""
     if isinstance(config, Eagle3Config):
         return eagle3_names.eagle3_sources(config, stored)
-    return drafter_sources(config)
+    sources = drafter_sources(config)
+    return sources if config.decoder.fp8 is None else quantised_sources(sources)
 
 
 def _completed(config: DrafterConfig, parameters: Collection[str], where: str) -> DrafterConfig:

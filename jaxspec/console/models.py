@@ -29,6 +29,7 @@ class NamedModels:
     revision: str | None = None
     draft_revision: str | None = None
     quantization: Literal["fp8"] | None = None
+    draft_quantization: Literal["fp8"] | None = None
 
     @property
     def is_demo(self) -> bool:
@@ -74,8 +75,13 @@ def in_words(named: NamedModels, chosen: NamedModels) -> str:
         what = f"{named.model} without a drafter"
     else:
         what = f"{named.model} with the drafter {named.draft_model}"
-    rounded = "" if named.quantization is None else ", the target quantised to FP8"
-    return f"{what}, in {chosen.dtype}{rounded}"
+    return f"{what}, in {chosen.dtype}{_quantised_in_words(named)}"
+
+
+def _quantised_in_words(named: NamedModels) -> str:
+    asked = {"the target": named.quantization, "the drafter": named.draft_quantization}
+    models = " and ".join(model for model, quantization in asked.items() if quantization)
+    return f", {models} quantised to FP8" if models else ""
 
 
 def open_engine(
@@ -91,6 +97,7 @@ def open_engine(
         options,
         dtype=chosen.dtype,
         quantization=chosen.quantization,
+        draft_quantization=chosen.draft_quantization,
         block_size=chosen.block_size,
         revision=chosen.revision,
         draft_revision=chosen.draft_revision,

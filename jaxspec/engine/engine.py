@@ -76,6 +76,7 @@ class Engine(TextGeneration):
         *,
         dtype: DTypeLike = "auto",
         quantization: Quantization = None,
+        draft_quantization: Quantization = None,
         block_size: int | None = None,
         revision: str | None = None,
         draft_revision: str | None = None,
@@ -86,11 +87,12 @@ class Engine(TextGeneration):
 
         `dtype` is "bfloat16", "float32", or "auto": float32 for the demo pair on a CPU, and
         bfloat16 otherwise. `quantization="fp8"` rounds the matrices of the target's layers to 8
-        bits while they are read; a target that is stored in FP8 stays as it is. `block_size`
-        overrides the drafter's own. `revision` is the branch, tag or commit of the target, and
-        `draft_revision` that of the drafter. `progress` is called with the bytes of weights that
-        were read so far, and with their total. All other keywords are fields of `EngineOptions`;
-        they override those of `options`.
+        bits while they are read; a target that is stored in FP8 stays as it is.
+        `draft_quantization="fp8"` does the same to the drafter. `block_size` overrides the
+        drafter's own. `revision` is the branch, tag or commit of the target, and `draft_revision`
+        that of the drafter. `progress` is called with the bytes of weights that were read so far,
+        and with their total. All other keywords are fields of `EngineOptions`; they override those
+        of `options`.
         """
         checked = options_of(options, changes)
         refuse_device(checked)
@@ -100,6 +102,7 @@ class Engine(TextGeneration):
             method=checked.method,
             dtype=dtype,
             quantization=quantization,
+            draft_quantization=draft_quantization,
             block_size=block_size,
             revision=revision,
             draft_revision=draft_revision,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxspec.layers.axes import size_of
+from jaxspec.layers.axes import Axis, Fused, size_of
 from jaxspec.layers.decoder import BlockMask, Decoder
 from jaxspec.layers.fp8 import Fp8
 from jaxspec.layers.gated_delta import DeltaSizes, corrected_shapes, in_block_form
@@ -215,9 +215,12 @@ def choices_of_sums(shape: StackShape, unlike: str | None = None) -> Iterator[Op
         yield OP, choice_of_sums(shape.decoder, shape.dtype, num_tokens, unlike)
 
 
-def choice_of_context(shape: StackShape) -> OpChoice:
-    """The op that writes keys and values of tokens that have no queries."""
-    return "qkv_write", _write(shape, queries=False)
+def choices_of_context(shape: StackShape) -> Iterator[OpChoice]:
+    """The ops that compute and write keys and values of tokens that have no queries."""
+    g = shape.decoder
+    if g.fp8 is not None:
+        yield _fp8_product(shape, g.fp8, g.hidden, g.fused[1:])
+    yield "qkv_write", _write(shape, queries=False)
 
 
 def _write(shape: StackShape, queries: bool) -> Choice:
@@ -297,23 +300,23 @@ def _gates(shape: StackShape, fp8: Fp8, rounding: Rounding) -> OpChoice:
 
 
 def _fp8_products(shape: StackShape, fp8: Fp8) -> Iterator[OpChoice]:
-    g, array = shape.decoder, _arrays(shape.of_layers)
-    products = [
-        (g.hidden, g.fused),
-        (g.attended, g.hidden),
-        (g.hidden, (g.inner, g.inner)),
-        (g.inner, g.hidden),
-    ]
-    for inputs, outputs in products:
-        scales = size_of(fp8.scaled(outputs)), fp8.pieces(inputs).size
-        choice = FP8_PRODUCT.choice(
-            shape.implementation,
-            array(shape.of_layers.batch, shape.of_layers.width, inputs.size),
-            array(size_of(outputs), inputs.size, dtype=E4M3),
-            array(*scales, dtype=jnp.float32),
-            quantise_inputs=fp8.quantised_inputs and not fp8.rounds_before(inputs),
-        )
-        yield "fp8_product", choice
+    g = shape.decoder
+    yield _fp8_product(shape.of_layers, fp8, g.hidden, g.fused)
+    yield _fp8_product(shape.of_layers, fp8, g.attended, g.hidden)
+    yield _fp8_product(shape.of_layers, fp8, g.hidden, (g.inner, g.inner))
+    yield _fp8_product(shape.of_layers, fp8, g.inner, g.hidden)
+
+
+def _fp8_product(shape: StackShape, fp8: Fp8, inputs: Axis, outputs: Axis | Fused) -> OpChoice:
+    array = _arrays(shape)
+    scales = size_of(fp8.scaled(outputs)), fp8.pieces(inputs).size
+    return "fp8_product", FP8_PRODUCT.choice(
+        shape.implementation,
+        array(shape.batch, shape.width, inputs.size),
+        array(size_of(outputs), inputs.size, dtype=E4M3),
+        array(*scales, dtype=jnp.float32),
+        quantise_inputs=fp8.quantised_inputs and not fp8.rounds_before(inputs),
+    )
 
 
 def _pages(shape: StackShape) -> jax.ShapeDtypeStruct:

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoint.fp8_config import OF_DRAFTER, Quantization, check_quantization
+from jaxspec.checkpoint.fp8_names import quantised_drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import shapes_for
@@ -35,11 +37,16 @@ def random_pair(
     seed: int = 0,
     kind: str = DRAFTERS[0],
     devices: int = 1,
+    draft_quantization: Quantization = None,
 ) -> Opened:
     """A published geometry with random weights, and a drafter of this kind for it; nothing is
-    downloaded."""
+    downloaded. With `draft_quantization`, the matrices of the drafter's layers are in 8 bits."""
+    check_quantization(draft_quantization, OF_DRAFTER)
     config = published(shape)
-    return random_models(config, drafter_for(kind, config, block_size), dtype, seed, devices)
+    draft = drafter_for(kind, config, block_size)
+    if draft_quantization is not None:
+        draft = quantised_drafter(draft, f"the drafter for {shape}")
+    return random_models(config, draft, dtype, seed, devices)
 
 
 def random_models(

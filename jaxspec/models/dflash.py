@@ -24,7 +24,7 @@ from jaxspec.layers.decoder import DecoderLayer
 from jaxspec.layers.kernels import (
     OpChoice,
     StackShape,
-    choice_of_context,
+    choices_of_context,
     choices_of_layers,
 )
 from jaxspec.layers.linear import BiasedLinear, Linear, RMSNorm
@@ -42,7 +42,8 @@ class DFlash(DrafterModule):
     config: DFlashConfig
 
     def setup(self) -> None:
-        config, decoder = self.config, self.config.decoder
+        config = self.config
+        decoder = config.decoder.with_kernels(self.implementation)
         hidden, eps = decoder.hidden, decoder.rms_norm_eps
         features = Axis("features", len(config.target_layer_ids) * hidden.size)
         self.feature_projection = Linear(features, hidden, self.dtype)
@@ -66,7 +67,7 @@ class DFlash(DrafterModule):
         """The ops that write the context of `width` tokens, and those that draft a block."""
         config, implementation = self.config, self.implementation
         shape = StackShape(config.decoder, self.dtype, implementation, batch, width, page_size)
-        yield choice_of_context(shape)
+        yield from choices_of_context(shape)
         drafting = dataclasses.replace(shape, width=config.rows)
         convolved = config.convolutions is not None
         yield from choices_of_layers(drafting, config.block_masks, convolved)

@@ -26,8 +26,8 @@ from jaxspec.layers.decoder import MLP, Attending, Attention, BlockMask, Decoder
 from jaxspec.layers.kernels import (
     OpChoice,
     StackShape,
-    choice_of_context,
     choices_of_attention,
+    choices_of_context,
     choices_of_sums,
 )
 from jaxspec.layers.linear import Linear, RMSNorm
@@ -132,7 +132,7 @@ class Eagle3(DrafterModule):
             if rows == 1 or decoder.num_layers > 1:
                 yield from choices_of_attention(shape, (CAUSAL,))
                 yield from choices_of_sums(shape, OF_PAIRS)
-            yield choice_of_context(shape)
+            yield from choices_of_context(shape)
 
     def __call__(
         self, embedded: Hidden, hidden: Hidden, block: Block, cache: Cache[KeysValues]

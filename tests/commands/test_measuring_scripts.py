@@ -299,6 +299,25 @@ def test_a_tiny_run(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("smaller_pair")
+def test_steps_with_a_drafter_in_fp8(monkeypatch, tmp_path):
+    monkeypatch.setitem(presets.QWEN3, "tiny", (5, 128, 128, 1, 1, True))
+    draft_bytes = {}
+    for quantization in ((), ("--draft-quantization", "fp8")):
+        result = tmp_path / "result.json"
+        flags, _ = SCRIPTS_AND_CHECKS["bench_steps"]
+        flags = [*flags.split(), "--methods", "dflash", *quantization, "--json", str(result)]
+        run("bench_steps", flags, monkeypatch)
+        report = json.loads(result.read_text())
+        (row,) = report["rows"]
+        assert row["dflash_device_ms"] > 0 < row["dflash_engine_ms"]
+        draft_bytes[report["draft_quantization"]] = report["draft_bytes"]
+    matrices = 128 * (3 * 128 + 128 + 3 * 128)
+    saved = matrices - 4 * matrices // 128**2
+    assert draft_bytes[None] - draft_bytes["fp8"] == saved
+
+
+@pytest.mark.slow
 def test_held_out_text(monkeypatch, tmp_path):
     """A file of the standard library, of those that the demo pair was not trained on."""
     result = tmp_path / "result.json"

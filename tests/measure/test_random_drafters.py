@@ -10,6 +10,7 @@ from jaxspec.bench import _kinds
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.measure.engines import random_pair
+from jaxspec.models import presets
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import parameter_shapes
 from jaxspec.models.presets import dflash2_for, qwen3
@@ -56,3 +57,20 @@ def test_every_kind_runs_with_random_weights(kind):
 )
 def test_methods_name_the_drafter(methods, kinds):
     assert _kinds(methods) == kinds
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark"])
+def test_drafters_in_fp8_run_with_random_weights(kind, monkeypatch):
+    monkeypatch.setitem(presets.QWEN3, "tiny", (5, 128, 128, 1, 1, True))
+    opened = random_pair("tiny", 8, jnp.float32, kind=kind, draft_quantization="fp8")
+    weight = opened.params["drafter"]["layers_0"]["mlp"]["down"]["weight"]
+    assert weight.dtype == jnp.float8_e4m3fn
+    engine = Engine.from_models(
+        opened.models, opened.params, None, max_batch=2, max_model_len=64, page_size=16
+    )
+    assert "a drafter in FP8" in repr(engine)
+    prompts, params = [[1, 2, 3], [4, 5]], SamplingParams(max_tokens=6, ignore_eos=True)
+    plain = engine.plain().generate(prompts, params)
+    outputs = engine.generate(prompts, params)
+    assert [one.token_ids for one in outputs] == [one.token_ids for one in plain]
+    assert all(one.stats.num_spec_steps > 0 for one in outputs)

@@ -10,6 +10,7 @@ from flax.traverse_util import unflatten_dict
 
 from jaxspec.cache.block import block_after
 from jaxspec.cache.packing import packing_of
+from jaxspec.checkpoint.fp8_names import quantised_drafter
 from jaxspec.layers.decoder import BlockMask
 from jaxspec.layers.kernels import TWO_SIZES, chain_shape
 from jaxspec.layers.plain_heads import NOT_NORMED
@@ -226,17 +227,19 @@ def test_a_target_says_what_is_traced_for_packed_tokens(batch, num_packed, monke
     assert (dict(said)["dense_chain"].implementation == "xla") == (num_packed > 64)
 
 
+@pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize(
     ("batch", "window", "rows"),
     [(1, None, 16), (8, None, 16), (1, 8, 16), (8, 8, 16), (8, 2048, 16), (3, None, 7)],
 )
-def test_a_drafter_says_what_is_traced(batch, window, rows, monkeypatch: pytest.MonkeyPatch):
+def test_a_drafter_says_what_is_traced(batch, window, rows, in_fp8, monkeypatch):
     """Seven rows are those of a block of eight whose every row drafts."""
     monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
     config = shallow("qwen3-4b")[1]
     masks = (BlockMask(causal=False), BlockMask(causal=False, window=window))
     of_seven = dict(block_size=8, anchor_first=True) if rows == 7 else {}
     config = dataclasses.replace(config, block_masks=masks, **of_seven)
+    config = quantised_drafter(config, "the drafter") if in_fp8 else config
     model = DFlash(config, jnp.bfloat16)
     hidden, shapes = config.decoder.hidden_size, parameter_shapes(model)
 
@@ -254,6 +257,10 @@ def test_a_drafter_says_what_is_traced(batch, window, rows, monkeypatch: pytest.
     refused = {choice.reason for op, choice in said if op == "paged_attention"}
     narrow = "a window of 8 positions for 16 tokens that see each other; expected at least 16"
     assert refused == ({None, narrow} if window == 8 else {None})
+    runs = dict(said)
+    assert runs.get("fp8_product") == (Choice("mosaic") if in_fp8 else None)
+    few = batch * 16 <= 64
+    assert runs["dense_chain"].implementation == ("mosaic" if few else "xla")
 
 
 def test_a_drafter_with_convolutions_runs_no_chain_and_says_so(monkeypatch: pytest.MonkeyPatch):

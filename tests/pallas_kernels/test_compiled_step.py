@@ -11,6 +11,7 @@ import pytest
 from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
 
 from jaxspec.cache.states import States
+from jaxspec.checkpoint.fp8_names import quantised_drafter
 from jaxspec.engine.adapt.drafted import drafted_width
 from jaxspec.engine.setup.memory import bytes_until_commit, temporary_bytes
 from jaxspec.engine.step.compiled import JITTED
@@ -35,12 +36,15 @@ def lowered_step(
     plain: bool = False,
     beside: int = 0,
     draws: bool = False,
+    fp8_drafter: bool = False,
 ) -> tuple[jax.stages.Lowered, Any, Any]:
     """The step, and the shapes of parameters and state. A plain one has no drafts. Also one that
-    reads so many tokens of a prompt `beside` its requests, or one that draws."""
+    reads so many tokens of a prompt `beside` its requests, or one that draws, or one whose drafter
+    is in FP8."""
     pages = slots * PAGES_PER_SLOT + 1
     target = published(name)
     draft = dflash_for(target)
+    draft = quantised_drafter(draft, "the drafter") if fp8_drafter else draft
     model = target_of(target, draft.target_layer_ids, jnp.bfloat16).with_kernels("mosaic")
     drafter = DFlash(draft, jnp.bfloat16, "mosaic")
     models = Models(model, (DFlashProposer(drafter),), PAGE_SIZE)
@@ -113,6 +117,52 @@ def test_the_step_is_one_command_buffer_in_place(
     # 248320 tokens are 16 MB in float32.
     per_slot = 45e6 if name.startswith("qwen3.5") else 15e6
     assert planned < slots * per_slot or name.endswith("fp8")  # planned for XLA's products
+
+    [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
+    assert top_level == ["kCommandBuffer"]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [4, 8])
+def test_a_drafter_in_fp8_runs_on_the_kernels_for_8_bit_matrices(
+    slots, monkeypatch, capfd, tmp_path: pathlib.Path
+):
+    """Beside a target in 16 bits, and without copying the keys' and values' part of a matrix."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    lowered, params, state = lowered_step("qwen3-8b", slots, fp8_drafter=True)
+    program = compiled(lowered, xla_dump_to=str(tmp_path))
+    assert_no_spills("".join(capfd.readouterr()))
+    for shape in {cache.shape for cache in jax.tree.leaves(state.proposers)}:
+        assert_no_pool_copies(program, shape)
+    rows, vocab = 16 * slots, published("qwen3-8b").vocab_size
+    planned = temporary_bytes(params, vocab, rows, rows, draws=False)
+    assert program.memory_analysis().temp_size_in_bytes <= planned
+
+    operands, name = (
+        r"operand_layout_constraints=\{(.*?\})\}",
+        r'op_name="jit\(decode_step\)/(\S+)"',
+    )
+    calls = re.findall(rf"custom-call\(.*{operands}.*{name}", program.as_text())
+
+    def in_8_bits(part: str, op: str) -> list[bool]:
+        """For every call of this op in this part of the step, whether it reads an 8-bit matrix."""
+        return [
+            "f8e4m3fn" in arrays
+            for arrays, name in calls
+            if name.startswith(part) and f"/{op}/" in name
+        ]
+
+    if slots * 16 <= 64:
+        assert in_8_bits("draft/dflash", "dense_chain") == [True] * 5
+        assert in_8_bits("verify/Qwen3", "dense_chain") == [False] * 36
+        assert in_8_bits("draft/dflash", "fp8_product") == [True], "the first projection"
+    else:
+        assert in_8_bits("draft/dflash", "fp8_product") == [True] * 5 * 4
+    assert in_8_bits("commit/context/dflash", "fp8_product") == [True] * 5
+    copied = re.findall(r"= f8e4m3fn\S* copy\S*\(|= f8e4m3fn\S* fusion\(", program.as_text())
+    assert not copied
 
     [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)

@@ -17,6 +17,8 @@ from jaxspec.proposers.drafters import drafter_in
 from pallas_kernels.fp8_product import BLOCK
 
 OPTION = "tensor_parallel_size"
+OTHERS = {"target": "weights with a scale per channel", "drafter": "a drafter in 16 bits"}
+"""What can be cut if a model's FP8 weights in blocks cannot."""
 
 
 def with_shards(models: Models, shards: Shards) -> Models:
@@ -30,7 +32,8 @@ def with_shards(models: Models, shards: Shards) -> Models:
             f"{OPTION} is {shards.count}, but the target is a {type(target).__name__}; expected a "
             "Qwen3 or Qwen35, or 1"
         )
-    _refuse_parts_of_blocks(target.config.decoder, shards.count)
+    for name, model in _cut_models(models):
+        _refuse_parts_of_blocks(name, model.config.decoder, shards.count)
     proposers = tuple(_cut(one, shards) for one in models.proposers)
     return dataclasses.replace(models, target=target.with_shards(shards), proposers=proposers)
 
@@ -54,24 +57,30 @@ def _refuse(models: Models, count: int) -> None:
             )
 
 
-def _refuse_parts_of_blocks(decoder: Decoder, count: int) -> None:
+def _refuse_parts_of_blocks(name: str, decoder: Decoder, count: int) -> None:
     """Refuses shards whose borders lie inside blocks of weights that share a scale."""
     if decoder.fp8 is None or not decoder.fp8.blocks:
         return
-    for name, size in block_sides(decoder).items():
+    for side, size in block_sides(decoder).items():
         if size // count % BLOCK:
             raise UsageError(
-                f"{OPTION} is {count}, so each device would get {size // count} of the target's "
-                f"{name} {size}; expected a multiple of {BLOCK}, as FP8 weights in blocks of "
-                f"{BLOCK}x{BLOCK} need it; choose fewer, or weights with a scale per channel"
+                f"{OPTION} is {count}, so each device would get {size // count} of the {name}'s "
+                f"{side} {size}; expected a multiple of {BLOCK}, as FP8 weights in blocks of "
+                f"{BLOCK}x{BLOCK} need it; choose fewer, or {OTHERS[name]}"
             )
 
 
 def _sizes(models: Models) -> Iterator[tuple[str, str, int]]:
+    for name, model in _cut_models(models):
+        yield from ((name, *size) for size in cut_sizes(model.config).items())
+
+
+def _cut_models(models: Models) -> Iterator[tuple[str, CheckpointTarget | DrafterModule]]:
+    """The models that are cut, by their names."""
     named = {"target": models.target, "drafter": drafter_in(models.proposers)}
     for name, model in named.items():
         if isinstance(model, CheckpointTarget | DrafterModule):
-            yield from ((name, *size) for size in cut_sizes(model.config).items())
+            yield name, model
 
 
 def _cut(one: Any, shards: Shards) -> Any:

@@ -25,7 +25,7 @@ def engine_in_words(loop: Loop) -> str:
         f"max_batch={plan.num_slots}",
         f"max_model_len={plan.max_model_len}",
         f"num_pages={plan.num_pages - 1}",
-        _dtype(device.models.target),
+        _dtype(device.models),
         _device_of(device.params),
     ]
     return f"Engine({', '.join(parts)})"
@@ -41,10 +41,16 @@ def models_in_words(models: Models, params: Params) -> str:
     )
 
 
-def _dtype(target: Any) -> str:
-    decoder = getattr(getattr(target, "config", None), "decoder", None)
-    in_8_bits = getattr(decoder, "fp8", None) is not None
-    return jax.numpy.dtype(target.dtype).name + (" with FP8 weights" if in_8_bits else "")
+def _dtype(models: Models) -> str:
+    named = {"FP8 weights": models.target, "a drafter in FP8": drafter_in(models.proposers)}
+    in_8_bits = " and ".join(words for words, model in named.items() if _has_fp8_weights(model))
+    dtype = jax.numpy.dtype(models.target.dtype).name
+    return f"{dtype} with {in_8_bits}" if in_8_bits else dtype
+
+
+def _has_fp8_weights(model: Any) -> bool:
+    decoder = getattr(getattr(model, "config", None), "decoder", None)
+    return getattr(decoder, "fp8", None) is not None
 
 
 def _name(model: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoint.fp8_config import Quantization, check_quantization
+from jaxspec.checkpoint.fp8_config import OF_DRAFTER, Quantization, check_quantization
 from jaxspec.checkpoint.hub import local_folder
 from jaxspec.checkpoint.load import Checkpoint, open_drafter, open_target
 from jaxspec.checkpoint.pair import check_same_tokenizer, fitted
@@ -46,6 +46,7 @@ def open_models(
     dtype: DTypeLike = "auto",
     method: str = "auto",
     quantization: Quantization = None,
+    draft_quantization: Quantization = None,
     block_size: int | None = None,
     revision: str | None = None,
     draft_revision: str | None = None,
@@ -58,14 +59,16 @@ def open_models(
     choose_method(method, draft is not None)
     floats = choose_dtype(dtype, target)
     check_quantization(quantization)
+    check_quantization(draft_quantization, OF_DRAFTER)
     if draft is None:
         refuse_options_of_a_drafter(block_size=block_size, draft_revision=draft_revision)
+        _say_if_ignored(draft_quantization)
     folder = local_folder(target, revision)
     opened_target = open_target(folder, quantization)
     opened_draft = None
     if draft is not None:
         draft = local_folder(draft, draft_revision)
-        opened_draft = open_drafter(draft, block_size)
+        opened_draft = open_drafter(draft, block_size, draft_quantization)
         config = fitted(opened_target.config, opened_draft.config)
         opened_draft = dataclasses.replace(opened_draft, config=config)
         choose_method(method, has_drafter=True, kind=opened_draft.config.kind)
@@ -82,6 +85,11 @@ def open_models(
         of_draft = places.get("drafter")
         params["drafter"] = _loaded(opened_draft, draft, floats, report, of_draft)
     return Opened(models, params, tokenizer, template)
+
+
+def _say_if_ignored(draft_quantization: Quantization) -> None:
+    if draft_quantization is not None:
+        log.warning("%s has no effect: there is no drafter", OF_DRAFTER)
 
 
 def _loaded(
