@@ -61,6 +61,12 @@ class Decoder:
         fp8 = dataclasses.replace(self.fp8, implementation=implementation)
         return dataclasses.replace(self, fp8=fp8)
 
+    def with_quantised_inputs(self) -> "Decoder":
+        """The same decoder, whose 8-bit matrices multiply activations that are rounded to 8 bits."""
+        assert self.fp8 is not None, "the matrices are not in 8 bits"
+        fp8 = dataclasses.replace(self.fp8, quantised_inputs=True)
+        return dataclasses.replace(self, fp8=fp8)
+
     @property
     def rotated(self) -> int:
         """Dimensions of a head that are rotated."""

@@ -63,6 +63,12 @@ class DFlash(DrafterModule):
             self.confidence_head = BiasedLinear(inputs, Axis("confidence", 1), self.dtype)
 
     @nn.nowrap
+    def with_quantised_inputs(self) -> "DFlash":
+        """The same model, whose 8-bit matrices multiply activations that are rounded to 8 bits."""
+        decoder = self.config.decoder.with_quantised_inputs()
+        return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
+
+    @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
         """The ops that write the context of `width` tokens, and those that draft a block."""
         config, implementation = self.config, self.implementation

@@ -45,10 +45,7 @@ class Qwen3(LanguageModel):
     @nn.nowrap
     def with_quantised_inputs(self) -> "Qwen3":
         """The same model, whose 8-bit matrices multiply activations that are rounded to 8 bits."""
-        decoder = self.config.decoder
-        assert decoder.fp8 is not None, "the matrices are not in 8 bits"
-        fp8 = dataclasses.replace(decoder.fp8, quantised_inputs=True)
-        decoder = dataclasses.replace(decoder, fp8=fp8)
+        decoder = self.config.decoder.with_quantised_inputs()
         return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
     @nn.nowrap

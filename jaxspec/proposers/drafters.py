@@ -38,6 +38,14 @@ def with_threshold(proposer: DeviceProposer, threshold: float) -> DeviceProposer
     return dataclasses.replace(proposer, confidence_threshold=threshold)
 
 
+def with_quantised_inputs(proposer: DeviceProposer) -> DeviceProposer:
+    """The proposer with a drafter that rounds activations to 8 bits, if it has matrices in 8 bits;
+    otherwise the proposer itself."""
+    if not isinstance(proposer, DFlashProposer) or proposer.drafter.config.decoder.fp8 is None:
+        return proposer
+    return dataclasses.replace(proposer, drafter=proposer.drafter.with_quantised_inputs())
+
+
 def kind_of(proposer: Any) -> str | None:
     """Which of `DRAFTERS` a proposer runs; None if it runs none of them."""
     return getattr(proposer, "kind", None)

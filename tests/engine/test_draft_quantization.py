@@ -1,5 +1,6 @@
 """Drafters that are quantised to FP8 while they are read: the text is the target's all the same."""
 
+import json
 import logging
 import pathlib
 import subprocess
@@ -91,6 +92,28 @@ def test_drawn_drafts_and_exact_engines(folders):
     among = engine.generate(prompts, [drawn, budget(16), budget(9, temperature=0.5)])
     assert alone.token_ids == among[0].token_ids
     assert list(among[1].token_ids) == cases[1]["greedy"][:16]
+
+
+@pytest.mark.slow
+def test_activations_of_both_models_in_8_bits(tmp_path):
+    """Plain decoding with them says the same, and drafts are nearly as good as unrounded ones."""
+    of_pair = GOLDENS / "fp8-block"
+    folder = with_more_heads(of_pair / "draft", tmp_path / "draft", inner=256)
+    cases = json.loads((of_pair / "trajectories.json").read_text())["trajectories"][:8]
+    prompts = [case["prompt"] for case in cases]
+    lengths = []
+    for quantization in ("fp8", None):
+        pair = open_models(
+            of_pair / "target", folder, dtype="float32", draft_quantization=quantization
+        )
+        engine = engine_of(pair, fp8_activations=True)
+        drafter = engine.loop.device.models.proposers[0].drafter.config.decoder.fp8
+        assert drafter == (quantization and Fp8(blocks=True, quantised_inputs=True))
+        outputs, plain = (one.generate(prompts, budget(60)) for one in (engine, engine.plain()))
+        for output, alone in zip(outputs, plain, strict=True):
+            assert output.token_ids == alone.token_ids
+        lengths.append(mean_length(outputs))
+    assert abs(lengths[0] - lengths[1]) < CLOSE and lengths[0] > 1.5, lengths
 
 
 def test_what_an_engine_says_of_its_models(folders):
