@@ -20,6 +20,7 @@ many tokens on average as ours. Their steps were timed by themselves, not in thi
 """
 
 import argparse
+import gc
 import sys
 import time
 from collections import Counter
@@ -274,13 +275,16 @@ class Given:
         return taken
 
 
-def run_each_program(engine: Engine, policy: Policy) -> None:
+def make_ready(engine: Engine, policy: Policy) -> None:
     """Runs every decode program that the policy may choose: the first runs of a program take longer
-    than later ones."""
+    than later ones. Then it keeps Python from looking through everything that tracing has left,
+    which would stop the loop for half a second now and then."""
     plan = engine.plan
     widths = plan.widths or ((1, plan.width) if policy.speculate else (1,))
     with engine.borrow_device() as device:
         measure_costs(device, replace(plan, widths=widths, adapts_from=1))
+    gc.collect()
+    gc.freeze()
 
 
 class Bench:
@@ -288,7 +292,7 @@ class Bench:
 
     def __init__(self, engine: Engine, policy: Policy):
         self.engine, self.policy = engine, policy
-        run_each_program(engine, policy)
+        make_ready(engine, policy)
         self.given = Given(engine)
         self.random = np.random.default_rng(0)
         self.ages: dict[int, int] = {}
