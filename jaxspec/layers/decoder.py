@@ -62,7 +62,7 @@ class Decoder:
         return dataclasses.replace(self, fp8=fp8)
 
     def with_quantised_inputs(self) -> "Decoder":
-        """The same decoder, whose 8-bit matrices multiply activations that are rounded to 8 bits."""
+        """The same decoder, whose 8-bit matrices multiply inputs that are rounded to 8 bits."""
         assert self.fp8 is not None, "the matrices are not in 8 bits"
         fp8 = dataclasses.replace(self.fp8, quantised_inputs=True)
         return dataclasses.replace(self, fp8=fp8)
