@@ -161,7 +161,26 @@ def verify_budget() -> list[Table]:
         ]
         for batch, load in shown
     ]
-    return [needed, least, engine, measured_before(), *widths_between(), *with_learned_costs()]
+    before = measured_before(), *widths_between(), *with_learned_costs()
+    return [needed, least, engine, *before, even_steps()]
+
+
+def even_steps() -> Table:
+    """Policies as before, with the share of the best fixed width and the widths of the steps."""
+    rows = results("spans-8b-even-h100")["phases"]
+    best = {row["phase"]: f"{100 * row['of_the_best_fixed']:.1f} %" for row in rows}
+    widths = {
+        row["phase"]: ", ".join(f"{width}: {count}" for width, count in row["widths"].items())
+        for row in rows
+    }
+    table = [
+        [*policies_row(row), best[row["phase"]], widths[row["phase"]]] for row in rows
+    ]
+    # Of the phase whose best fixed width is 4, the table has that width in place of 8.
+    fours = {row["phase"]: f"{row['tokens_per_s']['width 4']:.0f}" for row in rows}
+    assert [row["phase"] for row in rows if row["best_fixed"] == "width 4"] == ["32 x 2.2"]
+    table[-1][1] = fours["32 x 2.2"]
+    return table
 
 
 def with_learned_costs() -> list[Table]:
