@@ -9,6 +9,7 @@ import pytest
 from golden_pair import budget, golden_engine, trajectories
 from known_costs import use_known_costs
 
+from jaxspec.engine.adapt import width as adapted
 from jaxspec.engine.adapt.even import Even, tokens_each
 from jaxspec.engine.adapt.sharing_gain import FEWEST_STEPS, SharingGain
 from jaxspec.engine.adapt.width import SHARES_EVERY, AdaptiveWidth, choose_width
@@ -71,6 +72,28 @@ def test_only_results_of_steps_that_shared_out_count():
         sharing.reads(None)
         sharing.add(6, 6, np.ones(6))
     assert sharing.gains == {SIZE: 1.0}
+
+
+def test_steps_without_drafts_say_nothing():
+    """The last token of a request has none, so a step of such requests has no result to add."""
+    sharing = SharingGain()
+    for _ in range(2 * FEWEST_STEPS):
+        sharing.reads(SIZE)
+    assert not sharing.gains
+
+
+def test_requests_of_two_tokens(monkeypatch):
+    """Their steps share out and have no drafts."""
+    use_known_costs(monkeypatch)
+    engine, steps = golden_engine(adaptive=True, driver="overlapped"), []
+    sharing, prompt = engine.loop.drafters.adaptive.sharing, trajectories()[0]["prompt"]
+    monkeypatch.setattr(sharing, "reads", lambda size: (steps.append(size), reads(size)))
+    reads = SharingGain.reads.__get__(sharing)
+    monkeypatch.setattr(adapted, "choose_width", lambda *given: 4)
+    for _ in range(FEWEST_STEPS + 2):
+        outputs = engine.generate([prompt] * 4, budget(2))
+        assert [len(output.token_ids) for output in outputs] == [2] * 4
+    assert steps.count((4, 4)) > FEWEST_STEPS
 
 
 @pytest.mark.parametrize(("gain", "width"), [(1.0, Even(8)), (1.03, Even(8)), (1.1, 8), (1.3, 8)])

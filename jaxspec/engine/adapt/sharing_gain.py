@@ -38,6 +38,7 @@ class _Given:
     even: float = 0.0
     """What even steps would have given in their place."""
     steps: int = 0
+    """Steps with drafts."""
 
 
 class SharingGain:
@@ -46,31 +47,40 @@ class SharingGain:
     def __init__(self) -> None:
         self._given: dict[Size, _Given] = {}
         self._reading: Size | None = None
+        self._begins = False
+        """Whether no result of the step that is read now was added yet."""
 
     @property
     def gains(self) -> Mapping[Size, float]:
         """Tokens of a step that shares out, for each one that an even step gives, by the size of
         the step. Sizes of which too few steps have shared out are left out."""
-        known = (item for item in self._given.items() if item[1].steps >= FEWEST_STEPS)
-        return {size: given.shared / given.even for size, given in known}
+        return {
+            size: given.shared / given.even
+            for size, given in self._given.items()
+            if given.steps >= FEWEST_STEPS
+        }
 
     def reads(self, size: Size | None) -> None:
         """The results that are added from now on are of a step of this size that shared out; None
         for any other step."""
-        self._reading = size
-        if size is not None:
-            given = self._given.setdefault(size, _Given())
-            given.shared, given.even = MEMORY * given.shared, MEMORY * given.even
-            given.steps += 1
+        self._reading, self._begins = size, True
 
     def add(self, num_drafts: int, accepted: int, survival: Chances) -> None:
         """Adds the result of a request whose drafts had these chances."""
         if self._reading is None:
             return
         _, width = self._reading
-        given, even_drafts = self._given[self._reading], tokens_each(width) - 1
+        given, even_drafts = self._of_this_step(self._reading), tokens_each(width) - 1
         given.shared += 1 + accepted
         given.even += 1 + min(accepted, even_drafts)
         if accepted == num_drafts < even_drafts:
             more = survival[num_drafts:even_drafts].sum() / survival[num_drafts - 1]
             given.even += float(more)
+
+    def _of_this_step(self, size: Size) -> _Given:
+        given = self._given.setdefault(size, _Given())
+        if self._begins:
+            given.shared, given.even = MEMORY * given.shared, MEMORY * given.even
+            given.steps += 1
+            self._begins = False
+        return given
