@@ -18,6 +18,7 @@ from golden_pair import (
 from known_costs import use_known_costs
 from watching import SlotsTaken, watch
 
+from jaxspec.engine.adapt.even import tokens_each
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.setup.load_models import open_models
@@ -152,7 +153,7 @@ def test_adaptive_widths_and_steps_without_drafts_in_between(monkeypatch):
     assert engine.loop.plan.widths == (1, 4, 6)
     costs = engine.loop.drafters.adaptive.costs
     for per_token in (0.01, 0.4, 10.0):
-        costs = {key: 1 + per_token * key[1] for key in costs}
+        costs = {key: 1 + per_token * tokens_each(key[1]) for key in costs}
         engine.loop.drafters.adaptive = AdaptiveWidth(costs)
         ran = watch(engine).ran
         outputs = engine.generate(PROMPTS[:4], budget(40))
