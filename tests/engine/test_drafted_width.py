@@ -6,13 +6,13 @@ import pytest
 from golden_pair import budget, golden_engine, trajectories
 from known_costs import use_known_costs
 from mixed_runs import always_ready, staggered
+from watching import Drafted
 
 from jaxspec.engine.adapt import width as adapted
 from jaxspec.engine.adapt.drafted import drafted_width
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan import plan as planned
 from jaxspec.engine.step.mixed import row_width
-from jaxspec.engine.step.observer import StepObserver
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,6 @@ from jaxspec.engine.step.observer import StepObserver
 )
 def test_half_as_many_again_in_multiples_of_four(verified, whole, drafted):
     assert drafted_width(verified, whole) == drafted
-
-
-class Drafted(StepObserver):
-    """Widths of drafts and numbers of verified tokens of the steps that draft."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[str, int, int | None]] = set()
-
-    def program(self, step, inputs, static) -> None:
-        if (drafting := static.get("drafting")) is not None:
-            self.seen.add((step.__name__, drafting.width, drafting.num_tokens))
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from golden_pair import budget, golden_engine, trajectories
 from known_costs import use_known_costs
+from watching import Drafted
 
 from jaxspec.engine.adapt import width as adapted
 from jaxspec.engine.adapt.even import Even, tokens_each
 from jaxspec.engine.adapt.sharing_gain import FEWEST_STEPS, SharingGain
 from jaxspec.engine.adapt.width import SHARES_EVERY, AdaptiveWidth, choose_width
-from jaxspec.engine.step.observer import StepObserver
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
 MS = {
@@ -145,31 +145,21 @@ def test_no_more_is_lost_than_two_percent_of_the_best_fixed_width(
     assert chosen.most_common(1)[0][0] == mostly
 
 
-class Forms(StepObserver):
-    """Widths of drafts and numbers of verified tokens of the steps that draft."""
-
-    def __init__(self) -> None:
-        self.seen: Counter = Counter()
-
-    def program(self, step, inputs, static) -> None:
-        if (drafting := static.get("drafting")) is not None:
-            self.seen[drafting.width, drafting.num_tokens] += 1
-
-
 @pytest.mark.parametrize("driver", ["overlapped", "lockstep"])
 def test_the_text_does_not_depend_on_the_forms_of_steps(driver, monkeypatch):
     """Short and long requests, whose ends are staggered, with the form changing in every step."""
     use_known_costs(monkeypatch)
     turns = iter([Even(4), 4, 8, Even(4), 1] * 200)
     monkeypatch.setattr(AdaptiveWidth, "width", lambda self, batch, requests: next(turns))
-    engine, forms = golden_engine(adaptive=True, driver=driver, batch_sizes=(4,)), Forms()
+    engine, drafted = golden_engine(adaptive=True, driver=driver, batch_sizes=(4,)), Drafted()
     cases = trajectories()[:6]
     budgets = [budget(n) for n in (9, 60, 14, 45, 30, 52)]
-    with engine.observe(forms):
+    with engine.observe(drafted):
         outputs = engine.generate([case["prompt"] for case in cases], budgets)
     for output, case, wanted in zip(outputs, cases, budgets, strict=True):
         assert list(output.token_ids) == case["dflash_tokens"][: wanted.max_tokens]
-    assert set(forms.seen) == {(4, None), (8, 16), (8, None)}
+    forms = {(width, num_tokens) for _, width, num_tokens in drafted.seen}
+    assert forms == {(4, None), (8, 16), (8, None)}
     spec_steps = sum(output.stats.num_spec_steps for output in outputs)
     accepted = sum(output.stats.num_accepted_draft_tokens for output in outputs)
     assert accepted > spec_steps, "drafts of even steps are accepted as well"

@@ -13,7 +13,7 @@ from golden_pair import golden_engine
 from jaxspec.engine.setup.small_pieces import (
     FREE_PIECES,
     between_free_pieces,
-    keep_small_pieces,
+    spacers_on,
 )
 
 LARGE = 64 << 20
@@ -91,13 +91,13 @@ def test_between_two_kept_ones_one_is_free():
 
 
 def test_a_cpu_needs_none():
-    assert keep_small_pieces(1) == []
-    assert golden_engine().loop.device.kept == []
+    assert spacers_on(1) == []
+    assert golden_engine().loop.device.spacers == []
 
 
 @pytest.mark.gpu
 def test_on_a_gpu():
-    kept = keep_small_pieces(1)
+    kept = spacers_on(1)
     begins = lambda array: array.unsafe_buffer_pointer()
     choose, places, small = random.Random(0), set(), []
     for _ in range(60):

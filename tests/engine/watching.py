@@ -42,6 +42,17 @@ class SlotsTaken(StepObserver):
         self.slots |= {one.slot for one in self.engine.loop.ledger.running.values()}
 
 
+class Drafted(StepObserver):
+    """Widths of drafts and numbers of verified tokens of the steps that draft."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, int, int | None]] = set()
+
+    def program(self, step, inputs, static) -> None:
+        if (drafting := static.get("drafting")) is not None:
+            self.seen.add((step.__name__, drafting.width, drafting.num_tokens))
+
+
 def watch(engine: Engine) -> Watcher:
     """Watches the engine from now on."""
     watcher = Watcher(engine)

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from jaxspec.engine.adapt.even import tokens_each
 from jaxspec.engine.adapt.loop_costs import Size
 
-Chances = Float[np.ndarray, " drafts"]
+OwnSurvival = Float[np.ndarray, " drafts"]
 """For each draft of a request, the chance that it and all before it are accepted."""
 
 MEMORY = 0.95
@@ -65,8 +65,8 @@ class SharingGain:
         for any other step."""
         self._reading, self._begins = size, True
 
-    def add(self, num_drafts: int, accepted: int, survival: Chances) -> None:
-        """Adds the result of a request whose drafts had these chances."""
+    def add(self, num_drafts: int, accepted: int, survival: OwnSurvival) -> None:
+        """Adds the result of a request, for whose drafts this survival was estimated."""
         if self._reading is None:
             return
         _, width = self._reading

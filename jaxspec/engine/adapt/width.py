@@ -31,7 +31,7 @@ from jaxspec.engine.adapt.drafted import drafted_width
 from jaxspec.engine.adapt.even import Even, Width, tokens_each
 from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts, Size
 from jaxspec.engine.adapt.request_outcomes import RequestOutcomes
-from jaxspec.engine.adapt.sharing_gain import Chances, SharingGain
+from jaxspec.engine.adapt.sharing_gain import OwnSurvival, SharingGain
 from jaxspec.engine.adapt.step_times import StepTimes
 
 MARGIN = 0.02
@@ -123,8 +123,8 @@ class AdaptiveWidth:
         self.of_requests = RequestOutcomes(self.widths[-1] - 1) if shares_tokens else None
         """Outcomes of each request's drafts; None unless a step shares out its tokens."""
         self.sharing = SharingGain()
-        self.survival: dict[int, Chances] = {}
-        """Chances of the drafts of each request, when the last width was chosen."""
+        self.survival: dict[int, OwnSurvival] = {}
+        """What was estimated for each request when the last width was chosen."""
         self.long_run_rates = initial_rates(self.widths[-1] - 1)
         """Rates over all requests together. Those of places that are not verified are estimates."""
         self.outcomes: dict[int, deque[tuple[int, Outcome]]] = {}

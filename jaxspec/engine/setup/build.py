@@ -14,7 +14,7 @@ from jaxspec.engine.setup.placement import spread_params
 from jaxspec.engine.setup.pools import with_pools
 from jaxspec.engine.setup.processes import as_first_process
 from jaxspec.engine.setup.room import check_room, new_state
-from jaxspec.engine.setup.small_pieces import keep_small_pieces
+from jaxspec.engine.setup.small_pieces import spacers_on
 from jaxspec.engine.setup.step_costs import measure_costs
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
@@ -39,7 +39,7 @@ def build_loop(
     empty = with_inboxes(partial(new_state, models, plan, store), models)
     kind = ExchangingDevice if exchange_by_inboxes(models) else Device
     device = kind(models, params, empty(), store, options.step_timeout)
-    device.kept = keep_small_pieces(models.shards.count)
+    device.spacers = spacers_on(models.shards.count)
     host = METHODS[plan.method].host
     proposer = None if host is None else host(options)
     adaptive = None

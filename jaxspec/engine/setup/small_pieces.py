@@ -31,9 +31,9 @@ time. These are inputs, results that the host has not read, and the uploads that
 keeps. All pieces and what is kept between them take 12 MB."""
 
 
-def keep_small_pieces(devices: int) -> list[jax.Array]:
-    """Makes small free pieces in the memory of each of the first GPUs. They last as long as the
-    returned arrays, which lie between them. A CPU gives out memory in another way."""
+def spacers_on(devices: int) -> list[jax.Array]:
+    """Makes small free pieces in the memory of each of the first GPUs, and returns the arrays
+    between them. The pieces last as long as these. A CPU gives out memory in another way."""
     if jax.default_backend() != "gpu":
         return []
     return [

@@ -83,9 +83,9 @@ class Device:
         """Calls a function that may wait for the device, for no longer than a step may take."""
         self.clock = Clock()
         self.observers: list[StepObserver] = []
-        self.kept: Sequence[jax.Array] = ()
-        """Arrays that are never read, and whose places in memory keep small arrays apart from large
-        ones."""
+        self.spacers: Sequence[jax.Array] = ()
+        """Arrays that are never read. Between them small arrays find room, so that they do not move
+        large ones (`setup/small_pieces.py`)."""
         self.prepared: set[Hashable] = set()
         """Sizes of first steps whose programs were made ready."""
         self._has_told = False
@@ -155,7 +155,7 @@ class Device:
         """Frees all of the device's memory, except weights that others use as well. Nothing can run
         afterwards."""
         self.discard_state()
-        self.params, self.kept = {}, ()
+        self.params, self.spacers = {}, ()
         self.integers.cache_clear()
 
 
