@@ -18,6 +18,7 @@ from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Plan, shapes_for
 from jaxspec.engine.requests.request import NOT_FINITE
 from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.setup.step_costs import costs_beside
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Drafting, Models, PromptChunk, StepResult
 from jaxspec.engine.step.state import EngineState
@@ -456,9 +457,11 @@ def fake_engine(
     proposer = Guesser() if uses.host is not None else None
     sizes = plan.shapes.batch_sizes
     costs = {(batch, width): 1.0 for batch in sizes for width in plan.choices_of(batch)}
-    # Times are not learned, because runs with the same seeds must run the same lines.
-    chooser = AdaptiveWidth(costs, shares_tokens, learns_costs=False) if widths else None
-    loop = Loop(device, lambda: FakeState(plan), plan, None, proposer, chooser)
+    adaptive = None
+    if widths:
+        # Times are not learned, because runs with the same seeds must run the same lines.
+        adaptive = AdaptiveWidth(costs, shares_tokens, False, costs_beside(plan, costs))
+    loop = Loop(device, lambda: FakeState(plan), plan, None, proposer, adaptive)
     return Engine(loop, None, EngineOptions())
 
 

@@ -33,8 +33,9 @@ DRIVEN = [
 
 def generate(engine, prompts, params) -> list:
     """Widths are chosen anew in every run, by the same step times."""
-    if engine.loop.drafters.adaptive is not None:
-        engine.loop.drafters.adaptive = AdaptiveWidth(engine.loop.drafters.adaptive.costs)
+    if (before := engine.loop.drafters.adaptive) is not None:
+        costs, beside = before.costs, before.beside.costs
+        engine.loop.drafters.adaptive = AdaptiveWidth(costs, beside=beside)
     return engine.generate(prompts, params)
 
 

@@ -10,10 +10,10 @@ per second depends on how much the requests differ, and is seen only in steps th
 while even steps are chosen, one step in `SHARES_EVERY` shares out nevertheless.
 """
 
-import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float
@@ -27,6 +27,7 @@ from jaxspec.engine.adapt.acceptance_rates import (
     recent_rates,
     updated_rates,
 )
+from jaxspec.engine.adapt.beside import choose_width_beside
 from jaxspec.engine.adapt.drafted import drafted_width
 from jaxspec.engine.adapt.even import Even, Width, tokens_each
 from jaxspec.engine.adapt.loop_costs import Costs, LoopCosts, Size
@@ -44,9 +45,6 @@ TRIAL_SHARE = 0.01
 """Share of the time that trial drafts may cost while plain decoding is faster."""
 SHARES_EVERY = 16
 """One step in so many shares out its tokens while even steps are chosen."""
-LONGEST_BESIDE = 1.15
-"""A step that also reads part of a prompt may take this many times as long as one that does not.
-It verifies fewer drafts to keep to that, so that the streams of other requests go on evenly."""
 
 Survival = Float[np.ndarray, "batch drafts"]
 
@@ -98,25 +96,19 @@ def _tokens(
     return tokens_of_shares(survival[:, :places], budget if each > 1 else 0) + others
 
 
-def cost_of_tokens(batch: int, tokens: int, costs: Costs) -> float:
-    """Estimates the seconds of a step in which the target reads so many tokens in all, on the line
-    through the two nearest of the measured steps with drafts that are not even."""
-    of_batch = ((width, cost) for (size, width), cost in costs.items() if size == batch)
-    measured = sorted((width * batch, cost) for width, cost in of_batch if isinstance(width, int))
-    drafting = measured[1:]  # the first one is of width 1
-    if len(drafting) < 2:
-        return drafting[-1][1]
-    above = bisect.bisect([read for read, _ in drafting], tokens)
-    above = min(max(above, 1), len(drafting) - 1)
-    (fewer, less), (more, longer) = drafting[above - 1 : above + 1]
-    return less + (longer - less) * (tokens - fewer) / (more - fewer)
-
-
 class AdaptiveWidth:
     """Records how many drafts live requests accept, and chooses a width for every step."""
 
-    def __init__(self, costs: Costs, shares_tokens: bool = False, learns_costs: bool = True):
+    def __init__(
+        self,
+        costs: Costs,
+        shares_tokens: bool = False,
+        learns_costs: bool = True,
+        beside: Costs = MappingProxyType({}),
+    ):
         self.of_loop = LoopCosts(costs)
+        self.beside = LoopCosts(beside)
+        """What steps take that also read part of a prompt."""
         self.learns_costs = learns_costs
         self.times = StepTimes()
         self.widths = sorted({width for _, width in costs if isinstance(width, int)})
@@ -155,15 +147,21 @@ class AdaptiveWidth:
         return self.of_loop.costs
 
     def note_time(
-        self, size: Size | None, asked: float, came: float, another_was_launched: bool
+        self,
+        size: Size | None,
+        asked: float,
+        came: float,
+        another_was_launched: bool,
+        reads_prompt: bool = False,
     ) -> None:
         """Records how long a step took, if that is known, before its results are. `size` has its
-        batch size and the width that was chosen, None for a step that reads a prompt; the rest is
-        that of `StepTimes.took`."""
-        self.sharing.reads(size if size is not None and self._shares_out(size) else None)
+        batch size and the width that was chosen, None if the step does not decode; the rest is that
+        of `StepTimes.took`."""
+        shares_out = size is not None and not reads_prompt and self._shares_out(size)
+        self.sharing.reads(size if shares_out else None)
         took = self.times.took(asked, came, another_was_launched)
         if self.learns_costs and size is not None and took is not None:
-            self.of_loop.timed(size, took)
+            (self.beside if reads_prompt else self.of_loop).timed(size, took)
 
     def release(self, request: int) -> None:
         """Forgets a request."""
@@ -202,17 +200,9 @@ class AdaptiveWidth:
         self.even_steps = 0 if shares_out else self.even_steps + 1
         return tokens_each(chosen) if shares_out else chosen
 
-    def width_beside(self, batch: int, width: Width, prompt: int, widths: Sequence[int]) -> int:
-        """The width of a step that also reads `prompt` tokens of a prompt: the widest of `widths`,
-        up to the chosen `width`, with which the step is short enough. If there is none, the
-        narrowest. Only costs that were measured alike can be compared, and the loop corrects only
-        those of widths that it chooses."""
-        costs = self.of_loop.measured
-        longest = LONGEST_BESIDE * costs[batch, width]
-        seconds = {each: cost_of_tokens(batch, batch * each + prompt, costs) for each in widths}
-        widest = tokens_each(width)
-        short = [each for each in widths if each <= widest and seconds[each] <= longest]
-        return max(short, default=min(widths))
+    def width_beside(self, batch: int, width: Width) -> int:
+        """The width of a step that also reads part of a prompt, in place of the chosen `width`."""
+        return choose_width_beside(batch, width, self.costs, self.beside.costs)
 
     def _update_rates(self, speculating: Sequence[int]) -> Rates:
         """Returns the recent rates, and updates the long-run rates with them."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxspec.engine.plan.plan import DecodePrograms, Plan, Shapes
 from jaxspec.engine.requests.request import Request
-from jaxspec.engine.schedule.decode import DecodeInputs, device_width
+from jaxspec.engine.schedule.decode import DecodeChoice, DecodeInputs, device_width
 from jaxspec.engine.schedule.drafters import Drafters
 from jaxspec.engine.schedule.prefill import Allowance, choose_prefill
 from jaxspec.engine.schedule.record import Ledger
@@ -56,9 +56,9 @@ def tokens_to_read(request: Request) -> int:
     return len(request.prompt) + max(request.resumed - 1, 0) - request.begins_at
 
 
-def mixed_programs(
+def choose_mixed(
     plan: Plan, drafters: Drafters, ready: Sequence[Request], chosen: Request
-) -> DecodePrograms:
+) -> DecodeChoice:
     """The program that decodes these requests and reads a chunk of this one's prompt. In an engine
     that chooses widths, the chunk's tokens replace some of the drafts; in any other, requests
     verify whole blocks."""
@@ -66,9 +66,8 @@ def mixed_programs(
     width = plan.width
     if drafters.adaptive is not None and plan.widths_of(batch):
         alone = device_width(plan, drafters, ready, batch, wanted=True)
-        widths = plan.mixed_widths(batch)
-        width = drafters.adaptive.width_beside(batch, alone, plan.beside, widths)
-    return plan.mixed_programs(batch, width, draws)
+        width = drafters.adaptive.width_beside(batch, alone)
+    return DecodeChoice(plan.mixed_programs(batch, width, draws), (), (batch, width))
 
 
 def launch_mixed(

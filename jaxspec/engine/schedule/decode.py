@@ -46,9 +46,8 @@ class DecodeChoice:
     programs: DecodePrograms
     of_host: Sequence[Sequence[int]]
     """The drafts that the host proposes, by request; empty if it proposes none."""
-    size: Size | None = None
-    """The batch size, and the width that was chosen, which the programs may round up. None for a
-    step that also reads a prompt."""
+    size: Size
+    """The batch size, and the width that was chosen, which the programs may round up."""
 
 
 def choose_decode(plan: Plan, drafters: Drafters, requests: Sequence[Request]) -> DecodeChoice:

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 
 from jaxspec.engine.adapt.width import AdaptiveWidth
 from jaxspec.engine.plan.plan import Plan
+from jaxspec.engine.schedule.record import Launched
 from jaxspec.errors import one_line
 from jaxspec.proposers.methods import HostProposer
 
@@ -70,6 +71,16 @@ class Drafters:
         except Exception as error:
             return error
         return None
+
+
+def note_time(
+    adaptive: AdaptiveWidth, launched: Sequence[Launched], asked: float, came: float
+) -> None:
+    """Records when the host asked for the result of the first of these steps, and got it."""
+    step, *later = launched
+    if not step.same_program:
+        another = any(not one.same_program for one in later)
+        adaptive.note_time(step.size, asked, came, another, step.prompt_tokens > 0)
 
 
 def _complaint(request: int, error: Exception) -> str:

@@ -27,7 +27,10 @@ class Launched:
     prompt_tokens: int = 0
     """Prompt tokens that it computes, including padding; 0 for a decode step."""
     size: Size | None = None
-    """Batch size and chosen width of a decode step; None for any other step."""
+    """Batch size and chosen width of a decode step; None for a step that only reads prompts."""
+    same_program: bool = False
+    """Whether the program of the step before gave this result too: the tokens of requests that
+    decode in a step that also reads a prompt. The first of the two has the size."""
 
 
 @dataclasses.dataclass(frozen=True)

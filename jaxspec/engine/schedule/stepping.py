@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from jaxspec.engine.adapt.loop_costs import Size
 from jaxspec.engine.adapt.width import AdaptiveWidth
-from jaxspec.engine.plan.plan import DecodePrograms, Plan
+from jaxspec.engine.plan.plan import Plan
 from jaxspec.engine.requests.request import Request
 from jaxspec.engine.schedule import ledger
 from jaxspec.engine.schedule.admission import Seat, choose_seat
 from jaxspec.engine.schedule.beside import (
     choose_beside,
+    choose_mixed,
     is_ready,
     launch_mixed,
-    mixed_programs,
 )
 from jaxspec.engine.schedule.decode import (
     DecodeChoice,
@@ -25,7 +26,7 @@ from jaxspec.engine.schedule.decode import (
     decode_inputs,
     launch_decode,
 )
-from jaxspec.engine.schedule.drafters import Drafters
+from jaxspec.engine.schedule.drafters import Drafters, note_time
 from jaxspec.engine.schedule.pages import PageBook, new_book
 from jaxspec.engine.schedule.prefill import Allowance, Chunk, allowance_of, choose_prefill
 from jaxspec.engine.schedule.record import Launched, Ledger
@@ -233,14 +234,17 @@ class Stepping:
         inputs = prompt_chunk(chosen, chunk.batch, width, self.plan.num_slots, scored)
         self._note_read(self.device.run(prefill_step, inputs, draws=draws), chunk, chosen)
 
-    def _note_read(self, result: StepResult, chunk: Chunk, chosen: Sequence[Request]) -> None:
-        """Records that a program was launched which reads the next chunk of these prompts."""
+    def _note_read(
+        self, result: StepResult, chunk: Chunk, chosen: Sequence[Request], size: Size | None = None
+    ) -> None:
+        """Records that a program was launched which reads the next chunk of these prompts. `size`
+        is that of its decode step, if it also has one."""
         after = [replace(r, prefilled=min(r.prefilled + chunk.width, r.next_halt)) for r in chosen]
         for before, request in zip(chosen, after):
             self._tell_drafters(request, _newly_read(before, request))
         silent = frozenset(r.id for r in after if r.resumed or not r.is_prefilled)
         ids = tuple(request.id for request in after)
-        self._note_launched(Launched(ids, result, silent, chunk.tokens), after)
+        self._note_launched(Launched(ids, result, silent, chunk.tokens, size), after)
         for request in after:
             self._save_state(request)
 
@@ -252,23 +256,22 @@ class Stepping:
             chosen = self._choose_beside(ready)
         if chosen is None:
             return False
-        programs = mixed_programs(self.plan, self.drafters, ready, chosen)
-        if not is_ready(self.device, programs):
+        choice = choose_mixed(self.plan, self.drafters, ready, chosen)
+        if not is_ready(self.device, choice.programs):
             return False
-        self._decode_and_read(programs, ready, chosen)
+        self._decode_and_read(choice, ready, chosen)
         return True
 
-    def _decode_and_read(
-        self, programs: DecodePrograms, ready: list[Request], chosen: Request
-    ) -> None:
+    def _decode_and_read(self, choice: DecodeChoice, ready: list[Request], chosen: Request) -> None:
         """Launches the step. The prompt is recorded first: recording a decode step resets the count
         of tokens read since, to which this chunk must not be added."""
         self.tried = tuple(request.id for request in (*ready, chosen))
-        inputs = decode_inputs(self.device, self.plan, DecodeChoice(programs, ()), ready)
-        chunk = prompt_chunk([chosen], 1, programs.beside, self.plan.num_slots)
-        decoded, first = launch_mixed(self.device, programs, inputs, chunk)
-        self._note_read(first, Chunk(1, programs.beside, (0,)), [chosen])
-        self._note_launched(Launched(self.tried[:-1], decoded))
+        inputs = decode_inputs(self.device, self.plan, choice, ready)
+        tokens = choice.programs.beside
+        chunk = prompt_chunk([chosen], 1, tokens, self.plan.num_slots)
+        decoded, first = launch_mixed(self.device, choice.programs, inputs, chunk)
+        self._note_read(first, Chunk(1, tokens, (0,)), [chosen], choice.size)
+        self._note_launched(Launched(self.tried[:-1], decoded, same_program=True))
 
     def _choose_beside(self, ready: Sequence[Request]) -> Request | None:
         """The request whose prompt to read. None while drafts do not pay, because a step that also
@@ -327,7 +330,7 @@ class Stepping:
         asked, result = self.device.clock.now(), self.device.fetched(step.result)
         before, now = self.ledger, self.device.clock.now()
         if self.drafters.adaptive is not None:
-            self.drafters.adaptive.note_time(step.size, asked, now, len(before.launched) > 1)
+            note_time(self.drafters.adaptive, before.launched, asked, now)
         if result.prompt is not None:
             before = with_scores(before, step.requests, result.prompt)
         progress = list(progress_in(before, step, result, now, self.tokenizer))

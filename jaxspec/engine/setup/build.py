@@ -15,7 +15,7 @@ from jaxspec.engine.setup.pools import with_pools
 from jaxspec.engine.setup.processes import as_first_process
 from jaxspec.engine.setup.room import check_room, new_state
 from jaxspec.engine.setup.small_pieces import spacers_on
-from jaxspec.engine.setup.step_costs import measure_costs
+from jaxspec.engine.setup.step_costs import costs_beside, measure_costs
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.lateness import ExchangingDevice
@@ -46,5 +46,6 @@ def build_loop(
     if plan.widths:
         costs = as_first_process(measure_costs(device, plan))
         # Processes that each time their own steps would not choose the same widths.
-        adaptive = AdaptiveWidth(costs, plan.shares_tokens, learns_costs=jax.process_count() == 1)
+        learns = jax.process_count() == 1
+        adaptive = AdaptiveWidth(costs, plan.shares_tokens, learns, costs_beside(plan, costs))
     return Loop(device, empty, plan, tokenizer, proposer, adaptive)

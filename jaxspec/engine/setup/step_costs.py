@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from jaxspec.engine.adapt.beside import cost_of_tokens
 from jaxspec.engine.adapt.even import Width, tokens_each
 from jaxspec.engine.adapt.loop_costs import Costs, Size
 from jaxspec.engine.plan.plan import DecodePrograms, Plan
@@ -31,6 +32,17 @@ def measure_costs(device: Device, plan: Plan) -> Costs:
     return {
         size: min(seconds_per_call(partial(_run, device, plan, *size), CALLS, ROUNDS))
         for size in sizes
+    }
+
+
+def costs_beside(plan: Plan, costs: Costs) -> Costs:
+    """Estimated seconds of the steps that also read part of a prompt, by (batch, width). Measuring
+    them would make the engine wait for their programs, which no step needs."""
+    return {
+        (batch, width): cost_of_tokens(batch, batch * width + plan.beside, costs)
+        for batch in plan.mixed_sizes
+        if plan.widths_of(batch)
+        for width in plan.mixed_widths(batch)
     }
 
 
