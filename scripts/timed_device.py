@@ -162,14 +162,16 @@ class TimedDevice(Device):
         self.clock.milliseconds += self.times.per_program
         return getattr(self, step.__name__)(*map(_on_host, inputs), **static)
 
-    def admit_step(self, admission: Any) -> None:
+    def admit_step(self, packed: Any) -> None:
+        admission = packed.admission
         slots = np.asarray(admission.slots)
         self.clock.milliseconds += self.times.admission
         self.lengths[slots] = admission.lengths
         self.limits[slots] = admission.limits
         self.seeds[slots] = admission.sampling.seed
 
-    def prefill_step(self, chunk: Any, draws: bool) -> StepResult:
+    def prefill_step(self, packed: Any, draws: bool) -> StepResult:
+        chunk = packed.chunk
         slots, starts, counts = map(np.asarray, (chunk.slots, chunk.starts, chunk.counts))
         batch, width = np.shape(chunk.tokens)
         self.lengths[slots] = starts + counts
@@ -181,8 +183,9 @@ class TimedDevice(Device):
         return True
 
     def mixed_step(
-        self, slots: Any, num_drafts: Any, chunk: Any, drafting: Any, draws: bool
+        self, slots: Any, num_drafts: Any, packed: Any, drafting: Any, draws: bool
     ) -> tuple[StepResult, StepResult]:
+        chunk = packed.chunk
         [slot], [start], [count] = map(np.asarray, (chunk.slots, chunk.starts, chunk.counts))
         rows = np.size(chunk.tokens) // self.plan.width
         took = self.times.mixed(len(slots), rows, int(start * count))

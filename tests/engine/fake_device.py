@@ -10,6 +10,7 @@ import zlib
 
 import jax
 import numpy as np
+from unpacked import chunk_of
 
 from jaxspec.acceptance import accept
 from jaxspec.engine.adapt.width import AdaptiveWidth
@@ -20,7 +21,8 @@ from jaxspec.engine.requests.request import NOT_FINITE
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup.step_costs import costs_beside
 from jaxspec.engine.step.device import Device
-from jaxspec.engine.step.io import Drafting, Models, PromptChunk, StepResult
+from jaxspec.engine.step.io import Drafting, Models, StepResult
+from jaxspec.engine.step.packed import ADMISSION_COLUMNS, PackedChunk
 from jaxspec.engine.step.state import EngineState
 from jaxspec.layers.decoder import Decoder
 from jaxspec.layers.rope import Rope
@@ -239,7 +241,7 @@ class FakeDevice(Device):
     def _is_cursed(self, step: str, inputs: tuple) -> bool:
         if step in ("admit_step", "copy_step", "replace_step"):
             return False
-        chunks = [part for part in inputs if isinstance(part, PromptChunk)]
+        chunks = [chunk_of(part) for part in inputs if isinstance(part, PackedChunk)]
         slots = [] if step == "prefill_step" else np.asarray(inputs[0]).tolist()
         slots += [slot for chunk in chunks for slot in np.asarray(chunk.slots).tolist()]
         held = [self.state.read(self.state.cells, s, self.state.lengths[s]) for s in slots]
@@ -259,18 +261,20 @@ class FakeDevice(Device):
 
     # The steps
 
-    def admit_step(self, state, admission):
-        slots = np.asarray(admission.slots)
-        state.page_table[slots] = np.asarray(admission.pages)
-        state.lengths[slots] = np.asarray(admission.lengths)
-        state.limits[slots] = np.asarray(admission.limits)
-        hot = np.asarray(admission.sampling.temperature) > 0
-        state.seeds[slots] = np.where(hot, np.asarray(admission.sampling.seed) + 1, 0)
+    def admit_step(self, state, packed):
+        rows = np.asarray(packed.integers)
+        slots, lengths, limits, _, seeds = rows[:, :ADMISSION_COLUMNS].T
+        state.page_table[slots] = rows[:, ADMISSION_COLUMNS:]
+        state.lengths[slots] = lengths
+        state.limits[slots] = limits
+        hot = np.asarray(packed.fractions)[:, 0] > 0
+        state.seeds[slots] = np.where(hot, seeds.astype(np.uint32) + 1, 0)
 
     def copy_step(self, state, source, target):
         state.states[int(target)] = state.states[int(source)]
 
-    def prefill_step(self, state, chunk):
+    def prefill_step(self, state, packed):
+        chunk = chunk_of(packed)
         columns = chunk.slots, chunk.starts, chunk.counts, chunk.known
         rows = zip(*(np.asarray(x).tolist() for x in columns))
         said = []
@@ -384,10 +388,11 @@ class FakeDevice(Device):
         verified = self.verify_step(state, slots, drafts, drafting and drafting.num_tokens)
         return self.accept_step(state, slots, drafts, verified)
 
-    def mixed_step(self, state, slots, num_drafts, chunk, drafting):
+    def mixed_step(self, state, slots, num_drafts, packed, drafting):
         """The chunk is read before the requests commit, and its own slot commits after them."""
-        assert not {*np.asarray(chunk.slots).tolist()} & {*np.asarray(slots).tolist()}
-        first = self.prefill_step(state, chunk)
+        chunk = chunk_of(packed)
+        assert not {*chunk.slots.tolist()} & {*np.asarray(slots).tolist()}
+        first = self.prefill_step(state, packed)
         return self.decode_step(state, slots, num_drafts, drafting), first
 
 

@@ -144,7 +144,7 @@ def test_a_shape_that_always_fails_does_not_stop_the_others_for_ever():
     run = engine.loop.device.run
 
     def failing(step, *inputs, **static):
-        if step is prefill_step and len(inputs[0].slots) > 1:
+        if step is prefill_step and len(inputs[0].integers) > 1:
             object.__setattr__(engine.loop.device.state, "deleted", True)
             raise OUT_OF_MEMORY
         return run(step, *inputs, **static)

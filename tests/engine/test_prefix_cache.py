@@ -7,6 +7,7 @@ import pytest
 from book_checks import check_book, check_contents
 from fake_device import continuation, fake_engine
 from golden_pair import budget
+from unpacked import chunk_of
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.schedule import page_index
@@ -36,7 +37,7 @@ def read_by(engine: Engine) -> list[int]:
 
     def counting(step, *inputs, **static):
         if step is prefill_step:
-            counts.append(int(sum(inputs[0].counts)))
+            counts.append(int(sum(chunk_of(inputs[0]).counts)))
         return run(step, *inputs, **static)
 
     engine.loop.device.run = counting

@@ -11,6 +11,7 @@ from golden_pair import budget, golden_engine, opened, trajectories
 from watching import watch
 
 from jaxspec.engine.setup.warmup import every_program
+from jaxspec.engine.step.packed import CHUNK_COLUMNS
 from jaxspec.models.whole_sequences import target_logits
 from jaxspec.sampling import PIECE
 from jaxspec.sampling.logprobs import top_logprobs, top_logprobs_in_pieces
@@ -155,7 +156,8 @@ def programs(scores: bool) -> dict[bool, list]:
     programs = engine.loop.device.programs
     for program in every_program(programs, engine.plan, draws=False, scores=scores):
         if program.name == "prefill_step":
-            of[program.inputs[0].following is not None].append(program.traced.jaxpr)
+            rows, width = program.inputs[0].integers, program.inputs[0].width
+            of[rows.shape[1] > CHUNK_COLUMNS + width].append(program.traced.jaxpr)
     return of
 
 

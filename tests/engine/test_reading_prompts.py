@@ -8,6 +8,7 @@ from fake_device import continuation, fake_engine
 from golden_pair import ALL_SIZES, HOUSE, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unpacked import chunk_of
 
 from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import Shapes, shapes_for
@@ -156,8 +157,9 @@ class Programs(StepObserver):
 
     def program(self, step, inputs, static):
         if step.__name__ == "prefill_step":
-            rows = zip(inputs[0].tokens, inputs[0].counts)
-            self.ran.append((inputs[0].tokens.size, [int(row[0]) for row, count in rows if count]))
+            chunk = chunk_of(inputs[0])
+            rows = zip(chunk.tokens, chunk.counts)
+            self.ran.append((chunk.tokens.size, [int(row[0]) for row, count in rows if count]))
         elif step.__name__ in ("decode_step", "verify_step"):
             self.ran.append(None)
 
@@ -362,7 +364,7 @@ class Admissions(StepObserver):
 
     def program(self, step, inputs, static) -> None:
         if step.__name__ == "admit_step":
-            self.slots.append(inputs[0].slots.tolist())
+            self.slots.append(inputs[0].integers[:, 0].tolist())
 
 
 def test_requests_that_come_together_get_their_slots_by_one_program():

@@ -6,6 +6,7 @@ import pytest
 from book_checks import check_book, check_contents, check_states
 from fake_device import continuation, fake_engine
 from golden_pair import budget
+from unpacked import chunk_of
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.step.steps import copy_step, prefill_step
@@ -44,7 +45,7 @@ def runs_of(engine: Engine) -> list[tuple]:
 
     def watched(step, *inputs, **static):
         if step is prefill_step:
-            runs.append((int(inputs[0].starts[0]), int(inputs[0].counts[0])))
+            runs.append((int(chunk_of(inputs[0]).starts[0]), int(chunk_of(inputs[0]).counts[0])))
         if step is copy_step:
             runs.append(tuple(map(int, inputs)))
         return run(step, *inputs, **static)

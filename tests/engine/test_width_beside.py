@@ -1,6 +1,7 @@
 """The width of a step that also reads a chunk of a prompt, so that it hardly takes longer."""
 
 import pytest
+from fake_device import WIDTH, fake_engine
 
 from jaxspec.engine.adapt.beside import LONGEST_BESIDE, cost_of_tokens
 from jaxspec.engine.adapt.even import Width
@@ -10,7 +11,6 @@ from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.observer import StepObserver
 from jaxspec.engine.step.steps import decode_step, prefill_step
-from tests.engine.fake_device import WIDTH, fake_engine
 
 SECONDS: dict[Width, float] = {1: 5.0, 4: 7.0, 8: 9.0, 16: 17.0}
 """A step of 32 requests, by its width; from width 8 on it takes 1/32 longer per token."""

@@ -19,8 +19,9 @@ from jaxspec.engine.schedule.drafters import Drafters
 from jaxspec.engine.schedule.prefill import Allowance, choose_prefill
 from jaxspec.engine.schedule.record import Ledger
 from jaxspec.engine.step.device import Device, Runs
-from jaxspec.engine.step.io import PromptChunk, StepResult
+from jaxspec.engine.step.io import StepResult
 from jaxspec.engine.step.mixed import mixed_step
+from jaxspec.engine.step.packed import PackedChunk
 from jaxspec.engine.step.upload import prompt_chunk
 
 MOST_STEPS = 8
@@ -71,7 +72,7 @@ def choose_mixed(
 
 
 def launch_mixed(
-    device: Runs, programs: DecodePrograms, inputs: DecodeInputs, chunk: PromptChunk
+    device: Runs, programs: DecodePrograms, inputs: DecodeInputs, chunk: PackedChunk
 ) -> tuple[StepResult, StepResult]:
     """Runs the step or, with a `Tracer`, traces its program. Returns the result of the requests
     that decode and that of the prompt."""
@@ -86,10 +87,10 @@ def is_ready(device: Device, programs: DecodePrograms) -> bool:
 
 
 @functools.lru_cache
-def shapes_of_inputs(programs: DecodePrograms) -> tuple[DecodeInputs, PromptChunk]:
+def shapes_of_inputs(programs: DecodePrograms) -> tuple[DecodeInputs, PackedChunk]:
     """The shapes of the step's inputs."""
 
-    def inputs() -> tuple[DecodeInputs, PromptChunk]:
+    def inputs() -> tuple[DecodeInputs, PackedChunk]:
         integers = jnp.zeros(programs.batch, jnp.int32)
         return DecodeInputs(integers, integers, None), prompt_chunk([], 1, programs.beside, 0)
 

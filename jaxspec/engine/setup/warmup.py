@@ -17,11 +17,10 @@ from jaxspec.engine.schedule.decode import DecodeInputs, launch_decode
 from jaxspec.engine.schedule.prefill import chunks_of
 from jaxspec.engine.step.compiled import Program, Programs
 from jaxspec.engine.step.device import Device, Runs, Tracer
-from jaxspec.engine.step.io import Admission
+from jaxspec.engine.step.packed import ADMISSION_COLUMNS, PackedAdmission
 from jaxspec.engine.step.steps import admit_step, copy_step, prefill_step
 from jaxspec.engine.step.upload import prompt_chunk
 from jaxspec.proposers.device import no_drafts
-from jaxspec.sampling import SlotSampling
 from pallas_kernels.kept import lowered_by_workers
 
 COMPILERS = 8
@@ -139,13 +138,11 @@ def _decode_inputs(programs: DecodePrograms) -> DecodeInputs:
     return jax.eval_shape(inputs)
 
 
-def _admission(plan: Plan) -> Admission:
-    def admission() -> Admission:
-        batch, recalled = plan.admitted_at_once, plan.recalled_positions
-        integers, numbers = jnp.zeros(batch, jnp.int32), jnp.zeros(batch, jnp.float32)
-        sampling = SlotSampling(numbers, integers, numbers, numbers, jnp.zeros(batch, jnp.uint32))
-        pages = jnp.zeros((batch, plan.max_pages), jnp.int32)
-        tokens = None if recalled is None else jnp.zeros((batch, recalled), jnp.int32)
-        return Admission(integers, pages, integers, integers, sampling, tokens)
+def _admission(plan: Plan) -> PackedAdmission:
+    def admission() -> PackedAdmission:
+        batch = plan.admitted_at_once
+        columns = ADMISSION_COLUMNS + plan.max_pages + (plan.recalled_positions or 0)
+        integers, fractions = jnp.zeros((batch, columns), jnp.int32), jnp.zeros((batch, 3))
+        return PackedAdmission(integers, fractions, plan.max_pages)
 
     return jax.eval_shape(admission)

@@ -28,6 +28,7 @@ from jaxspec.engine.step.forward import (
     verified_drafts,
 )
 from jaxspec.engine.step.io import Drafting, Models, PromptChunk, StepResult, Verified
+from jaxspec.engine.step.packed import PackedChunk
 from jaxspec.engine.step.state import EngineState
 from jaxspec.engine.step.steps import accept_step, draft_step
 from jaxspec.proposers.device import Drafts, Params, no_drafts
@@ -41,14 +42,14 @@ def mixed_step(
     state: EngineState,
     slots: Slots,
     num_drafts: Int[Array, " batch"],
-    chunk: PromptChunk,
+    packed: PackedChunk,
     *,
     drafting: Drafting | None,
     draws: bool,
 ) -> tuple[EngineState, tuple[StepResult, StepResult]]:
     """A decode step of every request, in which the target also reads a chunk of one prompt, a whole
     number of rows. Returns the result of a decode step and that of a prefill step."""
-    drafts = no_drafts(slots.size)
+    chunk, drafts = packed.chunk, no_drafts(slots.size)
     if drafting is not None:
         state, drafts = draft_step(models, params, state, slots, num_drafts, drafting=drafting)
         drafts = _filled(drafts, row_width(drafting.width, chunk.tokens.size) - 1)

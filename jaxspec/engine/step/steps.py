@@ -55,6 +55,7 @@ from jaxspec.engine.step.io import (
     StepResult,
     Verified,
 )
+from jaxspec.engine.step.packed import PackedAdmission, PackedChunk
 from jaxspec.engine.step.state import EngineState
 from jaxspec.proposers.device import (
     DraftInputs,
@@ -69,9 +70,10 @@ Slots = Int[Array, " batch"]
 
 
 def admit_step(
-    models: Models, params: Params, state: EngineState, admission: Admission
+    models: Models, params: Params, state: EngineState, packed: PackedAdmission
 ) -> tuple[EngineState, None]:
     """Gives slots to requests. At least the last token of each prompt is still to be read."""
+    admission = packed.admission
     put = lambda entries, new: entries.at[admission.slots].set(new)
     admitted = dataclasses.replace(
         state,
@@ -98,10 +100,11 @@ def copy_step(
 
 
 def prefill_step(
-    models: Models, params: Params, state: EngineState, chunk: PromptChunk, *, draws: bool
+    models: Models, params: Params, state: EngineState, packed: PackedChunk, *, draws: bool
 ) -> tuple[EngineState, StepResult]:
     """Reads a chunk of every prompt. If a prompt ends with its chunk, the target's token after it
     is the first output token."""
+    chunk = packed.chunk
     with jax.named_scope("prefill"):
         block = chunk_block(models, state, chunk)
         hidden, features, cache = read_block(models, params, state, chunk.tokens, block)

@@ -10,8 +10,13 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec.engine.requests.request import Request, TokenLogprobs
-from jaxspec.engine.step.io import Admission, PromptChunk
-from jaxspec.sampling import SlotSampling, TopLogprobs
+from jaxspec.engine.step.packed import (
+    ADMISSION_COLUMNS,
+    CHUNK_COLUMNS,
+    PackedAdmission,
+    PackedChunk,
+)
+from jaxspec.sampling import TopLogprobs
 
 
 def token_block(
@@ -26,34 +31,24 @@ def token_block(
 
 def prompt_chunk(
     requests: Sequence[Request], batch: int, width: int, padding_slot: int, scored: bool = False
-) -> PromptChunk:
+) -> PackedChunk:
     """The next `width` unread tokens of every request's prompt, or fewer up to its next halt.
     `scored` says whether log probabilities of the prompts are returned."""
-    slots, tokens = np.full(batch, padding_slot, np.int32), np.zeros((batch, width), np.int32)
-    starts, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
-    known = np.full(batch, -1, np.int32)
-    for i, request in enumerate(requests):
+    parts = 2 if scored else 1
+    rows = np.zeros((batch, CHUNK_COLUMNS + parts * width), np.int32)
+    rows[:, :CHUNK_COLUMNS] = padding_slot, 0, 0, -1
+    for row, request in zip(rows, requests):
         assert request.slot is not None, "a prompt is read by a request with a slot"
-        end = min(request.prefilled + width, request.next_halt)
-        unread = request.context[request.prefilled : end]
-        slots[i] = request.slot
-        tokens[i, : len(unread)] = unread
-        starts[i] = request.prefilled
-        counts[i] = len(unread)
-        known[i] = -1 if request.known_next is None else request.known_next
-    following = _following(requests, batch, width) if scored else None
-    return PromptChunk(*jax.device_put((slots, tokens, starts, counts, known, following)))
-
-
-def _following(
-    requests: Sequence[Request], batch: int, width: int
-) -> Int[np.ndarray, "{batch} {width}"]:
-    """The prompt's token after each token of a chunk."""
-    following = np.zeros((batch, width), np.int32)
-    for line, request in zip(following, requests):
-        after = request.prompt[request.prefilled + 1 : request.prefilled + 1 + width]
-        line[: len(after)] = after
-    return following
+        begin, end = request.prefilled, min(request.prefilled + width, request.next_halt)
+        unread = request.context[begin:end]
+        known = -1 if request.known_next is None else request.known_next
+        row[:CHUNK_COLUMNS] = request.slot, begin, len(unread), known
+        tokens, following = row[CHUNK_COLUMNS:][:width], row[CHUNK_COLUMNS + width :]
+        tokens[: len(unread)] = unread
+        if scored:
+            after = request.prompt[begin + 1 : begin + 1 + width]
+            following[: len(after)] = after
+    return PackedChunk(jax.device_put(rows), width)
 
 
 def admission_of(
@@ -62,34 +57,30 @@ def admission_of(
     batch: int,
     max_pages: int,
     recalled_positions: int | None,
-) -> Admission:
+) -> PackedAdmission:
     """The entries of up to `batch` requests in the engine's state. With `recalled_positions`, they
     include the tokens that are in the cache already, padded to so many."""
-    rows = [*range(len(requests))] + [0] * (batch - len(requests))
-    some, params = [requests[row] for row in rows], [requests[row].params for row in rows]
-    table, tokens = np.zeros((batch, max_pages), np.int32), None
-    for line, row in zip(table, rows):
-        line[: len(pages[row])] = pages[row]
-    if recalled_positions is not None:
-        tokens = np.zeros((batch, recalled_positions), np.int32)
-        for line, request in zip(tokens, some):
-            line[: request.prefilled] = request.context[: request.prefilled]
-    slots, table, lengths, tokens, limits, temperature, top_k, top_p, min_p, seed = jax.device_put(
-        (
-            np.array([request.slot for request in some], np.int32),
-            table,
-            np.array([request.prefilled for request in some], np.int32),
-            tokens,
-            np.array([request.length_limit for request in some], np.int32),
-            np.array([one.temperature for one in params], np.float32),
-            np.array([one.top_k for one in params], np.int32),
-            np.array([one.top_p for one in params], np.float32),
-            np.array([one.min_p for one in params], np.float32),
-            np.array([request.seed for request in some], np.uint32),
+    columns = ADMISSION_COLUMNS + max_pages + (recalled_positions or 0)
+    rows, fractions = np.zeros((batch, columns), np.int32), np.zeros((batch, 3), np.float32)
+    for i in range(batch):
+        one = i if i < len(requests) else 0  # entries without a request repeat the first one
+        request, params = requests[one], requests[one].params
+        assert request.slot is not None, "an admitted request has a slot"
+        seed = int(np.uint32(request.seed).view(np.int32))
+        rows[i, :ADMISSION_COLUMNS] = (
+            request.slot,
+            request.prefilled,
+            request.length_limit,
+            params.top_k,
+            seed,
         )
-    )
-    sampling = SlotSampling(temperature, top_k, top_p, min_p, seed)
-    return Admission(slots, table, lengths, limits, sampling, tokens)
+        fractions[i] = params.temperature, params.top_p, params.min_p
+        several = rows[i, ADMISSION_COLUMNS:]
+        several[: len(pages[one])] = pages[one]
+        if recalled_positions is not None:
+            several[max_pages:][: request.prefilled] = request.context[: request.prefilled]
+    integers, fractions = jax.device_put((rows, fractions))
+    return PackedAdmission(integers, fractions, max_pages)
 
 
 def logprobs_of(
