@@ -5,6 +5,8 @@ stream, norms, features, tokens, lengths) is whole on every device, and has equa
 
     x --norm--> qkv of own heads --> attention over own heads' pages --> out of own heads --sum--> x
     x --norm--> gate and up of own inner numbers --> down of own inner numbers --sum--> x
+    token --> its row, which every device has --> x
+    if the embedding is also the head:
     token --> its row if this device has it, else zeros --sum--> x
     x --> logits of own part of the vocabulary --> the best of each device --> the best of all
 
