@@ -45,6 +45,13 @@ def everywhere(count: int) -> NamedSharding:
     return NamedSharding(mesh_of(count), PartitionSpec())
 
 
+def place_of_uploads(count: int) -> NamedSharding | None:
+    """Where an array is put that every device reads whole. If it lay on one of them, every program
+    that reads it would copy it to the others again. None if there is one device or if there are
+    several processes, which would wait for each other to agree on every upload."""
+    return None if count == 1 or jax.process_count() > 1 else everywhere(count)
+
+
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """How one parameter is spread over the devices."""

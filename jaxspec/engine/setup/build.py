@@ -19,6 +19,7 @@ from jaxspec.engine.setup.step_costs import costs_beside, measure_costs
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.lateness import ExchangingDevice
+from jaxspec.models.sharding import place_of_uploads
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
@@ -32,7 +33,8 @@ def build_loop(
     params = spread_params(models, params)
     synthetic = synthetic_of(options.synthetic_acceptance, plan.block_size - 1)
     if synthetic is not None:
-        params = params | {"synthetic": synthetic.on_device}
+        place = place_of_uploads(models.shards.count)
+        params = params | {"synthetic": jax.device_put(synthetic.on_device, place)}
     plan = with_pools(models, params, plan, options)
     check_room(models, plan)
     store = open_store(options.cache_dir)

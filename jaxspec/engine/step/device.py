@@ -19,7 +19,7 @@ from jaxspec.engine.step.io import Models, Verified
 from jaxspec.engine.step.observer import Step, StepObserver
 from jaxspec.engine.step.state import EngineState
 from jaxspec.engine.step.waiting import within
-from jaxspec.models.sharding import everywhere
+from jaxspec.models.sharding import place_of_uploads
 from jaxspec.proposers.device import Drafts, Params
 
 log = logging.getLogger("jaxspec")
@@ -89,9 +89,7 @@ class Device:
         self.prepared: set[Hashable] = set()
         """Sizes of first steps whose programs were made ready."""
         self._has_told = False
-        count = models.shards.count
-        # Not with several processes: these would wait for each other, to agree on every upload.
-        place = None if count == 1 or jax.process_count() > 1 else everywhere(count)
+        place = place_of_uploads(models.shards.count)
         self.integers = lru_cache(maxsize=256)(partial(_upload, place=place))
         """Uploads a tuple of integers, padded to a shape. Recent uploads are cached."""
 

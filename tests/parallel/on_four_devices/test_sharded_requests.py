@@ -56,6 +56,13 @@ def test_steps_that_share_out_their_tokens():
     assert not any(one.error for one in adaptive)
 
 
+def test_what_every_step_reads_lies_on_every_device():
+    """Otherwise each step would copy it to the others."""
+    device = wide_engine(4, synthetic_acceptance=3.0).loop.device
+    read = [*jax.tree.leaves((device.params, device.state)), device.integers((0,), (1,), 0)]
+    assert {len(array.devices()) for array in read} == {4}
+
+
 def test_memory_is_divided():
     """Each device has a quarter of pages and matrices, and all of what is small."""
     whole, spread = wide_engine(1).loop.device, wide_engine(4).loop.device
