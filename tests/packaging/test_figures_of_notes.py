@@ -559,9 +559,12 @@ def h100() -> list[Table]:
     named = {
         "8B-FP8": "qwen3-8b-fp8",
         "8B-FP8, activations in 8 bits": "qwen3-8b-fp8-activations",
+        "8B-FP8, drafter in 8 bits": "qwen3-8b-fp8-drafter",
         "8B-FP8, activations and drafter in 8 bits": "qwen3-8b-fp8-activations-drafter",
         "4B-FP8": "qwen3-4b-fp8",
         "4B-FP8, activations in 8 bits": "qwen3-4b-fp8-activations",
+        "4B-FP8, drafter in 8 bits": "qwen3-4b-fp8-drafter",
+        "4B-FP8, activations and drafter in 8 bits": "qwen3-4b-fp8-activations-drafter",
     }
     nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
     programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]

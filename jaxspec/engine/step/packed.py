@@ -42,7 +42,7 @@ class PackedAdmission:
 
     integers: Int[Array, "batch columns"]
     """A row per request."""
-    fractions: Float[Array, "batch 3"]
+    fractions: Float[Array, "batch entries"]
     """Temperature, top_p and min_p of every request."""
     max_pages: int = dataclasses.field(metadata={"static": True})
     """Pages of each request. Rows that are longer have the tokens in these pages, too."""
@@ -58,6 +58,6 @@ class PackedAdmission:
 
 def _split(
     columns: Int[Array, "batch columns"], first: int
-) -> tuple[Int[Array, "batch first"], Int[Array, "batch others"] | None]:
+) -> tuple[Int[Array, "batch {first}"], Int[Array, "batch entries"] | None]:
     """The first columns, and the others if there are any."""
     return columns[:, :first], columns[:, first:] if columns.shape[1] > first else None
