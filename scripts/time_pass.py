@@ -94,8 +94,7 @@ class Timeline:
 
 def named(step: Step, inputs: tuple[Any, ...]) -> str:
     if step is prefill_step:
-        batch, width = np.shape(inputs[0].tokens)
-        return f"prefill {batch} x {width}"
+        return f"prefill {len(inputs[0].integers)} x {inputs[0].width}"
     return f"{NAMED[step]} {inputs[0].size}"
 
 
