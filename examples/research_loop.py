@@ -25,6 +25,7 @@ from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Admission, Drafting, PromptChunk, Verified
+from jaxspec.engine.step.packed import packed_admission, packed_chunk
 from jaxspec.engine.step.state import empty_state
 from jaxspec.engine.step.steps import (
     admit_step,
@@ -116,7 +117,8 @@ def seated(opened: Opened, length: int) -> Device:
         temperature=0 * whole, top_k=zero, top_p=whole, min_p=0 * whole, seed=jnp.zeros(1, "uint32")
     )
     all_pages = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
-    device.run(admit_step, Admission(zero, all_pages, zero, jnp.array([length]), greedy))
+    admission = Admission(zero, all_pages, zero, jnp.array([length]), greedy)
+    device.run(admit_step, packed_admission(admission))
     return device
 
 
@@ -124,7 +126,7 @@ def read_prompt(device: Device, prompt: list[int]) -> int:
     """Reads the prompt and returns the token after it."""
     one = lambda value: jnp.array([value], jnp.int32)
     chunk = PromptChunk(one(SLOT), jnp.array([prompt], jnp.int32), one(0), one(len(prompt)))
-    return int(device.run(prefill_step, chunk, draws=False).tokens[0, 0])
+    return int(device.run(prefill_step, packed_chunk(chunk), draws=False).tokens[0, 0])
 
 
 def main(argv: list[str] | None = None) -> Generation:

@@ -182,7 +182,7 @@ class Instant(Programs):
     ) -> StepResult | None:
         if step.__name__ == "admit_step":
             return None
-        batch = (inputs[0].slots if step.__name__ == "prefill_step" else inputs[0]).size
+        batch = len(inputs[0].integers if step.__name__ == "prefill_step" else inputs[0])
         drafting = static.get("drafting")
         width = drafting.width if drafting else 1
         emitted = np.full(batch, min(width, EMITTED), np.int32)

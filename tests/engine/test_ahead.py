@@ -141,12 +141,13 @@ def test_nothing_is_begun_any_more_at_the_end(making, monkeypatch, name):
     assert making.is_held.wait(SECONDS)
     [thread] = [one for one in threading.enumerate() if one.name == NAME]
     timer = threading.Timer(0.2, making.go_on.set)
+    if name == "interpreter":
+        monkeypatch.setattr(threading, "main_thread", lambda: timer)
     timer.start()
     if name == "close":
         engine.close()
         assert making.go_on.is_set() and not thread.is_alive(), "close did not wait"
     else:
-        monkeypatch.setattr(threading, "main_thread", lambda: timer)
         timer.join()
         thread.join(SECONDS)
         monkeypatch.undo()

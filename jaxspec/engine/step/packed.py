@@ -56,6 +56,23 @@ class PackedAdmission:
         return Admission(slots, pages, lengths, limits, sampling, tokens)
 
 
+def packed_chunk(chunk: PromptChunk) -> PackedChunk:
+    known = jnp.full_like(chunk.slots, -1) if chunk.known is None else chunk.known
+    columns = jnp.stack([chunk.slots, chunk.starts, chunk.counts, known], axis=1)
+    several = [chunk.tokens] if chunk.following is None else [chunk.tokens, chunk.following]
+    return PackedChunk(jnp.concatenate([columns, *several], axis=1), chunk.tokens.shape[1])
+
+
+def packed_admission(admission: Admission) -> PackedAdmission:
+    sampling, pages = admission.sampling, admission.pages
+    seed = sampling.seed.astype(jnp.int32)
+    integers = admission.slots, admission.lengths, admission.limits, sampling.top_k, seed
+    several = [pages] if admission.tokens is None else [pages, admission.tokens]
+    rows = jnp.concatenate([jnp.stack(integers, axis=1), *several], axis=1)
+    fractions = jnp.stack([sampling.temperature, sampling.top_p, sampling.min_p], axis=1)
+    return PackedAdmission(rows, fractions, pages.shape[1])
+
+
 def _split(
     columns: Int[Array, "batch columns"], first: int
 ) -> tuple[Int[Array, "batch {first}"], Int[Array, "batch entries"] | None]:
