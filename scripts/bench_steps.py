@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from measuring import about, milliseconds_per_call, write_json
 from steady import occupied_device, random_prompts, step_until_all_decode
 
@@ -28,7 +27,8 @@ from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.step.device import Device
-from jaxspec.engine.step.packed import PackedChunk
+from jaxspec.engine.step.io import PromptChunk
+from jaxspec.engine.step.packed import packed_chunk
 from jaxspec.engine.step.steps import decode_step, draft_step, prefill_step, verify_step
 from jaxspec.measure.compile_clock import CompileClock
 from jaxspec.measure.engines import random_pair, without_drafter
@@ -253,13 +253,15 @@ def prefill(options: argparse.Namespace, pair: Opened) -> dict[str, float]:
     slots, tokens = options.prefill
     sizes = {"concurrency": [slots], "prompt": tokens, "max_model_len": tokens + 64}
     engine = build_engine(argparse.Namespace(**vars(options) | sizes), pair, "plain")
-    head = [
-        [slot, 0, tokens, -1] for slot in range(slots)
-    ]  # from the start, the token after unknown
-    rows = np.concatenate([np.array(head), np.full((slots, tokens), 7)], axis=1)
-    chunk = PackedChunk(jax.device_put(rows.astype(np.int32)), tokens)
+    chunk = PromptChunk(
+        slots=jnp.arange(slots, dtype=jnp.int32),
+        tokens=jnp.full((slots, tokens), 7, jnp.int32),
+        starts=jnp.zeros(slots, jnp.int32),
+        counts=jnp.full(slots, tokens, jnp.int32),
+    )
+    packed = packed_chunk(chunk)
     with occupied_device(engine, slots, context=0) as device:
-        call = lambda: device.run(prefill_step, chunk, draws=False)
+        call = lambda: device.run(prefill_step, packed, draws=False)
         jax.block_until_ready(call())
         milliseconds = milliseconds_per_call(call, 3)["median"]
     of_layers = [part for name, part in pair.params["target"].items() if "layers_" in name]

@@ -28,9 +28,9 @@ class SyntheticAcceptance:
         return 1.0 + sum(itertools.accumulate(self.conditional_rates, operator.mul))
 
     @property
-    def on_device(self) -> Float[Array, " drafts"]:
-        """The rates as the steps read them."""
-        return jax.device_put(np.array(self.conditional_rates, np.float32))
+    def rates(self) -> Float[np.ndarray, " drafts"]:
+        """The rates as the steps read them, on the host."""
+        return np.array(self.conditional_rates, np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +45,9 @@ class MixedAcceptance:
         return sum(kind.mean_length for kind in self.kinds) / len(self.kinds)
 
     @property
-    def on_device(self) -> Float[Array, "kinds drafts"]:
-        """The rates as the steps read them."""
-        rates = [kind.conditional_rates for kind in self.kinds]
-        return jax.device_put(np.array(rates, np.float32))
+    def rates(self) -> Float[np.ndarray, "kinds drafts"]:
+        """The rates as the steps read them, on the host."""
+        return np.array([kind.conditional_rates for kind in self.kinds], np.float32)
 
 
 def from_rates(rates: Sequence[int | float], num_drafts: int) -> SyntheticAcceptance:

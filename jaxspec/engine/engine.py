@@ -26,6 +26,7 @@ from jaxspec.engine.setup.describe import engine_in_words
 from jaxspec.engine.setup.kernels_used import kept_kernel_uses
 from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.memory import peak_bytes
+from jaxspec.engine.setup.placement import with_synthetic
 from jaxspec.engine.setup.rehearsal import first_runs_are_slow, rehearse
 from jaxspec.engine.setup.warmup import compile_side_by_side, every_program, for_first_prompts
 from jaxspec.engine.stats.engine_stats import EngineStats
@@ -314,9 +315,10 @@ class Engine(TextGeneration):
         are inputs of the programs, so nothing is compiled again unless the number of kinds of
         requests changes."""
         self.loop.refuse_if_closed()
-        if not self.loop.device.models.synthetic:
+        device = self.loop.device
+        if not device.models.synthetic:
             raise UsageError("the engine was made without synthetic_acceptance; make it with some")
-        self.loop.device.use_params(self.params | {"synthetic": acceptance.on_device})
+        device.use_params(with_synthetic(self.params, acceptance, device.models.shards.count))
 
     def _that_fit(self, prompts: list[Prompt], params: SamplingParams) -> list[tuple[int, ...]]:
         """Token ids of the prompts that fit into the engine; raises a UsageError if none does."""

@@ -28,8 +28,8 @@ class LanguageModel(nn.Module):
         config, decoder = self.config, self.config.decoder
         whole = Axis("vocab", config.vocab_size)
         vocab = whole.cut(decoder.shards)
-        # Every device has all of an embedding that is not also the head: 0.6 GB for each further
-        # device in place of a sum over the devices each time tokens are embedded.
+        # Every device has all of an embedding that is not also the head. That takes memory, but
+        # devices need not add up anything when tokens are embedded.
         embedded = vocab if config.tie_word_embeddings else whole
         self.embedding = Embedding(embedded, decoder.hidden, self.dtype)
         norms = decoder.norm_dtype(self.dtype)

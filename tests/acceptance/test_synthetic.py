@@ -17,7 +17,7 @@ def drawn(synthetic, num_drafts, seed=3):
     lengths = jnp.arange(BATCH, dtype=jnp.int32)
     seeds = jnp.full(BATCH, seed, jnp.uint32)
     drafted = jnp.full(BATCH, num_drafts)
-    return np.asarray(draw_accepted(synthetic.on_device, seeds, lengths, drafted))
+    return np.asarray(draw_accepted(jnp.asarray(synthetic.rates), seeds, lengths, drafted))
 
 
 @pytest.mark.parametrize("length", [1.0, 2.5, 4.0, 5.0])

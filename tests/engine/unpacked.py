@@ -24,6 +24,7 @@ class Chunk:
 
 
 def chunk_of(packed: PackedChunk) -> Chunk:
+    """What `PackedChunk.chunk` is on the device, without running anything there."""
     rows = np.asarray(packed.integers)
     slots, starts, counts, known = rows[:, :CHUNK_COLUMNS].T
     tokens, following = np.split(rows[:, CHUNK_COLUMNS:], [packed.width], axis=1)

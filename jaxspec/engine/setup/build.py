@@ -10,7 +10,7 @@ from jaxspec.engine.plan.planning import plan_engine, synthetic_of
 from jaxspec.engine.programs.store import open_store
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.setup.inboxes import exchange_by_inboxes, with_inboxes
-from jaxspec.engine.setup.placement import spread_params
+from jaxspec.engine.setup.placement import spread_params, with_synthetic
 from jaxspec.engine.setup.pools import with_pools
 from jaxspec.engine.setup.processes import as_first_process
 from jaxspec.engine.setup.room import check_room, new_state
@@ -19,7 +19,6 @@ from jaxspec.engine.setup.step_costs import costs_beside, measure_costs
 from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.lateness import ExchangingDevice
-from jaxspec.models.sharding import place_of_uploads
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
@@ -33,8 +32,7 @@ def build_loop(
     params = spread_params(models, params)
     synthetic = synthetic_of(options.synthetic_acceptance, plan.block_size - 1)
     if synthetic is not None:
-        place = place_of_uploads(models.shards.count)
-        params = params | {"synthetic": jax.device_put(synthetic.on_device, place)}
+        params = with_synthetic(params, synthetic, models.shards.count)
     plan = with_pools(models, params, plan, options)
     check_room(models, plan)
     store = open_store(options.cache_dir)

@@ -4,12 +4,19 @@ from typing import Any
 
 import jax
 
+from jaxspec.acceptance.synthetic import MixedAcceptance, SyntheticAcceptance
 from jaxspec.engine.plan.shards import OPTION
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.shards import Shards
 from jaxspec.models.parameters import Touchable
-from jaxspec.models.sharding import Placement, placed, placements, spread_over
+from jaxspec.models.sharding import (
+    Placement,
+    place_of_uploads,
+    placed,
+    placements,
+    spread_over,
+)
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import drafter_in
 
@@ -37,6 +44,13 @@ def spread_params(models: Models, params: Params) -> Params:
         name: placed(of_model, places[name]) if name in places else of_model
         for name, of_model in params.items()
     }
+
+
+def with_synthetic(
+    params: Params, acceptance: SyntheticAcceptance | MixedAcceptance, devices: int
+) -> Params:
+    """The parameters with these rates, which every device reads in each step."""
+    return params | {"synthetic": jax.device_put(acceptance.rates, place_of_uploads(devices))}
 
 
 def _refuse_other_numbers(params: Any, count: int) -> None:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from wide_models import GREEDY, MIXED, PROMPTS, facts, wide_engine
 
+from jaxspec.acceptance.synthetic import from_length
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup import pools
 from jaxspec.engine.setup.ahead import NAME
 from jaxspec.engine.step import compiled
+from jaxspec.engine.step.device import Device
 from jaxspec.models.parameters import num_bytes
 from jaxspec.models.sharding import on_one_device
 
@@ -58,7 +60,14 @@ def test_steps_that_share_out_their_tokens():
 
 def test_what_every_step_reads_lies_on_every_device():
     """Otherwise each step would copy it to the others."""
-    device = wide_engine(4, synthetic_acceptance=3.0).loop.device
+    engine = wide_engine(4, synthetic_acceptance=3.0)
+    device = engine.loop.device
+    lies_everywhere(device)
+    engine.set_synthetic_acceptance(from_length(2.0, 7))
+    lies_everywhere(device)
+
+
+def lies_everywhere(device: Device) -> None:
     read = [*jax.tree.leaves((device.params, device.state)), device.integers((0,), (1,), 0)]
     assert {len(array.devices()) for array in read} == {4}
 
