@@ -79,7 +79,7 @@ def one_call(implementation: str, x, product, scale, inboxes) -> tuple[Any, Any,
         summed = jax.lax.psum(product, AXIS)[None]
         return *add_norm(x, summed, scale, eps=EPS, implementation="xla"), inboxes
     options = {"eps": EPS, "axis_name": AXIS, "implementation": implementation}
-    return exchange_norm(x, product, scale, inboxes, **options)
+    return exchange_norm(x, product[None], scale, inboxes, **options)
 
 
 def begun_together(x, inboxes):

@@ -21,6 +21,7 @@ from pallas_kernels.dispatch import Implementation
 from pallas_kernels.exchange import Inboxes
 
 Hidden = Float[Array, "batch width hidden"]
+Parts = Float[Array, "parts batch width hidden"]
 
 
 def exchanges(geometry: Decoder, x: Hidden, cache: Cache[Any], unlike: str | None = None) -> bool:
@@ -38,33 +39,37 @@ def run_exchanged(
     x: Hidden,
     ways: Sequence[Any],
     cache: Cache[Any],
+    implementation: Implementation,
 ) -> tuple[Hidden, list[Hidden], Cache[Any]]:
-    """The same results as `run_one_by_one`, except for the order and the rounding of sums."""
+    """The same results as `run_one_by_one`, except for the order and the rounding of sums. Each
+    product but that with gate and up is left in parts, if that is faster."""
     mixers: Sequence[Mixer] = [layer.mixer for layer in layers]
     exchange = Exchanging(cache, layers[0].geometry)
     normed, after, written = mixers[0].norm(x), [], []
     for i, next_norm in enumerate([*(mixer.norm for mixer in mixers[1:]), norm]):
         with jax.named_scope(f"layer_{i}"):
-            part, memory = mixed(mixers[i], normed, ways[i], cache.layers[i])
-            x, normed = exchange(layers[i].mlp.norm, x, part)
+            parts, memory = mixed(mixers[i], normed, ways[i], cache.layers[i], implementation)
+            x, normed = exchange(layers[i].mlp.norm, x, parts)
             with jax.named_scope("gate_up"):
                 gated = layers[i].mlp.gated(normed)
             with jax.named_scope("down"):
-                part = layers[i].mlp.down.own_part(gated)
-            x, normed = exchange(next_norm, x, part)
+                parts = layers[i].mlp.down.in_parts(gated, implementation)
+            x, normed = exchange(next_norm, x, parts)
         after.append(x)
         written.append(memory)
     return normed, after, Cache(tuple(written), exchange.inboxes)
 
 
-def mixed(mixer: Mixer, normed: Hidden, way: Any, memory: Any) -> tuple[Hidden, Any]:
-    """This device's part of a mixer's result, and the layer's new cache."""
+def mixed(
+    mixer: Mixer, normed: Hidden, way: Any, memory: Any, implementation: Implementation
+) -> tuple[Parts, Any]:
+    """This device's product with a mixer's last matrix, and the layer's new cache."""
     first, last = mixer.scopes
     with jax.named_scope(first):
-        projected = mixer.projection(normed)
-    found, memory = mixer.mix_parts(projected[None], way, memory)
+        projected = mixer.projection.in_parts(normed, implementation)
+    found, memory = mixer.mix_parts(projected, way, memory)
     with jax.named_scope(last):
-        return mixer.out.own_part(found), memory
+        return mixer.out.in_parts(found, implementation), memory
 
 
 class Exchanging:
@@ -75,9 +80,9 @@ class Exchanging:
         self.inboxes: Inboxes = cache.inboxes
         self.implementation: Implementation = cast(Implementation, geometry.shards.exchange)
 
-    def __call__(self, norm: RMSNorm, x: Hidden, part: Hidden) -> tuple[Hidden, Hidden]:
+    def __call__(self, norm: RMSNorm, x: Hidden, parts: Parts) -> tuple[Hidden, Hidden]:
         with jax.named_scope("exchange"):
             x, normed, self.inboxes = norm.after_exchanging(
-                x, part, self.inboxes, self.implementation
+                x, parts, self.inboxes, self.implementation
             )
         return x, normed

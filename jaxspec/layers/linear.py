@@ -147,16 +147,17 @@ class RMSNorm(nn.Module):
     def after_exchanging(
         self,
         x: Float[Array, "*tokens {self.axis.size}"],
-        own_part: Float[Array, "*tokens {self.axis.size}"],
+        own_parts: Float[Array, "parts *tokens {self.axis.size}"],
         inboxes: Inboxes,
         implementation: Implementation,
     ) -> tuple[
         Float[Array, "*tokens {self.axis.size}"], Float[Array, "*tokens {self.axis.size}"], Inboxes
     ]:
-        """`x` plus the sum of all devices' parts, the norm of that, and the inboxes afterwards."""
+        """`x` plus the sum of all devices' products, the norm of that, and the inboxes afterwards.
+        This device's product is given in parts."""
         return exchange_norm(
             x,
-            own_part,
+            own_parts,
             self.scale,
             inboxes,
             eps=self.eps,

@@ -79,7 +79,7 @@ def run_over_inboxes(
     geometry, width = layers[0].geometry, x.shape[1]
     if shape is not None and chain_adds_up(geometry, shape, width, x.dtype, implementation):
         return run_chained(layers, norm, x, ways, cache, shape, implementation, cache.inboxes)
-    return run_exchanged(layers, norm, x, ways, cache)
+    return run_exchanged(layers, norm, x, ways, cache, implementation)
 
 
 def run_one_by_one(

@@ -50,7 +50,8 @@ def choice_of_sums(
     scale = jax.ShapeDtypeStruct((decoder.hidden_size,), decoder.norm_dtype(x.dtype))
     inboxes = shape_of_inboxes(decoder.shards.count, room_for(decoder, dtype))
     options = {"eps": decoder.rms_norm_eps, "axis_name": AXIS}
-    choice = exchange_choice(exchange, x, x, scale, inboxes, **options)
+    whole = jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+    choice = exchange_choice(exchange, x, whole, scale, inboxes, **options)
     if exchange == "auto" and choice.implementation != "mosaic":
         return Choice("psum", choice.reason)
     return choice

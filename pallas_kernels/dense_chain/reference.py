@@ -46,10 +46,10 @@ def exchanging_chain(
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals, Inboxes]:
     out, norm, gate_up, down, next_norm, qkv = weights
     options = {"eps": eps, "axis_name": axis_name}
-    x, normed, inboxes = exchange_norm(x, product(attended, out), norm, inboxes, **options)
+    x, normed, inboxes = exchange_norm(x, product(attended, out)[None], norm, inboxes, **options)
     gate, up = jnp.split(product(normed, gate_up), 2, axis=-1)
     part = product(jax.nn.silu(gate) * up, down)
-    x, normed, inboxes = exchange_norm(x, part, next_norm, inboxes, **options)
+    x, normed, inboxes = exchange_norm(x, part[None], next_norm, inboxes, **options)
     return x, None if qkv is None else product(normed, qkv), arrivals, inboxes
 
 

@@ -16,7 +16,7 @@ unable to write into each other's memory, which would end the process."""
 
 def exchange_norm(
     x: Float[Array, "*tokens hidden"],
-    addend: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "parts *tokens hidden"],
     scale: Float[Array, " hidden"],
     inboxes: Inboxes,
     *,
@@ -28,8 +28,10 @@ def exchange_norm(
     and the inboxes for the next call.
 
     It is called inside `jax.shard_map` over an axis of this name, by all devices with the same `x`.
-    The sum is computed in float32 in the order of the devices and rounded to the dtype of `x`; so
-    is the total. Every device gets equal bits. The norm is that of `add_norm`.
+    `addend` is the device's product in parts, as `split_product` leaves them. Their sum is rounded
+    to the dtype of `x` and sent. The sum over the devices is computed in float32, in their order,
+    and rounded to that dtype; so is the total. Every device gets equal bits. The norm is that of
+    `add_norm`.
     """
     return EXCHANGE_NORM(
         implementation,

@@ -1,8 +1,11 @@
-"""`exchange_norm` on Mosaic GPU: one thread block per row (token), or every 128th row."""
+"""`exchange_norm` on Mosaic GPU: one thread block per row (token), or every 512th row."""
 
 import dataclasses
 import functools
 import math
+import operator
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +26,17 @@ WORD = 4
 
 def exchange_norm(
     x: Float[Array, "*tokens hidden"],
-    addend: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "parts *tokens hidden"],
     scale: Float[Array, " hidden"],
     inboxes: Inboxes,
     *,
     eps: float,
 ) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"], Inboxes]:
     check(x, addend, scale, inboxes, eps=eps)
-    flat = -1, x.shape[-1]
+    flat = math.prod(x.shape[:-1]), x.shape[-1]
     total, normed, calls, late = one_call(
         x.reshape(flat),
-        addend.reshape(flat),
+        addend.reshape(-1, *flat),
         scale,
         inboxes.addresses,
         inboxes.device,
@@ -49,7 +52,7 @@ def exchange_norm(
 @kept(static_argnames=("eps", "room"))
 def one_call(
     x: Float[Array, "tokens hidden"],
-    addend: Float[Array, "tokens hidden"],
+    addend: Float[Array, "parts tokens hidden"],
     scale: Float[Array, " hidden"],
     addresses: UInt32[Array, "devices words"],
     device: Int[Array, " here"],
@@ -65,7 +68,7 @@ def one_call(
     Int[Array, " thread_blocks"],
 ]:
     rows, hidden = x.shape
-    wire = Wire(Layout(addresses.shape[0], room), hidden, addend.dtype, strided(hidden, x.dtype))
+    wire = Wire(Layout(addresses.shape[0], room), hidden, x.dtype, strided(hidden, x.dtype))
     lateness = jax.new_ref(late)  # only blocks that waited in vain write to it
     total, normed, calls = plgpu.kernel(
         named("exchange_norm", functools.partial(one_block, wire, eps)),
@@ -81,7 +84,7 @@ def one_call(
 
 def check(
     x: Float[Shapes, "*tokens hidden"],
-    addend: Float[Shapes, "*tokens hidden"],
+    addend: Float[Shapes, "parts *tokens hidden"],
     scale: Float[Shapes, " hidden"],
     inboxes: Inboxes,
     *,
@@ -89,7 +92,7 @@ def check(
 ) -> None:
     """Raises `NotForThisKernel` if the kernel cannot do this call."""
     hidden, rows = x.shape[-1], math.prod(x.shape[:-1])
-    itemsize = jnp.dtype(addend.dtype).itemsize
+    itemsize = jnp.dtype(x.dtype).itemsize
     require(
         addend.dtype in (x.dtype, jnp.float32),
         f"an addend in {addend.dtype}",
@@ -106,12 +109,13 @@ def one_block(
     wire, eps: float, x, addend, scale, addresses, device, calls, late, total, normed, next_calls
 ) -> None:
     """Sends all rows of this thread block, says so, waits for the other GPUs, and adds up."""
-    block, rows = lax.axis_index("block"), x.shape[0]
+    block, (parts, rows, _) = lax.axis_index("block"), addend.shape
     own, number = device[0], calls[0] + 1
 
     @each_row(block, rows)
     def send(row) -> None:
-        wire.send(addresses, own, number, row, load(addend.at[row], wire.registers))
+        found = [load(addend.at[part, row], wire.registers) for part in range(parts)]
+        wire.send(addresses, own, number, row, in_order(found).astype(x.dtype))
 
     wire.signal(addresses, own, number, block)
     wire.wait(addresses, own, number, block, late)
@@ -124,9 +128,13 @@ def one_block(
 
     @each_row(block, rows)
     def add(row) -> None:
-        parts = [part.astype(jnp.float32) for part in wire.receive(addresses, own, number, row)]
-        product = sum(parts[1:], parts[0]) + missing
+        product = in_order(wire.receive(addresses, own, number, row)) + missing
         add_and_norm(eps, x.at[row], product, scale, total.at[row], normed.at[row])
+
+
+def in_order(parts: Sequence[Any]) -> Any:
+    """The sum in float32, from the first to the last."""
+    return functools.reduce(operator.add, [part.astype(jnp.float32) for part in parts])
 
 
 def each_row(block, rows: int):

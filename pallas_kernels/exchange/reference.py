@@ -14,15 +14,21 @@ from pallas_kernels.exchange.inboxes import Inboxes
 
 def exchange_norm(
     x: Float[Array, "*tokens hidden"],
-    addend: Float[Array, "*tokens hidden"],
+    addend: Float[Array, "parts *tokens hidden"],
     scale: Float[Array, " hidden"],
     inboxes: Inboxes,
     *,
     eps: float,
     axis_name: str,
 ) -> tuple[Float[Array, "*tokens hidden"], Float[Array, "*tokens hidden"], Inboxes]:
-    parts = jax.lax.all_gather(addend.astype(jnp.float32), axis_name)
-    product = functools.reduce(operator.add, [parts[i] for i in range(parts.shape[0])])
+    own = in_order(addend).astype(x.dtype)
+    product = in_order(jax.lax.all_gather(own, axis_name))
     total = x + product.astype(x.dtype)
     called = dataclasses.replace(inboxes, calls=inboxes.calls + 1)
     return total, rms_norm(total, scale, eps=eps), called
+
+
+def in_order(parts: Float[Array, "parts *tokens hidden"]) -> Float[Array, "*tokens hidden"]:
+    """The sum in float32, from the first to the last."""
+    wide = parts.astype(jnp.float32)
+    return functools.reduce(operator.add, [wide[i] for i in range(len(wide))])

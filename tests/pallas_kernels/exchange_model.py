@@ -16,6 +16,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_kernels.dense_chain.partners import EXCHANGES, Partners
@@ -137,24 +139,17 @@ def numbered_programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: li
     ]
 
 
-class Rows:
-    """A stand-in for an array with `rows` rows."""
-
-    def __init__(self, rows: int):
-        self.shape, self.at = (rows, 1), [None] * rows
-
-
 def programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: list[int]) -> list:
     """What the kernel does, by GPU, call and thread block. `calls` has the rows of each call."""
-    monkeypatch.setattr(mosaic, "load", lambda row, registers: None)
+    monkeypatch.setattr(mosaic, "load", lambda row, registers: np.zeros(1, np.float32))
     monkeypatch.setattr(mosaic, "add_and_norm", lambda *_: None)
     monkeypatch.setattr(mosaic, "pl", types.SimpleNamespace(when=now))
 
     def program(device: int, number: int, rows: int, block: int) -> tuple:
-        recorder, array, counted = Recorder(layout), Rows(rows), {}
+        recorder, array, counted = Recorder(layout), jnp.zeros((rows, 1)), {}
         monkeypatch.setattr(mosaic, "lax", types.SimpleNamespace(axis_index=lambda _: block))
-        refs = array, array, None, None, [device], [number - 1], [0] * rows, array, array, counted
-        mosaic.one_block(recorder, 1e-6, *refs)
+        arrays, known = (array, array[None]), ([device], [number - 1], [0] * rows)
+        mosaic.one_block(recorder, 1e-6, *arrays, None, None, *known, array, array, counted)
         assert counted == ({0: number} if block == 0 else {})
         return tuple(recorder.noted)
 

@@ -3,6 +3,7 @@ are not here. How GPUs wait for each other is in test_exchange_protocol.py, the 
 devices in tests/parallel. The interpreter of jax knows nothing of other devices' memory."""
 
 import functools
+import operator
 import re
 import types
 
@@ -29,42 +30,47 @@ from pallas_kernels.exchange import (
 from pallas_kernels.exchange.api import exchange_choice
 from pallas_kernels.exchange.inboxes import BLOCKS, halves
 from pallas_kernels.jax_internals import plgpu
-from pallas_kernels.tiles import load, strided
+from pallas_kernels.tiles import THREADS, load, strided
 
 EPS, AXIS = 1e-6, "shards"
 
 
 class Received:
-    """Stands for the wire: what all devices have sent is in an array."""
+    """Stands for the wire: what all devices have sent is in an array, and what this one sends goes
+    to another one."""
 
     def __init__(self, registers):
-        self.registers, self.parts = registers, None
+        self.registers, self.products, self.sent = registers, None, None
 
-    def send(self, *arguments) -> None: ...
+    def send(self, addresses, device, number, row, values) -> None:
+        assert self.sent is not None
+        self.sent.at[row][...] = values
 
     def signal(self, *arguments) -> None: ...
 
     def wait(self, *arguments) -> None: ...
 
     def receive(self, addresses, device, number, row) -> list:
-        assert self.parts is not None
-        return [load(self.parts.at[d, row], self.registers) for d in range(self.parts.shape[0])]
+        assert self.products is not None
+        devices = range(self.products.shape[0])
+        return [load(self.products.at[d, row], self.registers) for d in devices]
 
 
-def interpreted(x, parts, scale, late: int = 0):
-    """One device's call, with the parts of all devices in its inbox."""
+def interpreted(x, addend, products, scale, late: int = 0):
+    """One device's call, with the products of all devices in its inbox: what it sends, and its
+    results."""
     rows, hidden = x.shape
     wire = Received(strided(hidden, x.dtype))
 
-    def kernel(x, addend, scale, calls, late, parts, *outputs):
-        wire.parts = parts
+    def kernel(x, addend, scale, calls, late, products, sent, *outputs):
+        wire.products, wire.sent = products, sent
         mosaic.one_block(wire, EPS, x, addend, scale, None, calls, calls, late, *outputs)
 
     with no_races() as interpret:
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
         run = plgpu.kernel(
             kernel,
-            out_type=(like, like, jax.ShapeDtypeStruct((1,), jnp.int32)),
+            out_type=(like, like, like, jax.ShapeDtypeStruct((1,), jnp.int32)),
             grid=(min(rows, mosaic.BLOCKS),),
             grid_names=("block",),
             num_threads=1,
@@ -72,20 +78,25 @@ def interpreted(x, parts, scale, late: int = 0):
             interpret=interpret,
         )
         calls, lateness = (jnp.array(numbers, jnp.int32) for numbers in ([41], [0, late, 0, 0, 0]))
-        return jax.block_until_ready(run(x, parts[0], scale, calls, lateness, parts))
+        return jax.block_until_ready(run(x, addend, scale, calls, lateness, products))
 
 
 @pytest.mark.parametrize("blocks", [BLOCKS, 2])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_arrived_is_added_as_the_parts_of_a_product_are(monkeypatch, dtype, blocks):
+@pytest.mark.parametrize(("dtype", "parts"), [("bfloat16", 1), ("float32", 3)])
+def test_the_parts_of_a_product_are_sent_as_one_and_what_arrived_is_added_as_parts_are(
+    monkeypatch, dtype, parts, blocks
+):
     monkeypatch.setattr(mosaic, "BLOCKS", blocks)
-    keys = jax.random.split(jax.random.key(0), 3)
+    keys = jax.random.split(jax.random.key(0), 4)
     x, scale = (jax.random.normal(key, shape, "bfloat16")
                 for key, shape in zip(keys, [(5, 256), (256,)]))  # fmt: skip
-    parts = jax.random.normal(keys[2], (3, *x.shape), dtype)
-    *found, calls = interpreted(x, parts, scale)
+    addend = jax.random.normal(keys[2], (parts, *x.shape), dtype)
+    products = jax.random.normal(keys[3], (3, *x.shape), "bfloat16")
+    sent, *found, calls = interpreted(x, addend, products, scale)
+    whole = functools.reduce(operator.add, addend.astype(jnp.float32)).astype(jnp.bfloat16)
+    assert sent.tolist() == whole.tolist()
     with no_races() as interpret:
-        wide = parts.astype(jnp.float32)
+        wide = products.astype(jnp.float32)
         wanted = add_norm.add_norm(x, wide, scale, eps=EPS, interpret=interpret)
         jax.block_until_ready(wanted)
     for one, other in zip(found, wanted):
@@ -94,13 +105,15 @@ def test_what_arrived_is_added_as_the_parts_of_a_product_are(monkeypatch, dtype,
 
 
 def test_a_block_that_has_waited_in_vain_has_no_numbers():
-    x, parts = jnp.ones((5, 256), jnp.bfloat16), jnp.ones((2, 5, 256), jnp.bfloat16)
-    for found in interpreted(x, parts, x[0], late=2)[:2]:
+    x, products = jnp.ones((5, 256), jnp.bfloat16), jnp.ones((2, 5, 256), jnp.bfloat16)
+    for found in interpreted(x, products[:1], products, x[0], late=2)[1:3]:
         assert np.isnan(found.astype(jnp.float32)).any(axis=1).tolist() == [0, 1, 0, 0, 0]
         assert np.isnan(found[1].astype(jnp.float32)).all()
 
 
-def arguments(devices: int, rows: int, hidden: int, dtype, mesh: Mesh | None = None) -> tuple:
+def arguments(
+    devices: int, rows: int, hidden: int, dtype, parts: int = 1, mesh: Mesh | None = None
+) -> tuple:
     """The shapes of a call, on these devices or for one of them."""
 
     def shape(sizes: tuple[int, ...], dtype, spread: bool = False):
@@ -116,12 +129,13 @@ def arguments(devices: int, rows: int, hidden: int, dtype, mesh: Mesh | None = N
         "device": shape((1,), jnp.int32, spread=True),
         "calls": shape((), jnp.int32),
         "late": shape((BLOCKS,), jnp.int32, spread=True),
-        "room": rows * hidden * jnp.dtype(dtype).itemsize,
+        "room": rows * hidden * 2,
     }
     for name, field in fields.items():
         object.__setattr__(inboxes, name, field)
     row = shape((rows, hidden), jnp.bfloat16)
-    return row, shape((rows, hidden), dtype, spread=True), shape((hidden,), jnp.bfloat16), inboxes
+    addend = shape((parts, rows, hidden), dtype, spread=True)
+    return row, addend, shape((hidden,), jnp.bfloat16), inboxes
 
 
 class TestItSaysNo:
@@ -172,17 +186,21 @@ def test_who_was_late():
     assert late_device(late) == 0
 
 
+REGISTERS, MULTIPROCESSORS = 65536, 132
+"""Of an H100: registers of one multiprocessor, and their number."""
 SIZES = [
-    (2, 16, 4096, "bfloat16"),
-    (2, 512, 5120, "bfloat16"),
-    (2, 64, 2560, "float32"),
-    (4, 512, 5120, "float32"),
+    (2, 16, 4096, "bfloat16", 1),
+    (2, 512, 5120, "bfloat16", 1),
+    (2, 128, 4096, "float32", 4),
+    (4, 512, 5120, "bfloat16", 1),
 ]
 
 
 @needs_compiler
-@pytest.mark.parametrize(("devices", "rows", "hidden", "dtype"), SIZES)
-def test_it_compiles_for_gpus_that_are_not_here(devices, rows, hidden, dtype, monkeypatch, capfd):
+@pytest.mark.parametrize(("devices", "rows", "hidden", "dtype", "parts"), SIZES)
+def test_it_compiles_for_gpus_that_are_not_here(
+    devices, rows, hidden, dtype, parts, monkeypatch, capfd
+):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
     found = topologies.get_topology_desc(
@@ -192,7 +210,7 @@ def test_it_compiles_for_gpus_that_are_not_here(devices, rows, hidden, dtype, mo
         topology=f"1x1x{devices}",
     )
     mesh = Mesh(np.array(found.devices), (AXIS,))
-    given = arguments(devices, rows, hidden, dtype, mesh)
+    given = arguments(devices, rows, hidden, dtype, parts, mesh)
     specs = specs_of(given[-1], AXIS)
 
     def two_calls(x, addend, scale, inboxes):
@@ -214,7 +232,15 @@ def test_it_compiles_for_gpus_that_are_not_here(devices, rows, hidden, dtype, mo
     assert "uses_xla_collective_metadata = false" in program, "no barrier of jax's before a call"
     output = "".join(capfd.readouterr())
     assert_no_spills(output)
+    all_run_at_once(output, min(rows, BLOCKS))
     instructions_are_in_order(output, devices)
+
+
+def all_run_at_once(output: str, blocks: int) -> None:
+    """An H100 has room for all these thread blocks, of 128 threads, at the same time."""
+    [registers] = {int(found) for found in re.findall(r"Used (\d+) registers", output)}
+    on_each = REGISTERS // (THREADS * registers)
+    assert on_each * MULTIPROCESSORS >= blocks, f"{registers} registers: {on_each} blocks on each"
 
 
 def instructions_are_in_order(ptx: str, devices: int) -> None:

@@ -1,6 +1,7 @@
 """The op `exchange_norm` over two and four devices, by its reference."""
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels import add_norm
 from pallas_kernels.exchange import exchange_norm, inboxes_of, make_memory, specs_of
 
-EPS, AXIS = 1e-6, "shards"
+EPS, AXIS, PARTS = 1e-6, "shards", 3
 
 
 def spread(devices: int, addend_dtype: str, calls: int = 1):
@@ -21,7 +22,7 @@ def spread(devices: int, addend_dtype: str, calls: int = 1):
     inboxes = inboxes_of(make_memory(mesh, 1 << 12))
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (2, 3, 256), "bfloat16")
-    addends = jax.random.normal(keys[1], (devices, *x.shape), addend_dtype)
+    addends = jax.random.normal(keys[1], (devices, PARTS, *x.shape), addend_dtype)
     scale = jax.random.normal(keys[2], (256,), "bfloat16")
 
     def function(x, addends, scale, inboxes):
@@ -47,7 +48,8 @@ def spread(devices: int, addend_dtype: str, calls: int = 1):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_it_is_the_sum_in_the_order_of_the_devices_on_all_of_them(devices, dtype):
     (x, addends, scale), (totals, norms, inboxes) = spread(devices, dtype)
-    product = functools.reduce(lambda a, b: a + b, [a.astype(jnp.float32) for a in addends])
+    in_order = lambda parts: functools.reduce(operator.add, [p.astype(jnp.float32) for p in parts])
+    product = in_order([in_order(parts).astype(x.dtype) for parts in addends])
     norm = functools.partial(add_norm, eps=EPS, implementation="xla")
     wanted = jax.jit(norm)(x, product[None], scale)
     for found, expected in zip((totals, norms), wanted):
