@@ -138,8 +138,8 @@ def add_models(group: Any) -> None:
     group.add_argument(
         "--draft-quantization",
         choices=("fp8",),
-        help="Round the matrices of the drafter's layers to 8 bits while they are read (default: "
-        "keep them as they are)",
+        help="Round the matrices of the drafter's layers to 8 bits while they are read, and give "
+        "it a copy of the head in 8 bits to draft with (default: keep them as they are)",
     )
     group.add_argument(
         "--block-size",

@@ -103,7 +103,9 @@ def parse() -> argparse.Namespace:
         "--fp8-activations", action="store_true", help="round activations to 8 bits too"
     )
     parser.add_argument(
-        "--draft-quantization", choices=("fp8",), help="keep the drafter's matrices in 8 bits"
+        "--draft-quantization",
+        choices=("fp8",),
+        help="keep the drafter's matrices, and its copy of the head, in 8 bits",
     )
     parser.add_argument("--anchors", help="JSON with the peers' step times to print beside ours")
     parser.add_argument(

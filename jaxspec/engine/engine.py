@@ -89,11 +89,11 @@ class Engine(TextGeneration):
         `dtype` is "bfloat16", "float32", or "auto": float32 for the demo pair on a CPU, and
         bfloat16 otherwise. `quantization="fp8"` rounds the matrices of the target's layers to 8
         bits while they are read; a target that is stored in FP8 stays as it is.
-        `draft_quantization="fp8"` does the same to the drafter. `block_size` overrides the
-        drafter's own. `revision` is the branch, tag or commit of the target, and `draft_revision`
-        that of the drafter. `progress` is called with the bytes of weights that were read so far,
-        and with their total. All other keywords are fields of `EngineOptions`; they override those
-        of `options`.
+        `draft_quantization="fp8"` does the same to the drafter, and gives it a copy of the head in
+        8 bits to draft with. `block_size` overrides the drafter's own. `revision` is the branch,
+        tag or commit of the target, and `draft_revision` that of the drafter. `progress` is called
+        with the bytes of weights that were read so far, and with their total. All other keywords
+        are fields of `EngineOptions`; they override those of `options`.
         """
         checked = options_of(options, changes)
         refuse_device(checked)

@@ -308,13 +308,25 @@ def _fp8_products(shape: StackShape, fp8: Fp8) -> Iterator[OpChoice]:
 
 
 def _fp8_product(shape: StackShape, fp8: Fp8, inputs: Axis, outputs: Axis | Fused) -> OpChoice:
-    array = _arrays(shape)
+    rows = shape.batch * shape.width
+    return choice_of_product(shape.implementation, shape.dtype, rows, fp8, inputs, outputs)
+
+
+def choice_of_product(
+    implementation: Implementation,
+    dtype: DTypeLike,
+    rows: int,
+    fp8: Fp8,
+    inputs: Axis,
+    outputs: Axis | Fused,
+) -> OpChoice:
+    """The op that multiplies so many rows of this dtype by a matrix in 8 bits."""
     scales = size_of(fp8.scaled(outputs)), fp8.pieces(inputs).size
     return "fp8_product", FP8_PRODUCT.choice(
-        shape.implementation,
-        array(shape.batch, shape.width, inputs.size),
-        array(size_of(outputs), inputs.size, dtype=E4M3),
-        array(*scales, dtype=jnp.float32),
+        implementation,
+        jax.ShapeDtypeStruct((rows, inputs.size), jnp.dtype(dtype)),
+        jax.ShapeDtypeStruct((size_of(outputs), inputs.size), E4M3),
+        jax.ShapeDtypeStruct(scales, jnp.float32),
         quantise_inputs=fp8.quantised_inputs and not fp8.rounds_before(inputs),
     )
 

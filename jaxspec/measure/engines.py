@@ -14,6 +14,7 @@ from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.plan import shapes_for
 from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.plan.shards import with_shards
+from jaxspec.engine.setup.copied_head import copying_head, with_copied_head
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.setup.placement import places_of
 from jaxspec.engine.setup.warmup import compile_side_by_side
@@ -40,7 +41,8 @@ def random_pair(
     draft_quantization: Quantization = None,
 ) -> Opened:
     """A published geometry with random weights, and a drafter of this kind for it; nothing is
-    downloaded. With `draft_quantization`, the matrices of the drafter's layers are in 8 bits."""
+    downloaded. With `draft_quantization`, the matrices of the drafter's layers and its copy of the
+    head are in 8 bits."""
     check_quantization(draft_quantization, OF_DRAFTER)
     config = published(shape)
     draft = drafter_for(kind, config, block_size)
@@ -53,15 +55,17 @@ def random_models(
     config: TargetConfig, draft: DrafterConfig, dtype: DTypeLike, seed: int = 0, devices: int = 1
 ) -> Opened:
     """A target and its drafter with random weights, which are spread over this many devices."""
-    target, proposer = target_of(config, draft.target_layer_ids, dtype), proposer_of(draft, dtype)
-    models = Models(target, (proposer,))
+    target = target_of(config, draft.target_layer_ids, dtype)
+    without_copy, draft = proposer_of(draft, dtype), copying_head(draft, devices)
+    models = Models(target, (proposer_of(draft, dtype),))
     places = places_of(with_shards(models, Shards(devices)))
     target_key, drafter_key = jax.random.split(jax.random.key(seed))
     params = {
         "target": random_params(target, target_key, _place(places.get("target"))),
-        "drafter": random_params(proposer.drafter, drafter_key, _place(places.get("drafter"))),
+        "drafter": random_params(without_copy.drafter, drafter_key, _place(places.get("drafter"))),
     }
-    return Opened(models, jax.block_until_ready(params), None, None)
+    params = with_copied_head(draft, jax.block_until_ready(params))
+    return Opened(models, params, None, None)
 
 
 def _place(places: Mapping[str, Placement] | None) -> Place:

@@ -125,6 +125,9 @@ class DFlashConfig:
     """Soft cap of these logits, applied after the factor; None if they have none."""
     confidence: ConfidenceHead | None = None
     """None if the drafter does not predict which of its drafts will be accepted."""
+    copies_head: bool = False
+    """Whether the parameters also hold a copy, in 8 bits, of the head that is used, the target's or
+    the drafter's own. It is made when a drafter in FP8 is opened; no checkpoint has it."""
 
     @property
     def kind(self) -> str:

@@ -21,6 +21,7 @@ from jaxspec.cache.cache import Cache
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.layers.axes import Axis
 from jaxspec.layers.decoder import DecoderLayer
+from jaxspec.layers.fp8 import Fp8Linear
 from jaxspec.layers.kernels import (
     OpChoice,
     StackShape,
@@ -29,8 +30,10 @@ from jaxspec.layers.kernels import (
 )
 from jaxspec.layers.linear import BiasedLinear, Linear, RMSNorm
 from jaxspec.layers.paged import paged
+from jaxspec.layers.shards import Shards
 from jaxspec.layers.stack import run_layers
 from jaxspec.models.config import ConfidenceHead, DFlashConfig, MarkovHead, Selector
+from jaxspec.models.copied_head import copied_head_product
 from jaxspec.models.drafter import DrafterModule
 from jaxspec.models.markov import Markov
 from jaxspec.models.selector import CandidateSelector
@@ -54,6 +57,9 @@ class DFlash(DrafterModule):
         ]
         self.norm = RMSNorm(hidden, eps, self.dtype)
         vocab, drafted = Axis("vocab", config.vocab_size), self.set_up_vocabulary()
+        if config.copies_head:
+            assert decoder.fp8 is not None, "only a drafter in FP8 copies a head"
+            self.copied_head = Fp8Linear(hidden, drafted, decoder.fp8)
         if isinstance(config.transition, MarkovHead):
             self.transition = Markov(config.transition, hidden, vocab, drafted, self.dtype)
         if isinstance(config.transition, Selector):
@@ -69,6 +75,13 @@ class DFlash(DrafterModule):
         return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
     @nn.nowrap
+    def with_shards(self, shards: Shards) -> "DFlash":
+        """The module of one device's shard, which has no copy of a head."""
+        config, decoder = self.config, self.config.decoder.of_shard(shards)
+        copies = config.copies_head and shards.count == 1
+        return self.clone(config=dataclasses.replace(config, decoder=decoder, copies_head=copies))
+
+    @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:
         """The ops that write the context of `width` tokens, and those that draft a block."""
         config, implementation = self.config, self.implementation
@@ -77,6 +90,22 @@ class DFlash(DrafterModule):
         drafting = dataclasses.replace(shape, width=config.rows)
         convolved = config.convolutions is not None
         yield from choices_of_layers(drafting, config.block_masks, convolved)
+        product = self.copied_head_product(batch * min(width - 1, config.num_drafts))
+        if product is not None:
+            yield product
+
+    @nn.nowrap
+    def copied_head_product(self, places: int) -> OpChoice | None:
+        """What multiplies the copied head in a step that chooses drafts at this many places, of all
+        its requests together; None if the step does not read it."""
+        return copied_head_product(self.config, self.dtype, self.implementation, places)
+
+    def copied_logits(
+        self, hidden: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "batch width outputs"]:
+        """Logits of hidden states, by the copied head."""
+        with jax.named_scope("head"):
+            return self.copied_head(hidden)
 
     def __call__(
         self, embedded: Float[Array, "batch width hidden"], block: Block, cache: Cache[KeysValues]
@@ -146,6 +175,8 @@ class DFlash(DrafterModule):
         features = jnp.tile(embedded, len(self.config.target_layer_ids))
         hidden, cache = self(embedded, block, self.write_context(features, block, cache))
         self.touch_vocabulary(block.positions, hidden)
+        if self.config.copies_head:
+            self.copied_logits(hidden)
         if self.config.transition is not None:
             self.transition.touch()
         if self.config.confidence is not None:

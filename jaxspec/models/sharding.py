@@ -139,9 +139,11 @@ def placements(model: Touchable, shards: Shards) -> dict[str, Placement]:
 
 
 def placed(params: Params, where: Mapping[str, Placement]) -> Params:
-    """Parameters spread over the devices, one after the other."""
+    """Parameters spread over the devices, one after the other. Those that shards do not have, as
+    copied heads, are left out."""
     flat: dict[str, Any] = flatten_dict(params, sep="/")
-    return unflatten_dict({path: where[path].placed(flat[path]) for path in flat}, sep="/")
+    spread = {path: where[path].placed(flat[path]) for path in flat if path in where}
+    return unflatten_dict(spread, sep="/")
 
 
 def in_sections(params: Params, where: Mapping[str, Placement]) -> Params:

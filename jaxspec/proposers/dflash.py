@@ -74,13 +74,27 @@ class DFlashProposer(DrafterProposer):
         features, block = committed.features, committed.block
         return self.apply(params, features, block, state, method="write_context")
 
+    def logits(
+        self, target: Target, params: Params, hidden: Float[Array, "batch width hidden"]
+    ) -> Float[Array, "batch width outputs"]:
+        """The same, of the drafter's copy of that head if the step reads it."""
+        places = hidden.shape[0] * hidden.shape[1]
+        if self.drafter.copied_head_product(places) is None:
+            return super().logits(target, params, hidden)
+        return self.apply(params, hidden, method="copied_logits")
+
     def bytes_read(self, params: Params, target_head: int) -> int:
+        """The least number of bytes, which is that of a step with few requests: one with many may
+        read the head itself instead of its copy."""
         config, drafter = self.drafter.config, params["drafter"]
+        head = 0 if config.owns_head else target_head
         unread = {"embedding", "transition"}
+        if config.copies_head:
+            head = 0
+            unread.add("head")
         if self.confidence_threshold == 0:
             unread.add("confidence_head")
         own = {name: part for name, part in drafter.items() if name not in unread}
-        head = 0 if config.owns_head else target_head
         walked = 0 if config.transition is None else walk_bytes(config, drafter["transition"])
         return head + walked + num_bytes(own)
 

@@ -1,11 +1,14 @@
 """Drafters that are quantised to FP8 while they are read: the text is the target's all the same."""
 
+import dataclasses
 import json
 import logging
 import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden_pair import GOLDENS, HOUSE, budget, trajectories
@@ -18,6 +21,7 @@ from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.layers.fp8 import Fp8
 from oracles.more_heads import with_more_heads
+from pallas_kernels.fp8_product import quantised_blocks
 
 TARGET = GOLDENS / "a" / "target"
 KINDS = {"a": ("dflash", 1.65), "dflash2": ("dflash2", 3.8), "dspark": ("dspark", 3.5)}
@@ -69,6 +73,67 @@ def test_the_text_is_the_target_s_and_the_drafts_are_nearly_as_good(which, folde
     assert mean_length(outputs) > least
     lengths = lambda several: [one.stats.acceptance_lengths for one in several]
     assert lengths(outputs) != lengths(usual), "rounding changes some draft"
+
+
+@pytest.mark.parametrize("which", KINDS)
+def test_an_opened_drafter_has_a_copy_of_the_head_in_8_bits(which, folders, caplog):
+    """Of the target's embedding, which is its head, or of a head of its own."""
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        pair = opened(folders[which])
+    copy, own = pair.params["drafter"]["copied_head"], which == "dspark"
+    assert pair.drafter.config.copies_head and pair.drafter.config.owns_head == own
+    head = pair.params["target"]["embedding"]["embedding"]
+    head = pair.params["drafter"]["head"]["kernel"].T if own else head
+    weight, scales = quantised_blocks(np.asarray(head))
+    np.testing.assert_array_equal(copy["weight"].astype("float32"), weight.astype("float32"))
+    np.testing.assert_allclose(copy["scales"], scales, rtol=1e-6)
+    assert "copied the head in FP8 for the drafter: 6.56e-05 GB" in caplog.messages
+    plain = opened(folders[which], None)
+    assert not plain.drafter.config.copies_head and "copied_head" not in plain.params["drafter"]
+
+
+def test_an_engine_chooses_drafts_with_the_copy_and_tokens_without_it(folders):
+    """If rows of the copy change places, no draft is right, and the text stays the same."""
+    pair, case = opened(folders["a"]), trajectories("a")[1]
+    drafter = pair.params["drafter"]
+    mixed = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), drafter["copied_head"])
+    spoilt = pair.params | {"drafter": drafter | {"copied_head": mixed}}
+    lengths = {}
+    for name, params in (("whole", pair.params), ("spoilt", spoilt)):
+        [output] = engine_of(dataclasses.replace(pair, params=params)).generate(
+            [case["prompt"]], budget(32)
+        )
+        assert list(output.token_ids) == case["greedy"][:32]
+        lengths[name] = output.stats.mean_acceptance_length
+    assert lengths["whole"] > 1.5 and lengths["spoilt"] < 1.1, lengths
+
+
+def test_steps_of_many_requests_read_the_head_itself(folders):
+    """28 slots with 7 drafts each: 196 places. The drafts are those without the copy."""
+    pair, cases = opened(folders["a"]), trajectories("a")[:2]
+    drafter = pair.params["drafter"]
+    spoilt = jax.tree.map(jnp.zeros_like, drafter["copied_head"])
+    pair = dataclasses.replace(
+        pair, params=pair.params | {"drafter": drafter | {"copied_head": spoilt}}
+    )
+    wide = {"max_batch": 28, "batch_sizes": (28,), "prefill_shapes": ((4, 32),)}
+    outputs = engine_of(pair, **wide).generate([case["prompt"] for case in cases], budget(24))
+    for output, case in zip(outputs, cases, strict=True):
+        assert list(output.token_ids) == case["greedy"][:24]
+    assert mean_length(outputs) > 1.5
+
+
+def test_no_room_for_the_copy(folders, monkeypatch):
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr("jaxspec.engine.setup.copied_head.copy_of_head", full)
+    with pytest.raises(LoadError) as refusal:
+        opened(folders["a"])
+    assert str(refusal.value) == (
+        "the drafter's copy of a head of 512 tokens does not fit the device's free memory; "
+        "leave draft_quantization out, or load smaller models"
+    )
 
 
 def test_a_short_request_then_a_long_one_in_one_process(folders):

@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 
@@ -64,7 +65,12 @@ def test_drafters_in_fp8_run_with_random_weights(kind, monkeypatch):
     monkeypatch.setitem(presets.QWEN3, "tiny", (5, 128, 128, 1, 1, True))
     opened = random_pair("tiny", 8, jnp.float32, kind=kind, draft_quantization="fp8")
     weight = opened.params["drafter"]["layers_0"]["mlp"]["down"]["weight"]
-    assert weight.dtype == jnp.float8_e4m3fn
+    copy = opened.params["drafter"]["copied_head"]
+    assert weight.dtype == copy["weight"].dtype == jnp.float8_e4m3fn
+    source = opened.params["drafter" if kind == "dspark" else "target"]
+    head = source["head"]["kernel"].T if kind == "dspark" else source["embedding"]["embedding"]
+    again = copy["weight"][-128:].astype(jnp.float32) * copy["scales"][-1, 0]
+    np.testing.assert_allclose(again, head[-128:], rtol=2**-4, atol=copy["scales"][-1, 0] / 2**9)
     engine = Engine.from_models(
         opened.models, opened.params, None, max_batch=2, max_model_len=64, page_size=16
     )

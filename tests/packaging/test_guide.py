@@ -1,5 +1,6 @@
 """docs/guide.md: its Python runs from top to bottom; its memory table is what shapes add up to."""
 
+import dataclasses
 import logging
 import math
 import pathlib
@@ -12,7 +13,9 @@ import pytest
 
 from jaxspec.cache.keys_values import KeysValues
 from jaxspec.cache.states import States
+from jaxspec.checkpoint.fp8_names import quantised_drafter
 from jaxspec.models import presets, shapes
+from jaxspec.models.copied_head import MOST_WIDENED, outputs_at_once
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import num_bytes, parameter_shapes
 from jaxspec.models.qwen3 import Qwen3
@@ -92,6 +95,25 @@ def test_the_memory_table_is_computed(name):
     written.insert(2, f"{per_token / 1024:.0f}")
     size = name.removeprefix("qwen3-").upper()
     assert f"| {size} | {' | '.join(written)} |" in TEXT
+
+
+def test_the_memory_of_a_copied_head_is_computed():
+    sizes = {}
+    for name in ("4B", "8B"):
+        config = quantised_drafter(presets.dflash_for(presets.qwen3(f"qwen3-{name.lower()}")), name)
+        copying = parameter_shapes(DFlash(dataclasses.replace(config, copies_head=True)))
+        copy = [shape for path, shape in copying.items() if path.startswith("copied_head/")]
+        sizes[name] = f"{num_bytes(copy) / 1e9:.2f} GB for {name}"
+        outputs, inputs = copying["copied_head/weight"].shape
+        transposed = 2 * outputs_at_once(outputs, inputs) * inputs
+        assert transposed < 0.07e9 and "up to 0.07 GB more while it is made" in flowing(TEXT)
+    assert f"takes {sizes['4B']} and {sizes['8B']}" in flowing(TEXT)
+    assert f"the copy takes {sizes['8B']}" in flowing((ROOT / "CHANGELOG.md").read_text())
+    assert f"at most {MOST_WIDENED} tokens for all requests together" in flowing(TEXT)
+
+
+def flowing(text: str) -> str:
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("name", [name for name in shapes.QWEN35 if name != "tiny-hybrid"])

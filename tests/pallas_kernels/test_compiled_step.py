@@ -13,6 +13,7 @@ from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compil
 from jaxspec.cache.states import States
 from jaxspec.checkpoint.fp8_names import quantised_drafter
 from jaxspec.engine.adapt.drafted import drafted_width
+from jaxspec.engine.setup.copied_head import copying_head
 from jaxspec.engine.setup.memory import bytes_until_commit, temporary_bytes
 from jaxspec.engine.step.compiled import JITTED
 from jaxspec.engine.step.io import Drafting, Models
@@ -20,6 +21,7 @@ from jaxspec.engine.step.mixed import mixed_step
 from jaxspec.engine.step.state import empty_state
 from jaxspec.engine.step.steps import copy_step, decode_step
 from jaxspec.engine.step.upload import prompt_chunk
+from jaxspec.models.copied_head import outputs_at_once, with_outputs
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import num_bytes, random_params
 from jaxspec.models.presets import dflash_for, published
@@ -44,7 +46,8 @@ def lowered_step(
     pages = slots * PAGES_PER_SLOT + 1
     target = published(name)
     draft = dflash_for(target)
-    draft = quantised_drafter(draft, "the drafter") if fp8_drafter else draft
+    if fp8_drafter:
+        draft = copying_head(quantised_drafter(draft, "the drafter"), devices=1)
     model = target_of(target, draft.target_layer_ids, jnp.bfloat16).with_kernels("mosaic")
     drafter = DFlash(draft, jnp.bfloat16, "mosaic")
     models = Models(model, (DFlashProposer(drafter),), PAGE_SIZE)
@@ -125,11 +128,12 @@ def test_the_step_is_one_command_buffer_in_place(
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [4, 8])
+@pytest.mark.parametrize("slots", [4, 8, 9])
 def test_a_drafter_in_fp8_runs_on_the_kernels_for_8_bit_matrices(
     slots, monkeypatch, capfd, tmp_path: pathlib.Path
 ):
-    """Beside a target in 16 bits, and without copying the keys' and values' part of a matrix."""
+    """Beside a target in 16 bits, and without copying the keys' and values' part of a matrix. With
+    up to 128 drafts it reads its copy of the head."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     lowered, params, state = lowered_step("qwen3-8b", slots, fp8_drafter=True)
     program = compiled(lowered, xla_dump_to=str(tmp_path))
@@ -157,16 +161,42 @@ def test_a_drafter_in_fp8_runs_on_the_kernels_for_8_bit_matrices(
     if slots * 16 <= 64:
         assert in_8_bits("draft/dflash", "dense_chain") == [True] * 5
         assert in_8_bits("verify/Qwen3", "dense_chain") == [False] * 36
-        assert in_8_bits("draft/dflash", "fp8_product") == [True], "the first projection"
+        outside_chains = 1  # the first projection
     else:
-        assert in_8_bits("draft/dflash", "fp8_product") == [True] * 5 * 4
+        outside_chains = 5 * 4
+    copied_head = int(slots * 15 <= 128)
+    assert in_8_bits("draft/dflash", "fp8_product") == [True] * (outside_chains + copied_head)
+    heads = re.findall(rf"dot_general.*-> tensor<(\S+)x{vocab}x", lowered.as_text())
+    assert sorted(heads) == sorted([f"{slots}x16"] + [f"{slots}x15"] * (1 - copied_head))
     assert in_8_bits("commit/context/dflash", "fp8_product") == [True] * 5
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    assert temporaries < 20e6 * slots, "what a step with a drafter in 16 bits takes, and logits"
     copied = re.findall(r"= f8e4m3fn\S* copy\S*\(|= f8e4m3fn\S* fusion\(", program.as_text())
     assert not copied
 
     [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
     assert top_level == ["kCommandBuffer"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("shape", "outputs_axis"), [((4096, 151936), 1), ((151936, 2560), 0)], ids=["8B", "4B"]
+)
+def test_a_head_is_copied_in_place_in_parts(shape, outputs_axis):
+    """Of a head of 1.2 GB, 67 MB at most are in memory once more, transposed."""
+    inputs, outputs = shape[1 - outputs_axis], shape[outputs_axis]
+    array = jax.ShapeDtypeStruct
+    copy = {
+        "weight": array((outputs, inputs), jnp.float8_e4m3fn),
+        "scales": array((outputs // 128, inputs // 128), jnp.float32),
+    }
+    given = placed((copy, array(shape, jnp.bfloat16), array((), jnp.int32)))
+    size = outputs_at_once(outputs, inputs)
+    assert size < outputs / 10 and size % 128 == 0
+    memory = compiled(with_outputs.lower(*given, size, outputs_axis)).memory_analysis()
+    assert memory.alias_size_in_bytes == num_bytes(copy)
+    assert memory.temp_size_in_bytes <= 2 * size * inputs
 
 
 @needs_compiler

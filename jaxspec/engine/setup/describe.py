@@ -6,6 +6,7 @@ import jax
 
 from jaxspec.engine.schedule.loop import Loop
 from jaxspec.engine.step.io import Models
+from jaxspec.models.copied_head import NAME as COPIED_HEAD
 from jaxspec.proposers.device import Params
 from jaxspec.proposers.drafters import drafter_in
 
@@ -59,8 +60,10 @@ def _name(model: Any) -> str:
 
 
 def _count(params: Any) -> str:
-    """The number of parameters in the usual form: 8.2B, 7.1M."""
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    """The number of parameters in the usual form: 8.2B, 7.1M. A copy of a head does not count."""
+    copied = params.get(COPIED_HEAD) if isinstance(params, dict) else None
+    size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    count = size(params) - size(copied)
     for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count >= unit:
             return f"{count / unit:.1f}{letter}"

@@ -19,6 +19,7 @@ from jaxspec.checkpoint.stream import Places, in_total
 from jaxspec.demo import demo_dtype, is_demo_target
 from jaxspec.engine.plan.methods import choose_method, refuse_options_of_a_drafter
 from jaxspec.engine.plan.shards import with_shards
+from jaxspec.engine.setup.copied_head import copying_head, with_copied_head
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.engine.setup.placement import places_of
 from jaxspec.engine.step.io import Models
@@ -70,6 +71,7 @@ def open_models(
         draft = local_folder(draft, draft_revision)
         opened_draft = open_drafter(draft, block_size, draft_quantization)
         config = fitted(opened_target.config, opened_draft.config)
+        config = copying_head(config, tensor_parallel_size)
         opened_draft = dataclasses.replace(opened_draft, config=config)
         choose_method(method, has_drafter=True, kind=opened_draft.config.kind)
     tokenizer = _tokenizer(folder)
@@ -84,6 +86,7 @@ def open_models(
     if opened_draft is not None:
         of_draft = places.get("drafter")
         params["drafter"] = _loaded(opened_draft, draft, floats, report, of_draft)
+        params = with_copied_head(opened_draft.config, params)
     return Opened(models, params, tokenizer, template)
 
 

@@ -4,10 +4,12 @@ import logging
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey
 
 from jaxspec.engine.setup.processes import least_of_processes
 from jaxspec.errors import LoadError
 from jaxspec.layers.fp8 import is_fp8_matrix
+from jaxspec.models.copied_head import NAME as COPIED_HEAD
 from jaxspec.models.qwen35 import Qwen35
 from pallas_kernels.fp8_product import bytes_of_products
 
@@ -74,13 +76,14 @@ def bytes_until_commit(target: Any, batch: int, width: int) -> int:
 
 
 def _bytes_of_pieces(params: Any, rows: int) -> int:
-    """Bytes of the partial products that XLA writes before it adds them up, for 8-bit matrices."""
-    nodes = jax.tree.leaves(params, is_leaf=is_fp8_matrix)
+    """Bytes of the partial products that XLA writes before it adds them up, for 8-bit matrices.
+    Copied heads have none: on a GPU, XLA does not multiply them."""
+    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_fp8_matrix)
     return max(
         (
             bytes_of_products(rows, *node["weight"].shape[:1], *node["scales"].shape[1:])
-            for node in nodes
-            if is_fp8_matrix(node)
+            for path, node in nodes
+            if is_fp8_matrix(node) and path[-1:] != (DictKey(COPIED_HEAD),)
         ),
         default=0,
     )

@@ -1,5 +1,7 @@
 """Drafters in FP8 on two devices, each with its part of numbers and scales."""
 
+import dataclasses
+import logging
 import pathlib
 
 import jax.numpy as jnp
@@ -32,20 +34,42 @@ def opened(folder: pathlib.Path, devices: int) -> Opened:
     return open_models(TARGET, folder, tensor_parallel_size=devices, **options)
 
 
-def test_drafts_are_those_of_one_device(folder):
-    cases = trajectories("a")[:5]
-    outputs = {}
-    for devices in (1, 2):
-        pair, options = opened(folder, devices), HOUSE | {"tensor_parallel_size": devices}
-        engine = Engine.from_models(
-            pair.models, pair.params, pair.tokenizer, driver="overlapped", **options
-        )
-        outputs[devices] = engine.generate([case["prompt"] for case in cases], budget(40))
+def without_copied_head(pair: Opened) -> Opened:
+    [proposer] = pair.models.proposers
+    config = dataclasses.replace(proposer.drafter.config, copies_head=False)
+    proposer = dataclasses.replace(proposer, drafter=proposer.drafter.clone(config=config))
+    models = dataclasses.replace(pair.models, proposers=(proposer,))
+    return dataclasses.replace(pair, models=models)
+
+
+def test_drafts_are_those_of_one_device_without_a_copy_of_the_head(folder):
+    """Two devices have no copy, also if one device that has opened the models made one."""
+    cases, whole = trajectories("a")[:5], opened(folder, 1)
+    outputs = []
+    for pair, devices in (
+        (without_copied_head(whole), 1),
+        (opened(folder, 2), 2),
+        (whole, 2),
+    ):
+        options = HOUSE | {"tensor_parallel_size": devices, "driver": "overlapped"}
+        engine = Engine.from_models(pair.models, pair.params, pair.tokenizer, **options)
+        outputs.append(engine.generate([case["prompt"] for case in cases], budget(40)))
         assert "a drafter in FP8" in repr(engine)
-    for case, one, two in zip(cases, outputs[1], outputs[2], strict=True):
-        assert list(one.token_ids) == list(two.token_ids) == case["greedy"][:40]
-        assert one.stats.acceptance_lengths == two.stats.acceptance_lengths
-    assert max(one.stats.mean_acceptance_length for one in outputs[2]) > 2
+        [proposer] = engine.loop.device.models.proposers
+        assert not proposer.drafter.config.copies_head
+        assert devices == 1 or "copied_head" not in engine.params["drafter"]
+    for case, *several in zip(cases, *outputs, strict=True):
+        lengths = {one.stats.acceptance_lengths for one in several}
+        assert all(list(one.token_ids) == case["greedy"][:40] for one in several)
+        assert len(lengths) == 1
+    assert max(one.stats.mean_acceptance_length for one in outputs[1]) > 2
+
+
+def test_the_log_says_that_the_head_is_not_copied(folder, caplog):
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        assert not opened(folder, 2).drafter.config.copies_head
+    said = "draft_quantization leaves the head as it is: there are 2 devices, expected one"
+    assert said in caplog.messages
 
 
 def test_each_device_reads_its_own_blocks(folder):
