@@ -75,11 +75,11 @@ class DFlash(DrafterModule):
         return self.clone(config=dataclasses.replace(self.config, decoder=decoder))
 
     @nn.nowrap
-    def with_shards(self, shards: Shards) -> "DFlash":
+    def with_shards(self, shards: Shards) -> DrafterModule:
         """The module of one device's shard, which has no copy of a head."""
-        config, decoder = self.config, self.config.decoder.of_shard(shards)
-        copies = config.copies_head and shards.count == 1
-        return self.clone(config=dataclasses.replace(config, decoder=decoder, copies_head=copies))
+        shard = super().with_shards(shards)
+        copies = shard.config.copies_head and shards.count == 1
+        return shard.clone(config=dataclasses.replace(shard.config, copies_head=copies))
 
     @nn.nowrap
     def kernel_choices(self, batch: int, width: int, page_size: int) -> Iterator[OpChoice]:

@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from pallas_kernels.dense_chain.plan import GROUP, UNIT, Plan
 from pallas_kernels.exchange.numbered import Numbered
 from pallas_kernels.jax_internals import pl
@@ -66,12 +64,6 @@ class Partners:
         others = range(arrived.shape[0])
         parts = [load(arrived.at[other, rows, columns], rows_in_lanes(UNIT)) for other in others]
         return [own.astype(self.plan.dtype), *parts]
-
-
-def added(parts: Sequence[Any]) -> Any:
-    """The sum in float32, in the order of the parts."""
-    first, *others = [part.astype(jnp.float32) for part in parts]
-    return sum(others, first)
 
 
 def count_exchanges(refs: dict[str, Any], block, warpgroup) -> None:

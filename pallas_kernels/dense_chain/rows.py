@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.dense_chain.loading import Shares
-from pallas_kernels.dense_chain.partners import Partners, added
+from pallas_kernels.dense_chain.partners import Partners
 from pallas_kernels.dense_chain.plan import (
     GATE_UP,
     GROUP,
@@ -21,6 +21,7 @@ from pallas_kernels.dense_chain.plan import (
     Plan,
     boxes_of_tile,
 )
+from pallas_kernels.exchange.order import sum_in_order
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, rows_in_lanes
 
@@ -108,11 +109,11 @@ class Rows:
         partners = Partners(self.plan, self.refs, STAGE[p], self.shares.tile(p), self.shares.block)
         of_pair = lambda i: pair_sum(i, rows_in_lanes(UNIT))
         if self.plan.one_product:
-            return lambda i, layout: added(partners.arrived(self.first + i, of_pair(i)))
+            return lambda i, layout: sum_in_order(partners.arrived(self.first + i, of_pair(i)))
         for i in range(self.plan.groups_each):
             send = lambda i=i: partners.send(self.first + i, of_pair(i))
             pl.when(self.finishes(i))(send)
-        return lambda i, layout: added(partners.received(self.first + i))
+        return lambda i, layout: sum_in_order(partners.received(self.first + i))
 
     def by_mailbox(self, p: int, acc):
         """Sends the groups that the other thread block finishes.

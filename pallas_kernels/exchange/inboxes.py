@@ -23,10 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
 BLOCKS = 512
-"""The most thread blocks of a call, each of which waits for the block of its own number on the
-other GPUs. With one token each they all wait at the same time: an H100 runs so many at once, unless
-they need more than 128 registers per thread. If not all of them run at once, others begin when the
-first have ended, in the same order on all GPUs."""
+"""The most thread blocks of a call. A block waits for the block of its own number on the other
+GPUs, so all of them must run at once. An H100 runs so many at once if a thread needs at most 128
+registers."""
 FLAG_BYTES = 32
 """Bytes between two flags: a sector of the cache, so that no two share one."""
 TURNS = 2

@@ -1,11 +1,8 @@
-"""`exchange_norm` on Mosaic GPU: one thread block per row (token), or every 512th row."""
+"""`exchange_norm` on Mosaic GPU: one thread block per row (token), or for several."""
 
 import dataclasses
 import functools
 import math
-import operator
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +11,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from pallas_kernels.add_norm.kernel import add_and_norm
 from pallas_kernels.exchange.inboxes import BLOCKS, Inboxes, Layout
+from pallas_kernels.exchange.order import sum_in_order
 from pallas_kernels.exchange.wire import Wire
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.kept import kept
@@ -22,6 +20,8 @@ from pallas_kernels.tiles import THREADS, Shapes, load, named, strided
 
 WORD = 4
 """Bytes that a thread sends at least."""
+FEW_PARTS = 2
+"""The most parts of a product with which BLOCKS thread blocks run at once."""
 
 
 def exchange_norm(
@@ -73,7 +73,7 @@ def one_call(
     total, normed, calls = plgpu.kernel(
         named("exchange_norm", functools.partial(one_block, wire, eps)),
         out_type=tuple(jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (x, x, calls)),
-        grid=(min(rows, BLOCKS),),
+        grid=(blocks_of(rows, addend.shape[0]),),
         grid_names=("block",),
         num_threads=1,
         thread_name="warpgroup",
@@ -110,12 +110,12 @@ def one_block(
 ) -> None:
     """Sends all rows of this thread block, says so, waits for the other GPUs, and adds up."""
     block, (parts, rows, _) = lax.axis_index("block"), addend.shape
-    own, number = device[0], calls[0] + 1
+    own, number, blocks = device[0], calls[0] + 1, blocks_of(rows, parts)
 
-    @each_row(block, rows)
+    @each_row(block, rows, blocks)
     def send(row) -> None:
         found = [load(addend.at[part, row], wire.registers) for part in range(parts)]
-        wire.send(addresses, own, number, row, in_order(found).astype(x.dtype))
+        wire.send(addresses, own, number, row, sum_in_order(found).astype(x.dtype))
 
     wire.signal(addresses, own, number, block)
     wire.wait(addresses, own, number, block, late)
@@ -126,21 +126,22 @@ def one_block(
 
     missing = jnp.where(late[block] == 0, 0.0, jnp.nan)  # of which no token is made
 
-    @each_row(block, rows)
+    @each_row(block, rows, blocks)
     def add(row) -> None:
-        product = in_order(wire.receive(addresses, own, number, row)) + missing
+        product = sum_in_order(wire.receive(addresses, own, number, row)) + missing
         add_and_norm(eps, x.at[row], product, scale, total.at[row], normed.at[row])
 
 
-def in_order(parts: Sequence[Any]) -> Any:
-    """The sum in float32, from the first to the last."""
-    return functools.reduce(operator.add, [part.astype(jnp.float32) for part in parts])
+def blocks_of(rows: int, parts: int) -> int:
+    """Thread blocks of a call: one per row, as far as all of them can run at once. To add up many
+    parts takes so many registers that half as many can."""
+    return min(rows, BLOCKS if parts <= FEW_PARTS else BLOCKS // 2)
 
 
-def each_row(block, rows: int):
+def each_row(block, rows: int, blocks: int):
     """Runs a function with each row of a thread block."""
-    if rows <= BLOCKS:
+    if rows <= blocks:
         return lambda use: use(block)
-    count = (rows - 1 - block) // BLOCKS + 1
-    step = lambda use: lambda i, _: use(block + i * BLOCKS)
+    count = (rows - 1 - block) // blocks + 1
+    step = lambda use: lambda i, _: use(block + i * blocks)
     return lambda use: lax.fori_loop(0, count, step(use), None)

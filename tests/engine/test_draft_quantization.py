@@ -20,6 +20,7 @@ from jaxspec.engine.setup.load_models import open_models
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.errors import LoadError, UsageError
 from jaxspec.layers.fp8 import Fp8
+from jaxspec.models.dflash import DFlash
 from oracles.more_heads import with_more_heads
 from pallas_kernels.fp8_product import quantised_blocks
 
@@ -106,6 +107,15 @@ def test_an_engine_chooses_drafts_with_the_copy_and_tokens_without_it(folders):
         assert list(output.token_ids) == case["greedy"][:32]
         lengths[name] = output.stats.mean_acceptance_length
     assert lengths["whole"] > 1.5 and lengths["spoilt"] < 1.1, lengths
+
+
+def test_an_engine_says_if_nothing_multiplies_the_copy(folders, monkeypatch, caplog):
+    pair = opened(folders["a"])
+    monkeypatch.setattr(DFlash, "copied_head_product", lambda self, places: None)
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        engine_of(pair)
+    said = "draft_quantization: no kernel multiplies the copy of the head; it is not read"
+    assert caplog.messages.count(said) == 1
 
 
 def test_steps_of_many_requests_read_the_head_itself(folders):

@@ -13,7 +13,7 @@ from test_kernel_choices import HOPPER, traced_choices
 
 from jaxspec.checkpoint.fp8_names import quantised_drafter
 from jaxspec.engine.setup import memory
-from jaxspec.engine.setup.copied_head import copying_head
+from jaxspec.engine.setup.copied_head import copying_head, say_if_unread
 from jaxspec.engine.setup.describe import models_in_words
 from jaxspec.engine.setup.opened import Opened
 from jaxspec.layers.decoder import BlockMask, Decoder
@@ -174,6 +174,23 @@ def test_on_a_gpu_only_a_kernel_multiplies_it(
         run = lambda: proposer.logits(pair.models.target, pair.params, hidden)
         traced = traced_choices(monkeypatch, run)
         assert traced == set(of_head) <= said
+
+
+@pytest.mark.parametrize(
+    ("kernels", "said"),
+    [
+        ("auto", []),
+        ("xla", ["draft_quantization: no kernel multiplies the copy of the head; it is not read"]),
+    ],
+)
+def test_the_log_says_if_the_copy_is_not_read(kernels, said, monkeypatch, caplog):
+    pair = pair_with("untied", "bfloat16")
+    monkeypatch.setattr(dispatch, "default_device", lambda: HOPPER)
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        caplog.clear()
+        say_if_unread(pair.drafter.with_kernels(kernels))
+        say_if_unread(pair.drafter.with_kernels(kernels).with_shards(Shards(2)))
+    assert caplog.messages == said
 
 
 def test_no_room_for_xla_s_products_with_it_is_planned():

@@ -71,7 +71,7 @@ def interpreted(x, addend, products, scale, late: int = 0):
         run = plgpu.kernel(
             kernel,
             out_type=(like, like, like, jax.ShapeDtypeStruct((1,), jnp.int32)),
-            grid=(min(rows, mosaic.BLOCKS),),
+            grid=(mosaic.blocks_of(rows, addend.shape[0]),),
             grid_names=("block",),
             num_threads=1,
             thread_name="warpgroup",
@@ -191,6 +191,8 @@ REGISTERS, MULTIPROCESSORS = 65536, 132
 SIZES = [
     (2, 16, 4096, "bfloat16", 1),
     (2, 512, 5120, "bfloat16", 1),
+    (2, 512, 5120, "float32", 2),
+    (2, 512, 5120, "float32", 4),
     (2, 128, 4096, "float32", 4),
     (4, 512, 5120, "bfloat16", 1),
 ]
@@ -232,7 +234,7 @@ def test_it_compiles_for_gpus_that_are_not_here(
     assert "uses_xla_collective_metadata = false" in program, "no barrier of jax's before a call"
     output = "".join(capfd.readouterr())
     assert_no_spills(output)
-    all_run_at_once(output, min(rows, BLOCKS))
+    all_run_at_once(output, mosaic.blocks_of(rows, parts))
     instructions_are_in_order(output, devices)
 
 

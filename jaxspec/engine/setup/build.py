@@ -9,6 +9,7 @@ from jaxspec.engine.plan.options import EngineOptions
 from jaxspec.engine.plan.planning import plan_engine, synthetic_of
 from jaxspec.engine.programs.store import open_store
 from jaxspec.engine.schedule.loop import Loop
+from jaxspec.engine.setup.copied_head import say_if_unread
 from jaxspec.engine.setup.inboxes import exchange_by_inboxes, with_inboxes
 from jaxspec.engine.setup.placement import spread_params, with_synthetic
 from jaxspec.engine.setup.pools import with_pools
@@ -20,6 +21,7 @@ from jaxspec.engine.step.device import Device
 from jaxspec.engine.step.io import Models
 from jaxspec.engine.step.lateness import ExchangingDevice
 from jaxspec.proposers.device import Params
+from jaxspec.proposers.drafters import drafter_in
 from jaxspec.proposers.methods import METHODS
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -33,6 +35,7 @@ def build_loop(
     synthetic = synthetic_of(options.synthetic_acceptance, plan.block_size - 1)
     if synthetic is not None:
         params = with_synthetic(params, synthetic, models.shards.count)
+    say_if_unread(drafter_in(models.proposers))
     plan = with_pools(models, params, plan, options)
     check_room(models, plan)
     store = open_store(options.cache_dir)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 import jax
 
@@ -9,6 +10,7 @@ from jaxspec.checkpoint.fp8_config import OF_DRAFTER
 from jaxspec.errors import LoadError, is_out_of_memory
 from jaxspec.models.config import DFlashConfig, DrafterConfig
 from jaxspec.models.copied_head import copy_of_head, why_not_copied
+from jaxspec.models.dflash import DFlash
 from jaxspec.models.parameters import num_bytes
 from jaxspec.proposers.device import Params
 
@@ -24,6 +26,14 @@ def copying_head(config: DrafterConfig, devices: int) -> DrafterConfig:
     if reason is not None:
         log.info("%s leaves the head as it is: %s", OF_DRAFTER, reason)
     return dataclasses.replace(config, copies_head=reason is None)
+
+
+def say_if_unread(drafter: Any) -> None:
+    """Says in the log if the steps of an engine do not read the copy that its drafter has."""
+    if not isinstance(drafter, DFlash) or not drafter.config.copies_head:
+        return
+    if drafter.copied_head_product(places=1) is None:
+        log.info("%s: no kernel multiplies the copy of the head; it is not read", OF_DRAFTER)
 
 
 def with_copied_head(config: DrafterConfig, params: Params) -> Params:
