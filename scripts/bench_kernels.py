@@ -374,7 +374,13 @@ def time_chain(case: ChainCase, implementation: Implementation) -> float:
         arrivals, seen = first_arrivals(), []
         for weights in layers:
             x, qkv, arrivals = dense_chain(
-                attended, x, **weights, arrivals=arrivals, eps=1e-6, implementation=implementation
+                attended,
+                x,
+                **weights,
+                arrivals=arrivals,
+                eps=1e-6,
+                quantise_inputs=case.quantise_inputs,
+                implementation=implementation,
             )
             if qkv is not None:
                 seen.append(qkv[0, :8])

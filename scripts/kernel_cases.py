@@ -173,13 +173,17 @@ class ChainCase:
     """Whether the matrices are in 8 bits, with a scale for each block."""
     reads: bool = True
     """Whether the next layer's inputs are computed too."""
+    quantise_inputs: bool = False
+    """Whether activations are rounded to 8 bits, too."""
 
     op = "dense_chain"
 
     @property
     def name(self) -> str:
+        model = f"{name_of(self.model)}{'-FP8' if self.fp8 else ''}"
+        rounded = " in 8 bits" if self.quantise_inputs else ""
         last = "" if self.reads else ", no next inputs"
-        return f"{name_of(self.model)}{'-FP8' if self.fp8 else ''}, {self.tokens} tokens{last}"
+        return f"{model}, {self.tokens} tokens{rounded}{last}"
 
     @property
     def shape(self) -> ChainShape:
@@ -291,6 +295,11 @@ CASES = {
             for tokens in (8, 16, 32, 64)
         ]
         + [
+            ChainCase(model, tokens, fp8=True, quantise_inputs=True)
+            for model in ("8B", "4B")
+            for tokens in (8, 16, 32, 64)
+        ]
+        + [
             ChainCase(model, tokens, reads=reads)
             for reads in (True, False)
             for model in HYBRID
@@ -337,7 +346,12 @@ CASES = {
         ((1, 64),),
         [AttentionCase(1, 64, 4, True, heads=4, kv_heads=2, head_dim=16)],
         [WriteCase(1, 4, heads=4, kv_heads=2, head_dim=16)],
-        [ChainCase("tiny", 8), ChainCase("tiny", 8, fp8=True), ChainCase("tiny", 8, reads=False)],
+        [
+            ChainCase("tiny", 8),
+            ChainCase("tiny", 8, fp8=True),
+            ChainCase("tiny", 8, fp8=True, quantise_inputs=True),
+            ChainCase("tiny", 8, reads=False),
+        ],
         [DeltaCase(op, 2, 4, 3, 1, 2, 8) for op in ("delta_read", "delta_fold", "delta_prefill")],
         [
             MixerCase(op, 2, 3, 4, 1, 2, 8)

@@ -95,6 +95,7 @@ def chain_shape(decoder: Decoder, batch: int, width: int) -> ChainShape:
         scaled=None if fp8 is None else "blocks" if fp8.blocks else "outputs",
         quantised_inputs=fp8 is not None and fp8.quantised_inputs,
         norm_dtype="float32" if decoder.wide_norms else None,
+        devices=decoder.shards.count,
     )
 
 

@@ -38,6 +38,7 @@ def dense_chain(
     arrivals: Arrivals | None = None,
     *,
     eps: float,
+    quantise_inputs: bool = False,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
     """Computes the residual stream and the next layer's fused qkv from an attention's output:
@@ -48,8 +49,8 @@ def dense_chain(
         next_qkv = next_norm(total) @ qkv              None if `qkv` is None
 
     Either all matrices are [inputs, outputs] in the dtype of the rows, or all are `Fp8Matrix`,
-    [outputs, inputs] in 8 bits, and `@` stands for `fp8_product`. The scales of both norms may be
-    in float32 if the rows have 16 bits.
+    [outputs, inputs] in 8 bits, and `@` stands for `fp8_product`, which rounds its inputs to 8 bits
+    too with `quantise_inputs`. The scales of both norms may be in float32 if the rows have 16 bits.
 
     Returns `total`, `next_qkv` and the `arrivals` for the next call of the program. Pass them on,
     because two calls must not run at the same time (`Arrivals`); without them, only other data
@@ -58,7 +59,7 @@ def dense_chain(
     """
     arrivals = first_arrivals() if arrivals is None else arrivals
     arrays = (attended, x, out, norm, gate_up, down, next_norm, qkv, arrivals)
-    return DENSE_CHAIN(implementation, *arrays, eps=eps)
+    return DENSE_CHAIN(implementation, *arrays, eps=eps, quantise_inputs=quantise_inputs)
 
 
 def exchanging_chain(

@@ -39,6 +39,8 @@ class Chain:
     """How several GPUs add up their parts of products; None on a single GPU."""
     axis_name: str = ""
     """The axis of these GPUs in `jax.shard_map`."""
+    quantise_inputs: bool = False
+    """Whether the inputs of products are rounded to 8 bits, on a single GPU."""
 
     def filled(self, x: Float[Array, "batch width hidden"]) -> Float[Array, "filled width hidden"]:
         """The residual stream of the padded batch."""
@@ -73,6 +75,7 @@ class Chain:
         options: dict[str, Any] = {"eps": eps, "implementation": self.implementation}
         inboxes = self.inboxes
         if inboxes is None:
+            options["quantise_inputs"] = self.quantise_inputs
             total, qkv, arrivals = dense_chain(rows, stream, *weights, self.arrivals, **options)
         else:
             options["axis_name"] = self.axis_name
@@ -97,8 +100,8 @@ def begin_chain(
     filled = filled_shape(shape, width)
     runs = chain_choice(filled, dtype, implementation).implementation == "mosaic"
     filled_batch = filled.tokens // width if runs else batch
-    arrivals = first_arrivals()
-    return Chain(batch, filled_batch, runs, implementation, arrivals, inboxes, axis_name)
+    known = batch, filled_batch, runs, implementation, first_arrivals(), inboxes, axis_name
+    return Chain(*known, quantise_inputs=shape.quantised_inputs)
 
 
 def filled_shape(shape: ChainShape, width: int) -> ChainShape:

@@ -38,8 +38,10 @@ def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
     norms = jnp.dtype(shape.norm_dtype or dtype)
     is_known = norms in (jnp.bfloat16, jnp.float32)
     require(is_known, f"norm scales in {norms}", "bfloat16 or float32")
-    rounded = "activations that are rounded to 8 bits"
-    require(not shape.quantised_inputs, rounded, "activations in 16 bits")
+    in_pieces = not shape.quantised_inputs or shape.scaled == "blocks"
+    require(in_pieces, "rows with one scale each", "a scale for each piece of 128 inputs")
+    is_alone = not shape.quantised_inputs or shape.devices == 1
+    require(is_alone, f"activations in 8 bits on {shape.devices} GPUs", "one GPU")
     tokens = f"8, 16, .. {MOST_TOKENS}"
     in_groups = shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS
     require(in_groups, f"{shape.tokens} tokens per step", tokens)

@@ -46,10 +46,10 @@ class Fp8Chain(Chain):
 
     def gate_and_up(self) -> None:
         plan, matrices = self.plan, (self.gate_column, self.up_column)
-        steps = self.shares.row_steps[GATE_UP]
+        steps = plan.shape.hidden // DEPTH
 
         def scales_of(block):
-            block = lax.min(block, lax.max(steps * plan.row_tiles - 1, 0))
+            block = lax.min(block, steps * plan.row_tiles - 1)
             return tuple(self.scale_of(GATE_UP, column, block) for column in matrices)
 
         def one_step(step, carried):
@@ -87,9 +87,7 @@ class Fp8Chain(Chain):
     def added(self, sums: Sums, weights, tile, scale) -> Sums:
         """The sums plus this warpgroup's chunk of a stage of weights times a tile of rows."""
         chunk = self.scratch["weights"].at[weights * CONSUMERS + self.warpgroup]
-        return add_product(
-            sums, chunk, self.scratch["tiles"].at[tile], scale, self.plan.one_product
-        )
+        return add_product(sums, chunk, self.scratch["tiles"].at[tile], scale, self.plan.one_phase)
 
     def scale_of(self, p: int, column, block):
         """The scale of a chunk; None if scales belong to outputs."""
@@ -115,4 +113,4 @@ class Fp8Chain(Chain):
         plgpu.barrier_arrive(ready.at[other])
         plgpu.barrier_wait(ready.at[self.warpgroup])
         theirs = load(swapped.at[self.warpgroup].T, ACC)
-        return rounded_sum(mine, theirs, ACC, self.plan.one_product)
+        return rounded_sum(mine, theirs, ACC, self.plan.one_phase)

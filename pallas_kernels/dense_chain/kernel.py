@@ -1,6 +1,5 @@
 """The body of the chain kernel: two warpgroups multiply, one loads weights and one loads rows."""
 
-import itertools
 from functools import partial
 
 import jax.numpy as jnp
@@ -18,10 +17,10 @@ from pallas_kernels.dense_chain.plan import (
     PRODUCTS,
     STAGE,
     UNIT,
+    Phase,
     Plan,
 )
 from pallas_kernels.dense_chain.rows import TRANSPOSED, Rows, times_rows
-from pallas_kernels.dense_chain.shape import BARRIERS
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu, store
 from pallas_kernels.tiles import fence_async
 
@@ -31,12 +30,12 @@ ADDED = {0: ("x", "norm", "attention_"), 2: ("attention_total", "next_norm", "")
 
 def run(plan: Plan, kind: "type[Chain]", names: tuple[str, ...], *refs, **scratch) -> None:
     chain = kind(plan, dict(zip(names, refs)), scratch)
-    if not plan.one_product:
+    if not plan.one_phase:
         plan.mailbox.init_barriers(scratch)
     pl.when(chain.warpgroup < CONSUMERS)(chain.multiply_all)
     pl.when(chain.warpgroup == CONSUMERS)(chain.load_weights)
     pl.when(chain.warpgroup == CONSUMERS + 1)(chain.load_rows)
-    if not plan.one_product:
+    if not plan.one_phase:
         pl.when(chain.warpgroup >= CONSUMERS)(plan.mailbox.wait_for_barriers)
 
 
@@ -56,27 +55,33 @@ class Chain:
             self.shares,
             self.refs,
             self.scratch,
-            self.wait_for_product_before,
+            self.wait_for_rows_of,
             self.rows.compute_inverse,
         )
 
     def multiply_all(self) -> None:
-        if not self.plan.one_product:
+        if not self.plan.one_phase:
             self.plan.mailbox.wait_for_barriers()
-        if self.plan.layout is not None and not self.plan.one_product:
+        if self.plan.layout is not None and not self.plan.one_phase:
             count_exchanges(self.refs, self.shares.block, self.warpgroup)
-        for stage, of_stage in itertools.groupby(self.shares.products, STAGE.__getitem__):
-            for p in of_stage:
+        for phase in self.plan.phases:
+            if phase.rounds:
+                self.round_rows(phase)
+            for p in self.plan.products_of(phase):
                 pl.when(self.shares.active[p])(partial(self.multiply_product, p))
-            if stage < BARRIERS and not self.plan.one_product:
-                grid_barrier.arrive(self.refs["counters"], stage)
+            if phase in self.plan.meetings and not self.plan.one_phase:
+                grid_barrier.arrive(self.refs["counters"], self.plan.meetings.index(phase))
 
-    def wait_for_product_before(self, p: int) -> None:
-        """Waits until all thread blocks have finished the product whose result product p reads."""
-        stage = STAGE[p]
-        if stage > 0 and p == PRODUCTS[stage][0] and not self.plan.one_product:
+    def round_rows(self, phase: Phase) -> None:
+        raise AssertionError("rows in 16 bits are multiplied as they are")
+
+    def wait_for_rows_of(self, p: int) -> None:
+        """Waits until all thread blocks have written the rows that product p multiplies."""
+        before = self.plan.phase_before(Phase(STAGE[p]))
+        if p == PRODUCTS[STAGE[p]][0] and before is not None and not self.plan.one_phase:
+            barrier = self.plan.meetings.index(before)
             arrivals = self.plan.blocks * CONSUMERS
-            grid_barrier.wait(self.refs["counters"], stage - 1, self.refs["calls"], arrivals)
+            grid_barrier.wait(self.refs["counters"], barrier, self.refs["calls"], arrivals)
             fence_async()
 
     def multiply_product(self, p: int) -> None:
@@ -103,14 +108,18 @@ class Chain:
 
     def write_gated(self, *accs) -> None:
         columns = pl.ds(self.shares.inner_unit(self.warpgroup) * UNIT, UNIT)
-        rows = self.rows.own if self.plan.is_narrow else pl.ds(0, self.plan.shape.tokens)
-        inverse = self.rows.inverse(rows)
-        gate, up = (times_rows(acc, inverse) for acc in accs)
+        gate, up = self.normed(accs)
         gated = (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.plan.dtype)
         if self.plan.is_narrow:
             self.rows.store_groups(self.refs["gated"], columns, gated)
         else:
             store(self.refs["gated"].at[:, columns].T, plgpu.layout_cast(gated, TRANSPOSED))
+
+    def normed(self, accs) -> tuple:
+        """Gate and up with the norm's second factor."""
+        rows = self.rows.own if self.plan.is_narrow else pl.ds(0, self.plan.shape.tokens)
+        inverse = self.rows.inverse(rows)
+        return tuple(times_rows(acc, inverse) for acc in accs)
 
     # Products
 

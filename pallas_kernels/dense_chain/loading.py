@@ -18,7 +18,9 @@ from pallas_kernels.dense_chain.plan import (
     MORE_OUT,
     MORE_QKV,
     NEXT_QKV,
+    NUMBERS,
     PAIR,
+    ROW_SCALES,
     STAGE,
     UNIT,
     Plan,
@@ -44,7 +46,7 @@ class Shares:
         self.plan = plan
         self.pair, self.half = lax.axis_index("pair"), lax.axis_index("half")
         self.block = self.pair * PAIR + self.half
-        self.active = {p: self._has(p) for p in plan.products}
+        self.active = {p: self.has(p) for p in plan.products}
         self.row_steps = {p: jnp.where(self.active[p], self._depths(p), 0) for p in plan.products}
         self.steps = {
             p: n * (plan.gate_up_steps if p == GATE_UP else 1) for p, n in self.row_steps.items()
@@ -56,7 +58,7 @@ class Shares:
     def products(self) -> tuple[int, ...]:
         return self.plan.products
 
-    def _has(self, p: int):
+    def has(self, p: int):
         """Whether this thread block has a part in a product."""
         if p == GATE_UP:
             return self.inner_unit(0) < self.plan.shape.inner // UNIT
@@ -165,6 +167,18 @@ def place_of_fp8_chunk(shares: Shares, p: int, step, warpgroup: int) -> tuple:
     return pl.ds(column, UNIT), pl.ds(inputs, BLOCK)
 
 
+def places_of_rows(shares: Shares, refs, p: int, inputs) -> list[tuple[Any, str]]:
+    """What product p multiplies, from an input on, and where in shared memory it belongs."""
+    of_tile, stage = pl.ds(inputs, shares.plan.tile_inputs), STAGE[p]
+    if not shares.plan.rounds:
+        return [(refs[ROWS[stage]].at[:, of_tile], "tiles")]
+    numbers, scales = refs[ROWS[stage] + NUMBERS], refs[ROWS[stage] + ROW_SCALES]
+    return [
+        (numbers.at[:, of_tile], "tiles"),
+        (scales.at[lax.div(inputs, BLOCK)], "row_scales"),
+    ]
+
+
 def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
     """Loads the rows of each product p after `wait_for(p)`, and calls `then(p)` after the loads."""
     stages, steps = shares.plan.sizes.row_stages, shares.all_row_steps
@@ -183,11 +197,10 @@ def load_rows(shares: Shares, refs, scratch, wait_for, then) -> None:
             stage = lax.rem(overall, stages)
             for i in range(tiles):
                 inputs = shares.inputs(p) + step * DEPTH + i * width  # noqa: B023
-                plgpu.copy_gmem_to_smem(
-                    refs[ROWS[STAGE[p]]].at[:, pl.ds(inputs, width)],  # noqa: B023
-                    scratch["tiles"].at[stage * tiles + i],
-                    scratch["rows_loaded"].at[stage],
-                )
+                loaded = scratch["rows_loaded"].at[stage]
+                for source, target in places_of_rows(shares, refs, p, inputs):  # noqa: B023
+                    place = scratch[target].at[stage * tiles + i]
+                    plgpu.copy_gmem_to_smem(source, place, loaded)
 
         pl.when(shares.active[p])(lambda: then(p))  # noqa: B023
 

@@ -9,9 +9,9 @@ and goes on loading weights, also those of the next product, while it waits for 
                           for all blocks                             for all          for all
 
 Each thread block takes tiles of 64 columns (`plan.py`). Two of its four warpgroups multiply
-(`kernel.py`, `fp8.py`) and do the epilogues (`rows.py`), one loads weights and one loads rows
-(`loading.py`). The two thread blocks of a cluster share the tiles of out and down: each multiplies
-half of the inputs.
+(`kernel.py`, `fp8.py`, `rounded.py`) and do the epilogues (`rows.py`), one loads weights and one
+loads rows (`loading.py`). The two thread blocks of a cluster share the tiles of out and down: each
+multiplies half of the inputs.
 """
 
 import dataclasses
@@ -36,6 +36,7 @@ from pallas_kernels.dense_chain.plan import (
     Sizes,
     choose_sizes,
 )
+from pallas_kernels.dense_chain.rounded import RoundedChain
 from pallas_kernels.dense_chain.shape import Arrivals
 from pallas_kernels.dense_chain.shape_of import shape_of
 from pallas_kernels.dense_chain.weights import ChainWeights
@@ -49,7 +50,7 @@ NAMES = "attended", "x", "out", "norm", "gate_up", "down", "next_norm", "qkv"
 """The arrays and matrices that every call has."""
 
 
-@kept(static_argnames=("eps", "sizes", "pairs", "interpret"))
+@kept(static_argnames=("eps", "quantise_inputs", "sizes", "pairs", "interpret"))
 def dense_chain(
     attended: Float[Array, "tokens attended"],
     x: Float[Array, "tokens hidden"],
@@ -62,12 +63,14 @@ def dense_chain(
     arrivals: Arrivals,
     *,
     eps: float,
+    quantise_inputs: bool = False,
     sizes: Sizes | None = None,
     pairs: int = PAIRS,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
     matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
-    shape = shape_of(*matrices, arrivals, eps=eps, pairs=pairs)
+    options = {"eps": eps, "quantise_inputs": quantise_inputs, "pairs": pairs}
+    shape = shape_of(*matrices, arrivals, **options)
     plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape), None)
     inputs = arrays_by_name(dict(zip(NAMES, matrices)))
     if interpret is None:
@@ -156,8 +159,8 @@ def launch_each(
 ) -> dict[str, Any]:
     """The same, one product after the other, for the interpreter."""
     outputs = inputs
-    for p in plan.launches:
-        outputs = outputs | launch(dataclasses.replace(plan, only=p), outputs, interpret)
+    for phase in plan.launches:
+        outputs = outputs | launch(dataclasses.replace(plan, only=phase), outputs, interpret)
     return outputs
 
 
@@ -176,7 +179,8 @@ def arrays_by_name(
 
 
 def launch(plan: Plan, inputs: dict[str, Any], interpret) -> dict[str, jax.Array]:
-    outputs, kind = plan.outputs(), Fp8Chain if plan.fp8 else Chain
+    outputs = plan.outputs()
+    kind = RoundedChain if plan.rounds else Fp8Chain if plan.fp8 else Chain
     results = plgpu.kernel(
         named("dense_chain", functools.partial(kernel.run, plan, kind, (*inputs, *outputs))),
         out_type=tuple(outputs.values()),

@@ -4,7 +4,7 @@ Rows are tokens. Weights and rows reach shared memory through a pipeline of stag
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pallas_kernels.dense_chain.shape import MOST_TOKENS, ChainShape
 from pallas_kernels.exchange.inboxes import Layout
 from pallas_kernels.fp8_product import BLOCK, E4M3
+from pallas_kernels.fp8_product.row_tiles import TilesOfRoundedRows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.tiles import SHARED_BYTES, THREADS, swizzled
@@ -31,6 +32,15 @@ GROUP = 8
 """Rows in a group. A tile is split over warpgroups and thread blocks in whole groups."""
 PAIRS = 66
 """Clusters, all on the GPU at once: one thread block per multiprocessor of an H100."""
+
+
+class Phase(NamedTuple):
+    """A part of a call, which needs what the parts before it have written."""
+
+    stage: int
+    """The number of a product of the chain."""
+    rounds: bool = False
+    """Whether the product's rows are rounded to 8 bits. If not, they are multiplied."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +69,15 @@ class Plan:
     pairs: int
     """Clusters of two thread blocks, all on the GPU at once."""
     sizes: Sizes
-    only: int | None
-    """The only stage to run; None for all. The interpreter runs each stage as a kernel of its own,
+    only: Phase | None
+    """The only phase to run; None for all. The interpreter runs each phase as a kernel of its own,
     because it runs thread blocks one by one and none may wait for another."""
     layout: Layout | None = None
     """How the inboxes are laid out by which several GPUs add up their parts of the products with
     out and down; None on a single GPU."""
 
     @property
-    def one_product(self) -> bool:
+    def one_phase(self) -> bool:
         return self.only is not None
 
     @property
@@ -78,6 +88,11 @@ class Plan:
     def fp8(self) -> bool:
         """Whether the matrices are in 8 bits."""
         return self.shape.scaled is not None
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the rows are in 8 bits, too."""
+        return self.shape.quantised_inputs
 
     @property
     def chunks(self) -> int:
@@ -109,9 +124,32 @@ class Plan:
         return self.groups_each * CONSUMERS - self.groups
 
     @property
-    def launches(self) -> range:
-        """The stages, for each of which the interpreter launches a kernel of its own."""
-        return range(4 if self.shape.qkv else 3)
+    def every_phase(self) -> tuple[Phase, ...]:
+        """The phases of every call, in order."""
+        return ROUNDING_PHASES if self.rounds else PHASES
+
+    @property
+    def meetings(self) -> tuple[Phase, ...]:
+        """The phases after which all thread blocks wait for each other: all but the last, and but
+        those whose results are rounded, after which only neighbours do."""
+        following = zip(self.every_phase, self.every_phase[1:])
+        return tuple(phase for phase, after in following if not after.rounds)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of this kernel."""
+        return self.every_phase if self.only is None else (self.only,)
+
+    @property
+    def launches(self) -> tuple[Phase, ...]:
+        """The phases in which something is done, for each of which the interpreter launches a
+        kernel of its own."""
+        stages = 4 if self.shape.qkv else 3
+        return tuple(phase for phase in self.every_phase if phase.stage < stages)
+
+    def phase_before(self, phase: Phase) -> Phase | None:
+        place = self.every_phase.index(phase)
+        return self.every_phase[place - 1] if place else None
 
     @property
     def tiles_at_once(self) -> int:
@@ -146,17 +184,21 @@ class Plan:
     @property
     def products(self) -> tuple[int, ...]:
         """The products that this kernel computes, in order."""
+        return tuple(p for phase in self.phases for p in self.products_of(phase))
+
+    def products_of(self, phase: Phase) -> tuple[int, ...]:
+        if phase.rounds or phase not in self.launches:
+            return ()
         left_out = set() if self.is_wide else {MORE_QKV}
         left_out |= set() if self.is_tall else {MORE_OUT, MORE_DOWN}
-        stages = self.launches if self.only is None else (self.only,)
-        return tuple(p for stage in stages for p in PRODUCTS[stage] if p not in left_out)
+        return tuple(p for p in PRODUCTS[phase.stage] if p not in left_out)
 
     def outputs(self) -> dict[str, jax.ShapeDtypeStruct]:
-        shapes = self.shapes()
+        shapes, by_phase = self.shapes(), ROUNDING_OUTPUTS if self.rounds else OUTPUTS
         if self.only is not None:
-            return {name: shapes[name] for name in STAGES[self.only]}
-        stages = STAGES[: self.launches.stop]
-        names = [name for stage in stages for name in stage if name not in SUMS]
+            return {name: shapes[name] for name in by_phase[self.only]}
+        phases = (by_phase[phase] for phase in self.launches)
+        names = [name for names in phases for name in names if name not in SUMS]
         counted = [] if self.layout is None else ["next_exchanges"]
         return {name: shapes[name] for name in (*names, *counted)}
 
@@ -178,7 +220,24 @@ class Plan:
             "squares": squares,
             "next_qkv": narrow(tokens, self.shape.qkv),
             "next_exchanges": jax.ShapeDtypeStruct((1,), jnp.int32),
+            **self.rounded("attended", self.shape.attended),
+            **self.rounded("attention_scaled", hidden),
+            **self.rounded("gated", self.shape.inner),
+            **self.rounded("scaled", hidden),
         }
+
+    def rounded(self, name: str, inputs: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Rows in 8 bits, and a scale for each piece of their inputs."""
+        numbers, scales = (self.shape.tokens, inputs), (inputs // BLOCK, self.scales_at_once)
+        return {
+            name + NUMBERS: jax.ShapeDtypeStruct(numbers, E4M3),
+            name + ROW_SCALES: jax.ShapeDtypeStruct(scales, jnp.float32),
+        }
+
+    @property
+    def scales_at_once(self) -> int:
+        """Scales of all rows for one piece of their inputs, with padding."""
+        return TilesOfRoundedRows(self.shape.tokens).scales_at_once
 
     def scratch(self) -> dict[str, Any]:
         sizes = self.sizes
@@ -189,17 +248,28 @@ class Plan:
                 E4M3 if self.fp8 else self.dtype,
             ),
             "tiles": swizzled(
-                (sizes.row_stages * self.row_tiles, self.shape.tokens, self.tile_inputs), self.dtype
+                (sizes.row_stages * self.row_tiles, self.shape.tokens, self.tile_inputs),
+                E4M3 if self.rounds else self.dtype,
             ),
             "weights_loaded": barrier(self.chunks, sizes.weight_stages),
             "weights_used": barrier(CONSUMERS, sizes.weight_stages),
-            "rows_loaded": barrier(self.row_tiles, sizes.row_stages),
+            "rows_loaded": barrier(self.row_tiles * (2 if self.rounds else 1), sizes.row_stages),
             "rows_used": barrier(CONSUMERS, sizes.row_stages),
             "transposed": swizzled((CONSUMERS, GROUP, UNIT), jnp.float32),
             "inverse": plgpu.SMEM((MOST_TOKENS,), jnp.float32),
             "inverse_ready": barrier(1, 1),
+            **(self.in_8_bits() if self.rounds else {}),
             **(self.swap() if self.fp8 else {}),
-            **(self.pair_barrier() if self.one_product else self.mailbox.scratch()),
+            **(self.pair_barrier() if self.one_phase else self.mailbox.scratch()),
+        }
+
+    def in_8_bits(self) -> dict[str, Any]:
+        """The scales of rows in 8 bits, and a thread block's gated rows before they are rounded."""
+        tiles = self.sizes.row_stages * self.row_tiles
+        return {
+            "row_scales": plgpu.SMEM((tiles, self.scales_at_once), jnp.float32),
+            "gated": plgpu.SMEM((self.shape.tokens, BLOCK), self.dtype),
+            "gated_written": plgpu.Barrier(num_arrivals=CONSUMERS),
         }
 
     @property
@@ -224,13 +294,35 @@ thread blocks wait for each other after each stage but the last."""
 STAGE = {p: stage for stage, products in enumerate(PRODUCTS) for p in products}
 SUMS = ("attention_parts", "mlp_parts")
 """Outputs that exist only in the interpreter, where the pair's sums go through global memory."""
-STAGES = (
-    ("attention_parts", "attention_total", "attention_scaled", "attention_squares"),
-    ("gated",),
-    ("mlp_parts", "total", "scaled", "squares"),
-    ("next_qkv",),
+PHASES = tuple(map(Phase, range(4)))
+ROUNDING_PHASES = (
+    Phase(0, rounds=True),
+    Phase(0),
+    Phase(1, rounds=True),
+    Phase(1),
+    Phase(2),
+    Phase(3, rounds=True),
+    Phase(3),
 )
-"""The outputs of each product, in order."""
+"""With rows in 8 bits. The product with gate and up rounds the rows of the next one itself."""
+NUMBERS, ROW_SCALES = "_numbers", "_row_scales"
+"""Rows in 8 bits and their scales have the name of the rows with these suffixes."""
+OUTPUTS = {
+    Phase(0): ("attention_parts", "attention_total", "attention_scaled", "attention_squares"),
+    Phase(1): ("gated",),
+    Phase(2): ("mlp_parts", "total", "scaled", "squares"),
+    Phase(3): ("next_qkv",),
+}
+ROUNDING_OUTPUTS = {
+    Phase(0, rounds=True): ("attended" + NUMBERS, "attended" + ROW_SCALES),
+    Phase(0): ("attention_parts", "attention_total", "attention_squares"),
+    Phase(1, rounds=True): ("attention_scaled" + NUMBERS, "attention_scaled" + ROW_SCALES),
+    Phase(1): ("gated" + NUMBERS, "gated" + ROW_SCALES),
+    Phase(2): ("mlp_parts", "total", "squares"),
+    Phase(3, rounds=True): ("scaled" + NUMBERS, "scaled" + ROW_SCALES),
+    Phase(3): ("next_qkv",),
+}
+"""The outputs of each phase, in order."""
 
 
 def boxes_of_tile(tokens: int) -> int:
@@ -268,6 +360,10 @@ def choose_sizes(shape: ChainShape) -> Sizes:
     if shape.scaled is not None:
         weight_stage, in_flight = weight_stage // 2, IN_FLIGHT_IN_8_BITS
         free -= CONSUMERS * -(-shape.tokens // (GROUP * CONSUMERS)) * GROUP * UNIT * 4
+    if shape.quantised_inputs:
+        scales = 4 * TilesOfRoundedRows(shape.tokens).scales_at_once
+        row_stage = (shape.tokens * BLOCK + scales) * (DEPTH // BLOCK)
+        free -= shape.tokens * BLOCK * 2
     weight_stages = (free - LEAST_ROW_STAGES * row_stage) // weight_stage
     row_stages = (free - weight_stages * weight_stage) // row_stage
     return Sizes(weight_stages, min(row_stages, MOST_ROW_STAGES), in_flight // weight_stage)

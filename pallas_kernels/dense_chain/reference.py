@@ -1,5 +1,7 @@
 """`dense_chain` in plain JAX: the specification."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -25,13 +27,15 @@ def dense_chain(
     arrivals: Arrivals,
     *,
     eps: float,
+    quantise_inputs: bool = False,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
-    x = added(x, product(attended, out)[None])
+    times = functools.partial(product, quantise_inputs=quantise_inputs)
+    x = added(x, times(attended, out)[None])
     normed = rms_norm(x, norm, eps=eps)
-    gate, up = jnp.split(product(normed, gate_up), 2, axis=-1)
-    x = added(x, product(jax.nn.silu(gate) * up, down)[None])
+    gate, up = jnp.split(times(normed, gate_up), 2, axis=-1)
+    x = added(x, times(jax.nn.silu(gate) * up, down)[None])
     normed = rms_norm(x, next_norm, eps=eps)
-    return x, None if qkv is None else product(normed, qkv), arrivals
+    return x, None if qkv is None else times(normed, qkv), arrivals
 
 
 def exchanging_chain(
@@ -54,6 +58,10 @@ def exchanging_chain(
 
 
 def product(
-    x: Float[Array, "tokens inputs"], matrix: Float[Array, "inputs outputs"] | Fp8Matrix
+    x: Float[Array, "tokens inputs"],
+    matrix: Float[Array, "inputs outputs"] | Fp8Matrix,
+    quantise_inputs: bool = False,
 ) -> Float[Array, "tokens outputs"]:
-    return fp8_product(x, *matrix)[0] if isinstance(matrix, Fp8Matrix) else x @ matrix
+    if not isinstance(matrix, Fp8Matrix):
+        return x @ matrix
+    return fp8_product(x, *matrix, quantise_inputs=quantise_inputs)[0]

@@ -87,14 +87,12 @@ class Rows:
         applied to the result of the next product.
         """
         columns = pl.ds(self.shares.columns(p), UNIT)
-        exchange = self.by_global_memory if self.plan.one_product else self.by_mailbox
+        exchange = self.by_global_memory if self.plan.one_phase else self.by_mailbox
         pair_sum = exchange(p, acc)
         if self.plan.layout is not None:
             pair_sum = self.over_partners(p, pair_sum)
-        outputs = [self.refs[names + name] for name in ("total", "scaled", "squares")]
         for i in range(self.plan.groups_each):
-            given = columns, partial(pair_sum, i), residual, *outputs
-            finish = partial(self.add_group, p, i, *given)
+            finish = partial(self.add_group, p, names, i, columns, partial(pair_sum, i), residual)
             pl.when(self.finishes(i))(finish)
 
     def finishes(self, i: int):
@@ -108,7 +106,7 @@ class Rows:
         """
         partners = Partners(self.plan, self.refs, STAGE[p], self.shares.tile(p), self.shares.block)
         of_pair = lambda i: pair_sum(i, rows_in_lanes(UNIT))
-        if self.plan.one_product:
+        if self.plan.one_phase:
             return lambda i, layout: sum_in_order(partners.arrived(self.first + i, of_pair(i)))
         for i in range(self.plan.groups_each):
             send = lambda i=i: partners.send(self.first + i, of_pair(i))
@@ -156,18 +154,19 @@ class Rows:
             when_stored = pl.when(self.stores(i))
             when_stored(partial(store, target.at[self.group(i), columns].T, transposed))
 
-    def add_group(
-        self, p: int, i: int, columns, pair_sum, residual, total, scaled, squares
-    ) -> None:
+    def add_group(self, p: int, names: str, i: int, columns, pair_sum, residual) -> None:
         dtype, layout, rows = self.plan.dtype, rows_in_lanes(UNIT), self.group(i)
         residuals, scale = residual
         product, x = pair_sum(layout).astype(dtype), residuals[i // PAIR]
         added = (x.astype(jnp.float32) + product.astype(jnp.float32)).astype(dtype)
         wide = added.astype(jnp.float32)
-        store(total.at[rows, columns], added)
-        scale = lax.broadcast_in_dim(scale.astype(jnp.float32), wide.shape, [1])
-        store(scaled.at[rows, columns], (wide * scale).astype(dtype))
-        store(squares.at[self.shares.tile(p), rows], (wide * wide).sum(axis=1))
+        store(self.refs[names + "total"].at[rows, columns], added)
+        squares = self.refs[names + "squares"].at[self.shares.tile(p), rows]
+        store(squares, (wide * wide).sum(axis=1))
+        if not self.plan.rounds:
+            scale = lax.broadcast_in_dim(scale.astype(jnp.float32), wide.shape, [1])
+            scaled = self.refs[names + "scaled"].at[rows, columns]
+            store(scaled, (wide * scale).astype(dtype))
 
     def write_qkv(self, p: int, acc) -> None:
         """Writes a tile of the next qkv. For a second tile the inverse is known already."""

@@ -24,6 +24,7 @@ def shape_of(
     arrivals: Arrivals,
     *,
     eps: float,
+    quantise_inputs: bool = False,
     pairs: int = PAIRS,
 ) -> ChainShape:
     """The shape of this call; raises `NotForThisKernel` if the kernel cannot do it."""
@@ -41,6 +42,7 @@ def shape_of(
     shape = ChainShape(
         *sizes,
         scaled=scaled(in_8_bits) if in_8_bits else None,
+        quantised_inputs=quantise_inputs,
         norm_dtype=None if norms == dtypes else norms[0],
     )
     check(shape, x.dtype, pairs)

@@ -86,11 +86,16 @@ def write_eight(tiles: RowTiles, wide, numbers, scales) -> None:
     """Writes one piece of eight rows in 8 bits. The padding of a tile's scales is neither written
     nor read."""
     first = lax.axis_index("eight") * EIGHT
-    of_rows = scales_of_pieces(abs(wide).max(axis=1))
-    in_8_bits = rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0]))
+    in_8_bits, of_rows = eight_in_8_bits(wide)
     store(numbers.at[eight_rows(), piece_of_inputs()], in_8_bits)
     of_piece = scales.at[lax.div(first, tiles.rows), lax.axis_index("piece")]
     store(of_piece.at[pl.ds(lax.rem(first, tiles.rows), EIGHT)], of_rows)
+
+
+def eight_in_8_bits(wide) -> tuple[Any, Any]:
+    """One piece of eight rows in 8 bits, and its scale in each row."""
+    of_rows = scales_of_pieces(abs(wide).max(axis=1))
+    return rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0])), of_rows
 
 
 def round_one(tiles: RowTiles, x, numbers, scales) -> None:

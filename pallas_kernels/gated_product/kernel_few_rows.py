@@ -13,8 +13,8 @@ from jax import lax
 
 from pallas_kernels.fp8_product.in_flight import begin_product, wait_and_add
 from pallas_kernels.fp8_product.kernel_8_by_8 import ThreadBlockOf8By8
-from pallas_kernels.fp8_product.quantise import BLOCK, rounded, scales_of_pieces
-from pallas_kernels.fp8_product.rounding import PIECES
+from pallas_kernels.fp8_product.quantise import BLOCK
+from pallas_kernels.fp8_product.rounding import PIECES, eight_in_8_bits
 from pallas_kernels.fp8_product.row_tiles import EIGHT
 from pallas_kernels.fp8_product.widen import UNIT
 from pallas_kernels.gated_product.kernel import gated_in_16_bits
@@ -94,7 +94,6 @@ class ThreadBlock(ThreadBlockOf8By8):
         """Rounds eight rows."""
         eight = pl.ds(number * EIGHT, EIGHT)
         wide = load(self.scratch["gated"].at[eight], PIECES).astype(jnp.float32)
-        of_rows = scales_of_pieces(abs(wide).max(axis=1))
-        in_8_bits = rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0]))
+        in_8_bits, of_rows = eight_in_8_bits(wide)
         store(self.out.at[eight, pl.ds(self.piece * BLOCK, BLOCK)], in_8_bits)
         store(self.out_scales.at[0, self.piece, eight], of_rows)

@@ -17,6 +17,7 @@ from jaxspec.engine.plan.planning import plan_engine
 from jaxspec.engine.step.io import Models
 from jaxspec.errors import UsageError
 from jaxspec.layers.decoder import BlockMask
+from jaxspec.layers.fp8 import Fp8
 from jaxspec.models.dflash import DFlash
 from jaxspec.models.kernels import kernels_line
 from jaxspec.models.presets import dflash_for, qwen3
@@ -36,9 +37,17 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dispatch, "default_device", lambda: device)
 
 
-def pair(name: str = "qwen3-4b", dtype=jnp.bfloat16, window: int | None = None) -> Models:
+def pair(
+    name: str = "qwen3-4b",
+    dtype=jnp.bfloat16,
+    window: int | None = None,
+    scales_of_outputs: bool = False,
+) -> Models:
     """Modules without parameters."""
     target = qwen3(name)
+    if scales_of_outputs:
+        decoder = dataclasses.replace(target.decoder, fp8=Fp8(blocks=False))
+        target = dataclasses.replace(target, decoder=decoder)
     draft = dflash_for(target)
     if window is not None:
         masks = (BlockMask(causal=False, window=window), *draft.block_masks[1:])
@@ -97,9 +106,9 @@ class TestWhatItRefuses:
             ),
             ({}, dict(page_size=24), "page size 24; expected one that divides 64"),
             (
-                dict(name="qwen3-4b-fp8"),
+                dict(name="qwen3-4b-fp8", scales_of_outputs=True),
                 dict(fp8_activations=True),
-                "dense_chain on 'mosaic': activations that are rounded to 8 bits; expected",
+                "dense_chain on 'mosaic': rows with one scale each; expected",
             ),
         ],
     )
@@ -107,6 +116,12 @@ class TestWhatItRefuses:
         with pytest.raises(UsageError, match=reason) as refused:
             planned(pair(**models), kernels="mosaic", **options)
         assert "\n" not in str(refused.value)
+
+    def test_activations_in_8_bits_run_in_the_chain(self, on_hopper):
+        options = {"kernels": "mosaic", "fp8_activations": True, "max_batch": 4}
+        _, uses = planned(pair("qwen3-4b-fp8"), **options)
+        chains = {use.runs_on: use.reason for use in uses if use.op == "dense_chain"}
+        assert chains == {"mosaic": None, "xla": "more than 64 tokens per step"}
 
     def test_many_tokens_per_step_are_no_reason(self, on_hopper):
         _, uses = planned(pair(), kernels="mosaic", max_batch=32)
@@ -154,9 +169,9 @@ class TestWhatIsSaid:
             ({}, dict(page_size=24), "paged_attention xla (page size 24; expected"),
             (dict(window=8), {}, "paged_attention mosaic and xla (drafter: a window of 8"),
             (
-                dict(name="qwen3-4b-fp8"),
+                dict(name="qwen3-4b-fp8", scales_of_outputs=True),
                 dict(fp8_activations=True),
-                "dense_chain mosaic and xla (activations that are rounded to 8 bits; exp",
+                "dense_chain mosaic and xla (rows with one scale each; exp",
             ),
         ],
     )

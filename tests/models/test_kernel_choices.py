@@ -189,8 +189,11 @@ def test_a_target_that_rounds_activations_says_what_is_traced(batch, width, monk
     assert said == traced_choices(monkeypatch, run)
     runs = dict(said)
     assert runs["fp8_product"] == Choice("mosaic")
-    few, in_one = batch * width <= 64, batch * width != 512 and MOVES_REGISTERS
-    gates = "gated_product" if few or in_one else "silu_gate"
+    if batch * width <= 64:
+        assert runs["dense_chain"] == Choice("mosaic")
+        assert not runs.keys() & {"add_norm", "gated_product", "silu_gate"}
+        return
+    gates = "gated_product" if batch * width != 512 and MOVES_REGISTERS else "silu_gate"
     assert runs["add_norm"] == runs[gates] == Choice("mosaic")
     assert len(runs.keys() & {"gated_product", "silu_gate"}) == 1
     assert runs["dense_chain"].implementation == "xla"

@@ -5,6 +5,8 @@ block after thread block, with stand-ins that note down what is sent, signalled 
 """
 
 import collections
+import dataclasses
+import itertools
 import types
 from typing import Any
 
@@ -13,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.dense_chain import ChainShape, kernel, rows
+from pallas_kernels.dense_chain import ChainShape, kernel, rounded, rows
+from pallas_kernels.dense_chain.fp8 import Fp8Chain
+from pallas_kernels.dense_chain.loading import Shares
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
     DOWN,
@@ -26,11 +30,13 @@ from pallas_kernels.dense_chain.plan import (
     PAIR,
     STAGE,
     UNIT,
+    Phase,
     Plan,
     boxes_of_tile,
     choose_sizes,
 )
-from pallas_kernels.dense_chain.shape import BARRIERS
+from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS
+from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention import splits
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
@@ -38,8 +44,12 @@ from pallas_kernels.paged_attention.blocks import TILE_ROWS
 TOKENS = [8, 16, 24, 32, 40, 48, 56, 64]
 
 
-def plan_of(tokens: int, pairs: int = 3, qkv: int = 384, hidden: int = 512) -> Plan:
+def plan_of(
+    tokens: int, pairs: int = 3, qkv: int = 384, hidden: int = 512, rounds: bool = False
+) -> Plan:
     shape = ChainShape(tokens, 512, hidden, 512, qkv)
+    if rounds:
+        shape = dataclasses.replace(shape, scaled="blocks", quantised_inputs=True)
     return Plan(shape, 1e-6, jnp.bfloat16, pairs, choose_sizes(shape), None)
 
 
@@ -72,15 +82,17 @@ class TestAllBlocksMeet:
         active = {p: p not in idle for p in plan.products}
         chain.shares = types.SimpleNamespace(products=plan.products, active=active)
         chain.multiply_product = lambda p: events.append(("product", p))
+        chain.round_rows = lambda phase: events.append(("rounded", phase.stage))
         return chain
 
     @pytest.mark.parametrize("hidden", [512, 1024])
     @pytest.mark.parametrize("qkv", [384, 768, 0])
     @pytest.mark.parametrize("pairs", [1, 3, 8, 66])
+    @pytest.mark.parametrize("rounds", [False, True])
     def test_they_wait_for_as_many_arrivals_as_there_are(
-        self, events, monkeypatch, pairs, qkv, hidden
+        self, events, monkeypatch, rounds, pairs, qkv, hidden
     ):
-        plan = plan_of(16, pairs, qkv, hidden)
+        plan = plan_of(16, pairs, qkv, hidden, rounds)
         monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
         for _ in range(plan.blocks * CONSUMERS):
             self.chain(plan, events).multiply_all()
@@ -91,19 +103,19 @@ class TestAllBlocksMeet:
         begun = set()
         for p in plan.products:
             events.clear()
-            self.chain(plan, events).wait_for_product_before(p)
-            before = STAGE[p] - 1
+            self.chain(plan, events).wait_for_rows_of(p)
+            before = STAGE[p] if rounds else STAGE[p] - 1
             waited = [("wait", before, arrivals[before]), ("fence",)]
             assert events == (waited if before >= 0 and STAGE[p] not in begun else [])
             begun.add(STAGE[p])
-        assert sorted(arrivals) == list(range(BARRIERS))
+        assert sorted(arrivals) == list(range(BARRIERS if rounds else BARRIERS - 1))
 
     @pytest.mark.parametrize("idle", [(GATE_UP, NEXT_QKV), (OUT, DOWN)])
     def test_a_block_without_a_share_arrives_as_well(self, events, monkeypatch, idle):
         monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
         plan = plan_of(16, pairs=8)
         self.chain(plan, events, idle).multiply_all()
-        assert [event[1] for event in events if event[0] == "arrive"] == list(range(BARRIERS))
+        assert [event[1] for event in events if event[0] == "arrive"] == list(range(BARRIERS - 1))
         assert [event[1] for event in events if event[0] == "product"] == [
             p for p in (OUT, GATE_UP, DOWN, NEXT_QKV) if p not in idle
         ]
@@ -115,8 +127,92 @@ class TestAllBlocksMeet:
         self.chain(plan, events).multiply_all()
         assert (MORE_OUT in plan.products) == (MORE_DOWN in plan.products) == (hidden > 512)
         for p in plan.products:
-            if STAGE[p] < BARRIERS:
+            if STAGE[p] < BARRIERS - 1:
                 assert events.index(("product", p)) < events.index(("arrive", STAGE[p]))
+
+    def test_rows_are_rounded_between_a_product_and_its_arrival(self, events, monkeypatch):
+        """But for those of down, which the product before rounds."""
+        monkeypatch.setattr(Mailbox, "wait_for_barriers", lambda self: None)
+        self.chain(plan_of(16, pairs=8, rounds=True), events).multiply_all()
+        assert events == [
+            ("rounded", 0),
+            ("arrive", 0),
+            ("product", OUT),
+            ("rounded", 1),
+            ("arrive", 1),
+            ("product", GATE_UP),
+            ("arrive", 2),
+            ("product", DOWN),
+            ("rounded", 3),
+            ("arrive", 3),
+            ("product", NEXT_QKV),
+        ]
+
+
+class Places:
+    """A reference of which only the places are seen that are asked for."""
+
+    at = property(lambda self: self)
+
+    def __getitem__(self, places):
+        return places
+
+
+@pytest.mark.parametrize("hidden", [512, 1024])
+@pytest.mark.parametrize("tokens", TOKENS)
+class TestNeighboursOfTheChain:
+    """Two tiles of the residual stream are rounded by the warpgroups that have finished them."""
+
+    @pytest.fixture
+    def seen(self, monkeypatch, tokens, hidden) -> list[tuple]:
+        """All that happens after the product with down, thread block after thread block: ("arrive",
+        barrier, piece, finisher), ("wait", barrier, arrivals) and ("rounds", piece, first row)."""
+        plan = plan_of(tokens, pairs=8, hidden=hidden, rounds=True)
+        found: list[tuple] = []
+        who: list[tuple] = []
+        zeros = lambda places, _: jnp.zeros([place.size for place in np.atleast_1d(places)])
+        barrier = types.SimpleNamespace(
+            arrive=lambda place, _: found.append(("arrive", int(place.start), *who[-1])),
+            wait=lambda place, _, calls, arrivals: found.append(
+                ("wait", int(place.start), arrivals)
+            ),
+        )
+        monkeypatch.setattr(rounded, "grid_barrier", barrier)
+        monkeypatch.setattr(rounded.pl, "when", now)
+        monkeypatch.setattr(rounded, "load", zeros)
+        monkeypatch.setattr(Fp8Chain, "add_to_stream", lambda self, p: None)
+        names = "counters", "calls", "total", "next_norm"
+        for pair, half, warpgroup in np.ndindex(plan.pairs, PAIR, CONSUMERS):
+            chain: Any = object.__new__(rounded.RoundedChain)
+            shares: Any = object.__new__(Shares)
+            shares.plan, shares.pair, shares.half = plan, pair, half
+            chain.plan, chain.shares, chain.warpgroup = plan, shares, warpgroup
+            chain.refs = {name: Places() for name in names}
+            chain.rows = rows.Rows(plan, chain.refs, {}, shares, warpgroup)
+            chain.write_piece = lambda stage, piece, eight, _: found.append(
+                ("rounds", int(piece), int(eight.start))
+            )
+            for p in plan.products_of(Phase(STAGE[DOWN])):
+                if bool(shares.has(p)):
+                    who.append((int(shares.tile(p)) // 2, half * CONSUMERS + warpgroup))
+                    chain.add_to_stream(p)
+            chain.round_rows(Phase(STAGE[NEXT_QKV], rounds=True))
+        return found
+
+    def test_everything_is_rounded_once(self, seen, tokens, hidden):
+        done = sorted(event[1:] for event in seen if event[0] == "rounds")
+        wanted = itertools.product(range(hidden // BLOCK), range(0, tokens, GROUP))
+        assert done == sorted(wanted)
+
+    def test_they_wait_for_the_two_that_have_finished_the_same_rows(self, seen, hidden):
+        arrived = collections.defaultdict(list)
+        for _, barrier, *finisher in (event for event in seen if event[0] == "arrive"):
+            arrived[barrier].append(finisher)
+        assert len(arrived) == hidden // BLOCK * PAIR * CONSUMERS
+        assert all(first == second for first, second in arrived.values())
+        waits = collections.Counter(event[1:] for event in seen if event[0] == "wait")
+        assert waits == {(barrier, 2): 2 for barrier in arrived}
+        assert all(BARRIERS <= barrier < BARRIERS + NEIGHBOURS for barrier in arrived)
 
 
 class Letters:
@@ -149,7 +245,7 @@ class TestPairsOfTheChain:
     """Two thread blocks have summed halves of the inputs; each finishes half of the groups."""
 
     def rows_of(self, plan: Plan, letters: Letters, half: int, warpgroup: int) -> rows.Rows:
-        names = ("shape", "groups", "groups_each", "repeated_groups", "one_product", "dtype")
+        names = ("shape", "groups", "groups_each", "repeated_groups", "one_phase", "dtype")
         kept = types.SimpleNamespace(mailbox=letters, **{n: getattr(plan, n) for n in names})
         shares = types.SimpleNamespace(half=half, pair=0, columns=lambda p: 0)
         letters.block = half
