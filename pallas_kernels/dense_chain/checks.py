@@ -39,7 +39,8 @@ def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
     is_known = norms in (jnp.bfloat16, jnp.float32)
     require(is_known, f"norm scales in {norms}", "bfloat16 or float32")
     in_pieces = not shape.quantised_inputs or shape.scaled == "blocks"
-    require(in_pieces, "rows with one scale each", "a scale for each piece of 128 inputs")
+    per_token = "activations in 8 bits with one scale per token"
+    require(in_pieces, per_token, f"one per {BLOCK} inputs")
     is_alone = not shape.quantised_inputs or shape.devices == 1
     require(is_alone, f"activations in 8 bits on {shape.devices} GPUs", "one GPU")
     tokens = f"8, 16, .. {MOST_TOKENS}"

@@ -130,8 +130,8 @@ class Plan:
 
     @property
     def meetings(self) -> tuple[Phase, ...]:
-        """The phases after which all thread blocks wait for each other: all but the last, and but
-        those whose results are rounded, after which only neighbours do."""
+        """The phases after which all thread blocks wait for each other. After the last phase nobody
+        waits, and before a phase that rounds only neighbours do."""
         following = zip(self.every_phase, self.every_phase[1:])
         return tuple(phase for phase, after in following if not after.rounds)
 
@@ -148,6 +148,7 @@ class Plan:
         return tuple(phase for phase in self.every_phase if phase.stage < stages)
 
     def phase_before(self, phase: Phase) -> Phase | None:
+        """The phase before this one; None if it is the first."""
         place = self.every_phase.index(phase)
         return self.every_phase[place - 1] if place else None
 

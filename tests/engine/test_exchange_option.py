@@ -63,6 +63,15 @@ class TestWhatIsSaid:
         assert line in kernels_line(uses)
         assert not lost_kernels(of_sums(uses)), "XLA adds up more tokens faster"
 
+    def test_activations_in_8_bits_have_kernels_of_their_own(self, on_two_hoppers):
+        """The chain rounds them on one GPU only."""
+        options: dict[str, Any] = {"exchange": "mosaic", "fp8_activations": True}
+        uses = planned("qwen3-4b-fp8", **options)
+        reasons = {use.reason for use in uses if use.op == "dense_chain"}
+        assert "activations in 8 bits on 2 GPUs; expected one GPU" in reasons
+        with pytest.raises(UsageError, match="activations in 8 bits on 2 GPUs"):
+            planned("qwen3-4b-fp8", kernels="mosaic", **options)
+
     def test_512_tokens_are_the_most(self, on_two_hoppers):
         shapes = ((1, 512), (1, 520), (4, 128), (4, 256))
         sizes: dict[str, Any] = {"max_batch": 33, "batch_sizes": (32, 33)}

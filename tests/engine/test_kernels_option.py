@@ -108,7 +108,7 @@ class TestWhatItRefuses:
             (
                 dict(name="qwen3-4b-fp8", scales_of_outputs=True),
                 dict(fp8_activations=True),
-                "dense_chain on 'mosaic': rows with one scale each; expected",
+                "dense_chain on 'mosaic': activations in 8 bits with one scale per token; expected",
             ),
         ],
     )
@@ -171,7 +171,7 @@ class TestWhatIsSaid:
             (
                 dict(name="qwen3-4b-fp8", scales_of_outputs=True),
                 dict(fp8_activations=True),
-                "dense_chain mosaic and xla (rows with one scale each; exp",
+                "dense_chain mosaic and xla (activations in 8 bits with one scale per token; exp",
             ),
         ],
     )
