@@ -8,6 +8,7 @@ from jax import lax
 from pallas_kernels.dense_chain import grid_barrier
 from pallas_kernels.dense_chain.loading import Shares, load_rows, load_weights
 from pallas_kernels.dense_chain.partners import count_exchanges
+from pallas_kernels.dense_chain.phases import Phase
 from pallas_kernels.dense_chain.plan import (
     CHUNKS,
     CONSUMERS,
@@ -17,7 +18,6 @@ from pallas_kernels.dense_chain.plan import (
     PRODUCTS,
     STAGE,
     UNIT,
-    Phase,
     Plan,
 )
 from pallas_kernels.dense_chain.rows import TRANSPOSED, Rows, times_rows

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.dense_chain.phases import NUMBERS, ROW_SCALES
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
     DEPTH,
@@ -18,9 +19,7 @@ from pallas_kernels.dense_chain.plan import (
     MORE_OUT,
     MORE_QKV,
     NEXT_QKV,
-    NUMBERS,
     PAIR,
-    ROW_SCALES,
     STAGE,
     UNIT,
     Plan,

@@ -4,11 +4,21 @@ Rows are tokens. Weights and rows reach shared memory through a pipeline of stag
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.dense_chain.phases import (
+    NUMBERS,
+    OUTPUTS,
+    PHASES,
+    ROUNDING_OUTPUTS,
+    ROUNDING_PHASES,
+    ROW_SCALES,
+    SUMS,
+    Phase,
+)
 from pallas_kernels.dense_chain.shape import MOST_TOKENS, ChainShape
 from pallas_kernels.exchange.inboxes import Layout
 from pallas_kernels.fp8_product import BLOCK, E4M3
@@ -32,15 +42,6 @@ GROUP = 8
 """Rows in a group. A tile is split over warpgroups and thread blocks in whole groups."""
 PAIRS = 66
 """Clusters, all on the GPU at once: one thread block per multiprocessor of an H100."""
-
-
-class Phase(NamedTuple):
-    """A part of a call, which needs what the parts before it have written."""
-
-    stage: int
-    """The number of a product of the chain."""
-    rounds: bool = False
-    """Whether the product's rows are rounded to 8 bits. If not, they are multiplied."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,37 +294,6 @@ PRODUCTS = (OUT, MORE_OUT), (GATE_UP,), (DOWN, MORE_DOWN), (NEXT_QKV, MORE_QKV)
 """The products of each stage, in order: MORE_OUT is a pair's second tile of out, and so on. All
 thread blocks wait for each other after each stage but the last."""
 STAGE = {p: stage for stage, products in enumerate(PRODUCTS) for p in products}
-SUMS = ("attention_parts", "mlp_parts")
-"""Outputs that exist only in the interpreter, where the pair's sums go through global memory."""
-PHASES = tuple(map(Phase, range(4)))
-ROUNDING_PHASES = (
-    Phase(0, rounds=True),
-    Phase(0),
-    Phase(1, rounds=True),
-    Phase(1),
-    Phase(2),
-    Phase(3, rounds=True),
-    Phase(3),
-)
-"""With rows in 8 bits. The product with gate and up rounds the rows of the next one itself."""
-NUMBERS, ROW_SCALES = "_numbers", "_row_scales"
-"""Rows in 8 bits and their scales have the name of the rows with these suffixes."""
-OUTPUTS = {
-    Phase(0): ("attention_parts", "attention_total", "attention_scaled", "attention_squares"),
-    Phase(1): ("gated",),
-    Phase(2): ("mlp_parts", "total", "scaled", "squares"),
-    Phase(3): ("next_qkv",),
-}
-ROUNDING_OUTPUTS = {
-    Phase(0, rounds=True): ("attended" + NUMBERS, "attended" + ROW_SCALES),
-    Phase(0): ("attention_parts", "attention_total", "attention_squares"),
-    Phase(1, rounds=True): ("attention_scaled" + NUMBERS, "attention_scaled" + ROW_SCALES),
-    Phase(1): ("gated" + NUMBERS, "gated" + ROW_SCALES),
-    Phase(2): ("mlp_parts", "total", "squares"),
-    Phase(3, rounds=True): ("scaled" + NUMBERS, "scaled" + ROW_SCALES),
-    Phase(3): ("next_qkv",),
-}
-"""The outputs of each phase, in order."""
 
 
 def boxes_of_tile(tokens: int) -> int:

@@ -23,16 +23,14 @@ from pallas_kernels.dense_chain import grid_barrier
 from pallas_kernels.dense_chain.fp8 import Fp8Chain
 from pallas_kernels.dense_chain.kernel import ADDED
 from pallas_kernels.dense_chain.loading import ROWS
+from pallas_kernels.dense_chain.phases import NUMBERS, ROW_SCALES, Phase
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
     DOWN,
     GROUP,
-    NUMBERS,
     PAIR,
-    ROW_SCALES,
     STAGE,
     UNIT,
-    Phase,
 )
 from pallas_kernels.dense_chain.rows import PER_ROW, TRANSPOSED
 from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS

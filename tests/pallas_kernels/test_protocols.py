@@ -18,6 +18,7 @@ import pytest
 from pallas_kernels.dense_chain import ChainShape, kernel, rounded, rows
 from pallas_kernels.dense_chain.fp8 import Fp8Chain
 from pallas_kernels.dense_chain.loading import Shares
+from pallas_kernels.dense_chain.phases import Phase
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
     DOWN,
@@ -30,7 +31,6 @@ from pallas_kernels.dense_chain.plan import (
     PAIR,
     STAGE,
     UNIT,
-    Phase,
     Plan,
     boxes_of_tile,
     choose_sizes,
