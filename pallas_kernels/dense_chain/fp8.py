@@ -3,16 +3,16 @@
 With weights in 16 bits the two multiplying warpgroups use the same weights, each for its own rows.
 Here that would widen every weight twice. Instead, each warpgroup multiplies weights of its own with
 all rows: for gate and up its own columns, as with 16 bits; for the other products every second
-block of inputs. There each has only a part of every sum. After out and down all four warpgroups of
-a pair send each other their parts (`rows.py`). After qkv, which pairs do not share, the two of a
-thread block swap parts through shared memory, and each gets the whole sums of its own rows.
+block of inputs. There each has only a part of every sum, so afterwards they swap parts through
+shared memory, and each gets the whole sums of its own rows.
 """
 
+import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.dense_chain.kernel import ADDED, Chain
+from pallas_kernels.dense_chain.kernel import Chain
 from pallas_kernels.dense_chain.loading import MATRICES, SCALES
-from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GATE_UP, STAGE, UNIT
+from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GATE_UP, GROUP, STAGE, UNIT
 from pallas_kernels.dense_chain.rows import ACC, TRANSPOSED
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.fp8_product.chunk import Sums, add_product, no_sums, times_outputs
@@ -22,8 +22,7 @@ from pallas_kernels.tiles import load, rounded_sum
 
 class Fp8Chain(Chain):
     def tile(self, p: int, finish) -> None:
-        """Multiplies a tile and passes the sums to `finish`: of this warpgroup's rows, or its part
-        of those of all rows if the product is added to the residual stream."""
+        """Multiplies a tile and passes the sums of this warpgroup's rows to `finish`."""
         columns = self.shares.columns(p)
 
         def scale_of(step):
@@ -43,8 +42,7 @@ class Fp8Chain(Chain):
 
         before = self.nothing(), scale_of(0)
         sums, _ = lax.fori_loop(0, self.shares.steps[p], one_step, before)
-        totals = self.totals(p, columns, sums)
-        finish(totals if STAGE[p] in ADDED else self.of_own_rows(totals))
+        finish(self.of_own_rows(self.totals(p, columns, sums)))
 
     def gate_and_up(self) -> None:
         plan, matrices = self.plan, (self.gate_column, self.up_column)
@@ -105,8 +103,10 @@ class Fp8Chain(Chain):
 
     def of_own_rows(self, totals):
         """The sums over both warpgroups, of the rows that this one finishes."""
-        mine, other = self.rows.of_rows(totals, self.warpgroup), 1 - self.warpgroup
-        others = self.rows.of_rows(totals, other)
+        size, tokens = self.plan.groups_each * GROUP, self.plan.shape.tokens
+        halves = totals[:, :size], totals[:, tokens - size :]
+        is_first, other = lax.broadcast(self.warpgroup == 0, halves[0].shape), 1 - self.warpgroup
+        mine, others = jnp.where(is_first, *halves), jnp.where(is_first, *halves[::-1])
         swapped, ready = self.scratch["swapped"], self.scratch["swapped_ready"]
         swapped.at[other].T[...] = plgpu.layout_cast(others, TRANSPOSED)
         plgpu.commit_smem()

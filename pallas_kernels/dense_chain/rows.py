@@ -10,9 +10,8 @@ from jax import lax
 from pallas_kernels.dense_chain.loading import Shares
 from pallas_kernels.dense_chain.partners import Partners
 from pallas_kernels.dense_chain.plan import (
-    CONSUMERS,
-    EIGHT,
     GATE_UP,
+    GROUP,
     MORE_DOWN,
     MORE_OUT,
     NEXT_QKV,
@@ -24,7 +23,7 @@ from pallas_kernels.dense_chain.plan import (
 )
 from pallas_kernels.exchange.order import sum_in_order
 from pallas_kernels.jax_internals import pl, plgpu, store
-from pallas_kernels.tiles import load, rounded_sum, rows_in_lanes
+from pallas_kernels.tiles import load, rows_in_lanes
 
 ACC = plgpu.Layout.WGMMA
 TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
@@ -33,7 +32,7 @@ PER_ROW = ACC.reduce(0)
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of one warpgroup, in groups.
+    """The rows of one warpgroup, in groups of eight.
 
     If the two thread blocks of a pair have split a tile's inputs, one finishes the even groups and
     the other the odd ones. Each sends its sums of the groups that the other finishes.
@@ -53,19 +52,11 @@ class Rows:
     @property
     def own(self):
         """The rows that this warpgroup multiplies."""
-        first = pl.multiple_of(self.first * self.plan.group, self.plan.group)
-        return pl.ds(first, self.plan.rows_each)
+        return pl.ds(pl.multiple_of(self.first * GROUP, GROUP), self.plan.groups_each * GROUP)
 
     def group(self, i: int):
         """The rows of this warpgroup's i-th group."""
-        return self.rows_of(self.first + i)
-
-    def rows_of(self, group):
-        return pl.ds(group * self.plan.group, self.plan.group)
-
-    def group_of(self, acc, i: int):
-        """The i-th group of a warpgroup's accumulator, which is transposed: [columns, rows]."""
-        return acc[:, i * self.plan.group : (i + 1) * self.plan.group]
+        return pl.ds((self.first + i) * GROUP, GROUP)
 
     def stores(self, i: int):
         """Whether this warpgroup stores its i-th group. Of a group that both multiply, only the
@@ -81,12 +72,12 @@ class Rows:
         columns, layout = pl.ds(self.shares.columns(p), UNIT), rows_in_lanes(UNIT)
         first_finished = lax.rem(self.first + self.shares.half, PAIR)
 
-        def residual_of(k: int):
+        def rows_of(k: int):
             """The residual rows of the k-th group that this thread block finishes."""
             group = jnp.minimum(self.first + first_finished + k * PAIR, self.plan.groups - 1)
-            return load(self.refs[x].at[self.rows_of(group), columns], layout)
+            return load(self.refs[x].at[pl.ds(group * GROUP, GROUP), columns], layout)
 
-        residuals = [residual_of(k) for k in range(-(-self.plan.groups_each // PAIR))]
+        residuals = [rows_of(k) for k in range(-(-self.plan.groups_each // PAIR))]
         return residuals, load(self.refs[norm].at[columns], layout.reduce(0))
 
     def add(self, p: int, names: str, residual, acc) -> None:
@@ -123,86 +114,43 @@ class Rows:
         return lambda i, layout: sum_in_order(partners.received(self.first + i))
 
     def by_mailbox(self, p: int, acc):
-        """Sends the groups that others finish.
+        """Sends the groups that the other thread block finishes.
 
-        Returns a function that adds what they have sent to a group that this warpgroup finishes.
+        Returns a function that adds the other's sum to a group that this one finishes.
         """
-        if self.plan.splits_inputs:
-            self.send_parts(p, acc)
-            acc = self.of_rows(acc, self.warpgroup)
-        else:
-            self.send_groups(p, acc)
-        mailbox, shapes = self.plan.mailbox, [(UNIT, self.plan.group)]
-
-        def pair_sum(i: int, layout):
-            box = self.box(p, self.first + i)
-            found = mailbox.read(self.scratch, box, STAGE[p] // 2, shapes, [ACC])
-            total = self.sum_of_parts([self.group_of(acc, i), *(part for (part,) in found)], ACC)
-            transposed = self.scratch["transposed"].at[self.warpgroup]
-            transposed.T[...] = plgpu.layout_cast(total, TRANSPOSED)
-            return load(transposed, layout)
-
-        return pair_sum
-
-    def box(self, p: int, group):
-        """The box of a group in the mailbox of the thread block that finishes it."""
-        of_tile = boxes_of_tile(self.plan.shape.tokens, self.plan.group)
-        return lax.div(group, PAIR) + (of_tile if p in (MORE_OUT, MORE_DOWN) else 0)
-
-    def send_groups(self, p: int, acc) -> None:
-        """Sends this warpgroup's groups that the other thread block finishes."""
+        mailbox = self.plan.mailbox
+        later = boxes_of_tile(self.plan.shape.tokens) if p in (MORE_OUT, MORE_DOWN) else 0
+        box = lambda i: lax.div(self.first + i, PAIR) + later
         for i in range(self.plan.groups_each):
             for block in range(PAIR):
                 is_target = (self.finisher(i) == block) & (self.shares.half != block)
-                box = self.box(p, self.first + i)
-                write = partial(self.plan.mailbox.write, self.scratch, box, 0, block)
-                send = partial(write, [self.group_of(acc, i)], [ACC])
+                write = partial(mailbox.write, self.scratch, box(i), 0, block)
+                send = partial(write, [group_of(acc, i)], [ACC])
                 pl.when(self.stores(i) & is_target)(send)
 
-    def send_parts(self, p: int, acc) -> None:
-        """Sends this warpgroup's part of all groups that others finish. In each box the first part
-        is that of the reader's own thread block."""
-        for group in range(self.plan.groups):
-            block, warpgroup = group % PAIR, int(group >= self.plan.groups_each)
-            message = jnp.where(self.shares.half == block, 0, 1 + self.warpgroup)
-            finished_by_other = (self.shares.half != block) | (self.warpgroup != warpgroup)
-            box = self.box(p, group)
-            write = partial(self.plan.mailbox.write, self.scratch, box, message, block)
-            send = partial(write, [self.group_of(acc, group)], [ACC])
-            pl.when(finished_by_other)(send)
+        def pair_sum(i: int, layout):
+            [[other]] = mailbox.read(self.scratch, box(i), STAGE[p] // 2, [(UNIT, GROUP)], [ACC])
+            transposed = self.scratch["transposed"].at[self.warpgroup]
+            transposed.T[...] = plgpu.layout_cast(group_of(acc, i) + other, TRANSPOSED)
+            return load(transposed, layout)
 
-    def of_rows(self, acc, warpgroup):
-        """The sums of a warpgroup's rows, out of those of all rows."""
-        size = self.plan.rows_each
-        halves = acc[:, :size], acc[:, acc.shape[1] - size :]
-        return jnp.where(lax.broadcast(warpgroup == 0, halves[0].shape), *halves)
-
-    def sum_of_parts(self, parts, layout):
-        """The sum of all parts of a group: first over each thread block, then over the pair."""
-        if not self.plan.splits_inputs:
-            return parts[0] + parts[1]
-        add = partial(rounded_sum, layout=layout, interpreted=self.plan.one_phase)
-        return add(*parts[:CONSUMERS]) + add(*parts[CONSUMERS:])
+        return pair_sum
 
     def by_global_memory(self, p: int, acc):
         """The same for the interpreter, which has no mailbox."""
         sums = self.refs["attention_parts" if STAGE[p] == 0 else "mlp_parts"]
         columns = pl.ds(self.shares.columns(p), UNIT)
-        if self.plan.splits_inputs:
-            part = sums.at[self.shares.half * CONSUMERS + self.warpgroup]
-            store(part.at[:, columns].T, plgpu.layout_cast(acc, TRANSPOSED))
-        else:
-            self.store_groups(sums.at[self.shares.half], columns, acc)
+        self.store_groups(sums.at[self.shares.half], columns, acc)
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.scratch["met"])
         plgpu.barrier_wait(self.scratch["met"])
-        part_of = lambda n, i, layout: load(sums.at[n, self.group(i), columns], layout)
-        parts = range(sums.shape[0])
-        return lambda i, layout: self.sum_of_parts([part_of(n, i, layout) for n in parts], layout)
+        return lambda i, layout: sum(
+            load(sums.at[half, self.group(i), columns], layout) for half in range(PAIR)
+        )
 
     def store_groups(self, target, columns, acc) -> None:
         for i in range(self.plan.groups_each):
-            transposed = plgpu.layout_cast(self.group_of(acc, i), TRANSPOSED)
+            transposed = plgpu.layout_cast(group_of(acc, i), TRANSPOSED)
             when_stored = pl.when(self.stores(i))
             when_stored(partial(store, target.at[self.group(i), columns].T, transposed))
 
@@ -237,23 +185,26 @@ class Rows:
     def compute_inverse(self, p: int) -> None:
         """Computes one over the root mean square of all rows for product p, if it needs it.
 
-        The sums of squares of UNIT rows are read eight tiles at a time, one load per thread. Rows
-        beyond the call's tokens hold garbage.
+        The sums of squares are read eight tiles at a time, one load per thread. That needs an array
+        of MOST_TOKENS rows; those beyond the call's tokens hold garbage.
         """
         squares = {GATE_UP: "attention_squares", NEXT_QKV: "squares"}.get(p)
         if squares is None:
             return
-        tiles, starts = self.refs[squares], range(0, self.refs[squares].shape[0], EIGHT)
-        for i in range(self.plan.known_tokens // UNIT):
-            rows = pl.ds(i * UNIT, UNIT)
-            eights = (load(tiles.at[pl.ds(j, EIGHT), rows], rows_in_lanes(UNIT)) for j in starts)
-            transposed = self.scratch["transposed"].at[i, pl.ds(0, EIGHT)]
-            store(transposed, sum(eights))
-            mean = load(transposed.T, ACC).sum(axis=1) * (1.0 / self.plan.shape.hidden)
-            self.scratch["inverse"][rows] = lax.rsqrt(mean + self.plan.eps)
+        tiles, starts = self.refs[squares], range(0, self.refs[squares].shape[0], GROUP)
+        eights = (load(tiles.at[pl.ds(i, GROUP)], rows_in_lanes(UNIT)) for i in starts)
+        transposed = self.scratch["transposed"].at[0]
+        store(transposed, sum(eights))
+        mean = load(transposed.T, ACC).sum(axis=1) * (1.0 / self.plan.shape.hidden)
+        self.scratch["inverse"][...] = lax.rsqrt(mean + self.plan.eps)
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.scratch["inverse_ready"])
 
 
 def times_rows(product, factors):
     return product * lax.broadcast_in_dim(factors, product.shape, [1])
+
+
+def group_of(acc, i: int):
+    """The i-th group of a warpgroup's accumulator, which is transposed: [columns, rows]."""
+    return acc[:, i * GROUP : (i + 1) * GROUP]

@@ -7,21 +7,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
-from pallas_kernels.releases import MOVES_REGISTERS
-
 BARRIERS = 4
 """The most barriers of all thread blocks in one call. Calls whose rows are not rounded to 8 bits
 use only the first three: one after each product but the last."""
 MOST_TOKENS = 64
 """Tokens of the largest call. With more of them, single products are faster than the chain."""
-MOST_ROUNDED_TOKENS = 128 if MOVES_REGISTERS else MOST_TOKENS
-"""The same if rows are rounded to 8 bits, which take half the memory. The sums of more than
-MOST_TOKENS need registers of the warpgroups that load."""
-MORE_TOKENS, MORE_ROUNDED_TOKENS = (
-    f"more than {most} tokens per step" for most in (MOST_TOKENS, MOST_ROUNDED_TOKENS)
-)
-"""The reasons why such calls do not run in the chain. They are no fault of the model or the
-device."""
+MORE_TOKENS = f"more than {MOST_TOKENS} tokens per step"
+"""The reason why such calls do not run in the chain. It is no fault of the model or the device."""
 
 
 Scaled = Literal["blocks", "outputs"]
@@ -50,14 +42,6 @@ class ChainShape:
     """The dtype of the norms' scales; None if it is that of the rows."""
     devices: int = 1
     """GPUs that add up their parts of the products with out and down."""
-
-    @property
-    def most_tokens(self) -> int:
-        return MOST_ROUNDED_TOKENS if self.quantised_inputs else MOST_TOKENS
-
-    @property
-    def more_tokens(self) -> str:
-        return MORE_ROUNDED_TOKENS if self.quantised_inputs else MORE_TOKENS
 
 
 NEIGHBOURS = 2 * 66 * 4

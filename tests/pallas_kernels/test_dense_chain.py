@@ -20,12 +20,11 @@ from pallas_kernels.dense_chain import (
 )
 from pallas_kernels.dense_chain.api import refusal
 from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, PAIRS, UNIT, Sizes
-from pallas_kernels.dense_chain.shape import BARRIERS, MOST_ROUNDED_TOKENS, MOST_TOKENS
+from pallas_kernels.dense_chain.shape import BARRIERS
 from pallas_kernels.dense_chain.shape_of import shape_of
 from pallas_kernels.dispatch import Choice
 from pallas_kernels.fp8_product import BLOCK, Fp8Matrix, quantised_blocks
 from pallas_kernels.fp8_product.rounded import rounded_rows
-from pallas_kernels.releases import MOVES_REGISTERS
 from pallas_kernels.tiles import THREADS
 
 EPS = 1e-6
@@ -44,8 +43,6 @@ HYBRID = {
 NEXT_INPUTS = {"none": 0, "attention": 10240, "recurrent": 12352}
 """Columns of the matrices that read the residual stream after a layer of Qwen3.5 4B and 9B."""
 WIDE_NORMS = ChainShape(48, 512, 512, 512, 128, norm_dtype="float32")
-MANY_TOKENS_OF_SMALL = dataclasses.replace(SMALL, tokens=MOST_ROUNDED_TOKENS)
-"""Each warpgroup finishes one group of rows, which is a quarter of all."""
 WITHOUT_NEXT = ChainShape(8, 512, 512, 1024, 0)
 """Both warpgroups multiply the only group of rows, and nothing follows the layer."""
 TALL = ChainShape(24, 768, 1024, 1280, 128)
@@ -285,19 +282,19 @@ class TestRowsIn8BitsOnCpu:
             assert one is None or distance(one, wanted) < 0.05
         assert distance(found[0], run(given, "xla")[0]) > 0.03  # what rounding changes
 
-    @pytest.mark.parametrize("shape", [SMALL, WITHOUT_NEXT, TALL, MANY_TOKENS_OF_SMALL])
+    @pytest.mark.parametrize("shape", [SMALL, WITHOUT_NEXT, TALL])
     def test_interpreted(self, shape):
         given = in_8_bits(inputs(shape), "blocks")
         agrees(given, interpreted(given, quantise_inputs=True), expected_in_8_bits)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", range(8, MOST_ROUNDED_TOKENS + 1, 8))
+@pytest.mark.parametrize("tokens", range(8, 72, 8))
 @pytest.mark.parametrize("model", ["4b", "8b", "32b, one of four"])
 def test_rows_in_8_bits_on_device(model, tokens):
-    """XLA multiplies few rows in other ways, which round differently, so it gets many of them."""
+    """XLA multiplies few rows in other ways, which round differently, so it gets 64 of them."""
     attended, x, *weights = in_8_bits(
-        inputs(dataclasses.replace(QWEN3[model], tokens=MOST_ROUNDED_TOKENS)), "blocks"
+        inputs(dataclasses.replace(QWEN3[model], tokens=64)), "blocks"
     )
     given = attended[:tokens], x[:tokens], *weights
     first = run(given, "mosaic", quantise_inputs=True)
@@ -364,12 +361,11 @@ def check_on_device(shape: ChainShape) -> None:
     [("16 bits", False), ("blocks", False), ("outputs", False), ("blocks", True)],
 )
 def test_a_row_does_not_depend_on_its_neighbours(kind, quantise_inputs):
-    tokens = MOST_ROUNDED_TOKENS if quantise_inputs else MOST_TOKENS
-    given = inputs(dataclasses.replace(QWEN3["8b"], tokens=tokens))
+    given = inputs(ChainShape(64, 4096, 4096, 12288, 6144))
     attended, x, *weights = given if kind == "16 bits" else in_8_bits(given, kind)
     options = {"implementation": "mosaic", "quantise_inputs": quantise_inputs}
     total, qkv, _ = run((attended, x, *weights), **options)
-    for eight in (slice(8, 16), slice(tokens - 24, tokens - 16)):  # of both warpgroups
+    for eight in (slice(8, 16), slice(40, 48)):  # of both warpgroups
         of_eight, qkv_of_eight, _ = run((attended[eight], x[eight], *weights), **options)
         np.testing.assert_array_equal(total[eight], of_eight)
         np.testing.assert_array_equal(qkv[eight], qkv_of_eight)
@@ -436,11 +432,6 @@ def test_what_it_cannot_do(change, dtype, reason):
         ({"qkv": 6208}, "bfloat16", "qkv size 6208; expected a multiple of 128"),
         ({"qkv": 8576}, "bfloat16", "qkv size 8576; expected at most 8448"),
         ({"tokens": 72}, "bfloat16", "more than 64 tokens per step"),
-        (
-            {"tokens": 136, "quantised_inputs": True},
-            "bfloat16",
-            f"more than {MOST_ROUNDED_TOKENS} tokens per step",
-        ),
     ],
 )
 def test_what_it_cannot_do_with_8_bits(change, dtype, reason):
@@ -491,10 +482,6 @@ def test_more_tokens_than_the_chain_is_made_for_are_no_fault():
     many = dataclasses.replace(QWEN3["8b"], tokens=128)
     assert not begin_chain(many, 16, jnp.bfloat16, "mosaic").runs
     assert begin_chain(dataclasses.replace(many, tokens=64), 16, jnp.bfloat16, "mosaic").runs
-    rounded = dataclasses.replace(many, scaled="blocks", quantised_inputs=True)
-    assert begin_chain(rounded, 16, jnp.bfloat16, "mosaic").runs == MOVES_REGISTERS
-    more = dataclasses.replace(rounded, tokens=144)
-    assert not begin_chain(more, 16, jnp.bfloat16, "mosaic").runs
 
 
 @needs_compiler
@@ -543,10 +530,7 @@ def test_it_compiles_in_8_bits_without_spills(model, tokens, kind, monkeypatch, 
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("model", "tokens"),
-    [("8b", 16), ("8b", 64), ("4b", 56)] + [("8b", 128), ("4b", 96), ("8b", 104)] * MOVES_REGISTERS,
-)
+@pytest.mark.parametrize(("model", "tokens"), [("8b", 16), ("8b", 64), ("4b", 56)])
 def test_it_compiles_for_rows_in_8_bits_without_spills(model, tokens, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     shape = dataclasses.replace(QWEN3[model], tokens=tokens)
@@ -567,5 +551,5 @@ def test_scaled_sums_are_rounded_before_they_are_added(kind, monkeypatch, capfd)
     )
     chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
     compiled(chain.lower(*placed(given)))
-    sums, of_thread = 2 * 2 + 1, UNIT * 8 // THREADS  # two of out and of down, one of qkv
-    assert "".join(capfd.readouterr()).count("add.rn.f32") == sums * of_thread
+    tiles, sums_of_thread = 3, UNIT * 8 // THREADS
+    assert "".join(capfd.readouterr()).count("add.rn.f32") == tiles * sums_of_thread

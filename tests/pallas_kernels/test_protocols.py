@@ -22,8 +22,8 @@ from pallas_kernels.dense_chain.phases import Phase
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
     DOWN,
-    EIGHT,
     GATE_UP,
+    GROUP,
     MORE_DOWN,
     MORE_OUT,
     NEXT_QKV,
@@ -42,21 +42,14 @@ from pallas_kernels.paged_attention import splits
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 
 TOKENS = [8, 16, 24, 32, 40, 48, 56, 64]
-MORE_TOKENS = [72, 96, 104, 128]
-"""Only with rows in 8 bits."""
 
 
 def plan_of(
-    tokens: int,
-    pairs: int = 3,
-    qkv: int = 384,
-    hidden: int = 512,
-    rounds: bool = False,
-    in_8_bits: bool = False,
+    tokens: int, pairs: int = 3, qkv: int = 384, hidden: int = 512, rounds: bool = False
 ) -> Plan:
     shape = ChainShape(tokens, 512, hidden, 512, qkv)
-    if rounds or in_8_bits:
-        shape = dataclasses.replace(shape, scaled="blocks", quantised_inputs=rounds)
+    if rounds:
+        shape = dataclasses.replace(shape, scaled="blocks", quantised_inputs=True)
     return Plan(shape, 1e-6, jnp.bfloat16, pairs, choose_sizes(shape), None)
 
 
@@ -166,7 +159,7 @@ class Places:
 
 
 @pytest.mark.parametrize("hidden", [512, 1024])
-@pytest.mark.parametrize("tokens", TOKENS + MORE_TOKENS)
+@pytest.mark.parametrize("tokens", TOKENS)
 class TestNeighboursOfTheChain:
     """Two tiles of the residual stream are rounded by the warpgroups that have finished them."""
 
@@ -196,8 +189,8 @@ class TestNeighboursOfTheChain:
             chain.plan, chain.shares, chain.warpgroup = plan, shares, warpgroup
             chain.refs = {name: Places() for name in names}
             chain.rows = rows.Rows(plan, chain.refs, {}, shares, warpgroup)
-            chain.write_piece = lambda stage, piece, places, _: found.extend(
-                ("rounds", int(piece), int(places.start) + i) for i in range(0, places.size, EIGHT)
+            chain.write_piece = lambda stage, piece, eight, _: found.append(
+                ("rounds", int(piece), int(eight.start))
             )
             for p in plan.products_of(Phase(STAGE[DOWN])):
                 if bool(shares.has(p)):
@@ -208,7 +201,7 @@ class TestNeighboursOfTheChain:
 
     def test_everything_is_rounded_once(self, seen, tokens, hidden):
         done = sorted(event[1:] for event in seen if event[0] == "rounds")
-        wanted = itertools.product(range(hidden // BLOCK), range(0, tokens, EIGHT))
+        wanted = itertools.product(range(hidden // BLOCK), range(0, tokens, GROUP))
         assert done == sorted(wanted)
 
     def test_they_wait_for_the_two_that_have_finished_the_same_rows(self, seen, hidden):
@@ -247,22 +240,16 @@ class Letters:
         return [found[m] for m in sorted(found)]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "kind"),
-    [*itertools.product(TOKENS, ["16 bits", "widened"])]
-    + [(tokens, "rounded") for tokens in TOKENS + MORE_TOKENS],
-)
+@pytest.mark.parametrize("tokens", TOKENS)
 class TestPairsOfTheChain:
-    """Two thread blocks have summed halves of the inputs; each finishes half of the groups. If the
-    weights are widened from 8 bits, each of the four warpgroups has a part of all rows."""
+    """Two thread blocks have summed halves of the inputs; each finishes half of the groups."""
 
     def rows_of(self, plan: Plan, letters: Letters, half: int, warpgroup: int) -> rows.Rows:
-        names = ["shape", "groups", "groups_each", "repeated_groups", "one_phase", "dtype"]
-        names += ["group", "rows_each", "splits_inputs"]
+        names = ("shape", "groups", "groups_each", "repeated_groups", "one_phase", "dtype")
         kept = types.SimpleNamespace(mailbox=letters, **{n: getattr(plan, n) for n in names})
         shares = types.SimpleNamespace(half=half, pair=0, columns=lambda p: 0)
         letters.block = half
-        transposed = types.SimpleNamespace(at=[np.zeros((plan.group, UNIT))] * CONSUMERS)
+        transposed = types.SimpleNamespace(at=[np.zeros((GROUP, UNIT))] * CONSUMERS)
         scratch: dict[str, Any] = {"transposed": transposed}
         made: Any = object.__new__(rows.Rows)
         fields = {"plan": kept, "scratch": scratch, "shares": shares, "warpgroup": warpgroup}
@@ -270,37 +257,28 @@ class TestPairsOfTheChain:
             object.__setattr__(made, name, value)
         return made
 
-    def test_a_second_tile_has_boxes_of_its_own(self, tokens, kind):
+    def test_a_second_tile_has_boxes_of_its_own(self, tokens):
         """Its sums may be sent before those of the first tile were read."""
-        options = {"pairs": 8, "rounds": kind == "rounded", "in_8_bits": kind != "16 bits"}
-        plan, tall = plan_of(tokens, **options), plan_of(tokens, hidden=1024, **options)
-        of_tile = boxes_of_tile(tokens, plan.group)
-        assert tall.mailbox.boxes == 2 * plan.mailbox.boxes == 2 * of_tile
+        plan, tall = plan_of(tokens, pairs=8), plan_of(tokens, pairs=8, hidden=1024)
+        assert tall.mailbox.boxes == 2 * plan.mailbox.boxes == 2 * boxes_of_tile(tokens)
 
     @pytest.mark.parametrize("p", [OUT, MORE_OUT])
-    def test_every_group_is_finished_once_from_all_parts(self, tokens, kind, monkeypatch, p):
-        options = {"rounds": kind == "rounded", "in_8_bits": kind != "16 bits"}
-        plan = plan_of(tokens, pairs=8, hidden=512 if p == OUT else 1024, **options)
+    def test_every_group_is_finished_once_from_both_halves(self, tokens, monkeypatch, p):
+        plan = plan_of(tokens, pairs=8, hidden=512 if p == OUT else 1024)
         letters = Letters(plan.mailbox.boxes)
-        assert plan.splits_inputs == (kind == "widened")
-        of_block = CONSUMERS if plan.splits_inputs else 1
-        drawn = np.random.default_rng(0).normal(size=(PAIR, of_block, UNIT, tokens))
-        parts = drawn.astype(np.float32)
+        halves = np.random.default_rng(0).normal(size=(PAIR, UNIT, tokens)).astype(np.float32)
         monkeypatch.setattr(rows, "pl", types.SimpleNamespace(when=now, ds=rows.pl.ds))
         monkeypatch.setattr(
             rows, "plgpu", types.SimpleNamespace(layout_cast=lambda array, _: np.asarray(array))
         )
         monkeypatch.setattr(rows, "load", lambda transposed, layout: transposed)
-        monkeypatch.setattr(rows, "rounded_sum", lambda a, b, layout, interpreted: a + b)
 
         pair_sums = {}
         for half in range(PAIR):
             for warpgroup in range(CONSUMERS):
                 mine = self.rows_of(plan, letters, half, warpgroup)
-                first = int(mine.first) * plan.group
-                own = slice(first, first + plan.rows_each)
-                own, part = (slice(None), warpgroup) if plan.splits_inputs else (own, 0)
-                acc = jnp.asarray(parts[half, part][:, own])
+                first = int(mine.first) * GROUP
+                acc = jnp.asarray(halves[half][:, first : first + plan.groups_each * GROUP])
                 pair_sums[half, warpgroup] = mine, mine.by_mailbox(p, acc)
 
         finished = {}
@@ -312,15 +290,13 @@ class TestPairsOfTheChain:
                     assert group not in finished, "two thread blocks finish one group"
                     finished[group] = np.array(pair_sum(i, None))
         assert sorted(finished) == list(range(plan.groups))
-        assert len(letters.sent) == plan.groups * plan.mailbox.messages
-        assert len(set(letters.read_boxes)) == plan.groups
-        first_tile = range(boxes_of_tile(tokens, plan.group))
+        assert len(letters.sent) == plan.groups == len(set(letters.read_boxes))
+        first_tile = range(boxes_of_tile(tokens))
         assert all((box in first_tile) == (p == OUT) for _, box, _ in letters.sent)
         for group, found in finished.items():
-            columns = slice(group * plan.group, (group + 1) * plan.group)
-            np.testing.assert_allclose(found, parts.sum((0, 1))[:, columns].T, rtol=1e-4, atol=1e-5)
-        by_sibling = [to == by for (to, *_), (by, _) in letters.sent.items()]
-        assert sum(by_sibling) == (plan.groups if plan.splits_inputs else 0)
+            columns = slice(group * GROUP, (group + 1) * GROUP)
+            np.testing.assert_allclose(found, halves.sum(0)[:, columns].T, rtol=1e-6)
+        assert all(receiver != writer for (receiver, *_), (writer, _) in letters.sent.items())
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
