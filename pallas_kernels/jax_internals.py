@@ -14,7 +14,6 @@ The functions below are called inside `inline_mgpu`, which takes code instructio
 import math
 from typing import Any, Literal
 
-import jax
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
@@ -44,9 +43,6 @@ def swizzle(size: int) -> plgpu.SwizzleTransform:
     return plgpu.SwizzleTransform(size)  # pyright: ignore[reportAbstractUsage]
 
 
-MOVES_REGISTERS = jax.__version_info__ < (0, 12)
-"""Whether `plgpu.set_max_registers` does anything. jax 0.12 compiles kernels so that they could be
-linked with others, and the assembler then ignores it."""
 STORES_ANY_LAYOUT = hasattr(plgpu, "store")
 """Whether `store` can write to memory whose tiles differ from those of the registers."""
 
@@ -180,11 +176,38 @@ def signal_counter(counters, index: int) -> None:
 
 
 def wait_for_counter(counters, index: int, calls, per_call: int) -> None:
-    """Waits until a counter is at least `per_call` times the first number of `calls`."""
+    """Waits until a counter is at least `per_call` times the first number of `calls`.
+
+    All threads of the warpgroup's first warp ask together. jax has only one of them ask; then the
+    others of its warp may run on meanwhile, and code of ptxas 13.0 was seen in which they write
+    over a register that the warp shares and that holds half of the counter's address.
+    """
     number = memref.load(calls, [utils.c(0, ir.IndexType.get())])
-    _semaphore(counters, index).wait(
-        arith.muli(number, int32(per_call)), decrement=False, memory_scope="gpu"
-    )
+    wanted, address = arith.muli(number, int32(per_call)), address_of(counters, index)
+    with if_true(arith.cmpi(arith.CmpIPredicate.eq, _warp_of_warpgroup(), int32(0))):
+        loop = scf.WhileOp([], [])
+        with ir.InsertionPoint(loop.before.blocks.append()):
+            behind = ptx(ANY_BEHIND, address, wanted, result_types=int32_type())
+            scf.condition(arith.cmpi(arith.CmpIPredicate.ne, behind, int32(0)), [])
+        with ir.InsertionPoint(loop.after.blocks.append()):
+            scf.yield_([])
+        ptx("fence.acquire.gpu;")
+    wait_for_warpgroup()
+
+
+ANY_BEHIND = """{
+    .reg .pred behind;
+    .reg .b32 found;
+    ld.relaxed.gpu.global.b32 found, [$1];
+    setp.lt.u32 behind, found, $2;
+    vote.sync.any.pred behind, behind, 0xffffffff;
+    selp.b32 $0, 1, 0, behind;
+}"""
+"""1 in all threads of a warp if one of them has found less than it waits for, else 0."""
+
+
+def _warp_of_warpgroup():
+    return arith.remui(utils.warp_idx(), int32(4))
 
 
 def _semaphore(counters, index: int) -> utils.SemaphoreRef:

@@ -7,13 +7,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import dispatch
 from pallas_kernels.dense_chain import reference
-from pallas_kernels.dense_chain.shape import (
-    MORE_TOKENS,
-    MOST_TOKENS,
-    Arrivals,
-    ChainShape,
-    first_arrivals,
-)
+from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
 from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.dispatch import (
     Choice,
@@ -98,7 +92,7 @@ def chain_choice(shape: ChainShape, dtype: DTypeLike, implementation: Implementa
     reason = refusal(shape, dtype, implementation)
     if reason is None:
         return Choice("mosaic")
-    if implementation == "mosaic" and shape.tokens <= MOST_TOKENS:
+    if implementation == "mosaic" and shape.tokens <= shape.best_up_to:
         raise NotForThisKernel(f"dense_chain on 'mosaic': {reason}")
     return Choice("xla", reason)
 
@@ -109,8 +103,8 @@ def refusal(shape: ChainShape, dtype: DTypeLike, implementation: Implementation)
         return f"{implementation} was asked for"
     if reason := refusal_of_device(implementation):
         return reason
-    if shape.tokens > MOST_TOKENS:
-        return MORE_TOKENS
+    if shape.tokens > shape.best_up_to:
+        return shape.more_tokens
     from pallas_kernels.dense_chain import checks
 
     return refusal_of(checks.check_device, dispatch.default_device()) or refusal_of(

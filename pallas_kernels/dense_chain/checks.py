@@ -4,8 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GROUP, PAIR, PAIRS, UNIT
-from pallas_kernels.dense_chain.shape import MOST_TOKENS, ChainShape
+from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, EIGHT, PAIR
+from pallas_kernels.dense_chain.shape import PAIRS, UNIT, ChainShape
 from pallas_kernels.dispatch import attribute
 from pallas_kernels.exchange.inboxes import NUMBERED, Layout
 from pallas_kernels.fp8_product import BLOCK
@@ -43,9 +43,8 @@ def check(shape: ChainShape, dtype: Any, pairs: int = PAIRS) -> None:
     require(in_pieces, per_token, f"one per {BLOCK} inputs")
     is_alone = not shape.quantised_inputs or shape.devices == 1
     require(is_alone, f"activations in 8 bits on {shape.devices} GPUs", "one GPU")
-    tokens = f"8, 16, .. {MOST_TOKENS}"
-    in_groups = shape.tokens % GROUP == 0 and 0 < shape.tokens <= MOST_TOKENS
-    require(in_groups, f"{shape.tokens} tokens per step", tokens)
+    in_groups = shape.tokens % EIGHT == 0 and 0 < shape.tokens <= shape.most_tokens
+    require(in_groups, f"{shape.tokens} tokens per step", f"8, 16, .. {shape.most_tokens}")
     for name, size, multiple, least, most in limits(shape, pairs):
         require(size % multiple == 0, f"{name} {size}", f"a multiple of {multiple}")
         require(least <= size, f"{name} {size}", f"at least {least}")

@@ -12,8 +12,9 @@ from jax import lax
 
 from pallas_kernels.dense_chain.kernel import Chain
 from pallas_kernels.dense_chain.loading import MATRICES, SCALES
-from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GATE_UP, GROUP, STAGE, UNIT
+from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, GATE_UP, STAGE
 from pallas_kernels.dense_chain.rows import ACC, TRANSPOSED
+from pallas_kernels.dense_chain.shape import UNIT
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.fp8_product.chunk import Sums, add_product, no_sums, times_outputs
 from pallas_kernels.jax_internals import pl, plgpu
@@ -103,7 +104,7 @@ class Fp8Chain(Chain):
 
     def of_own_rows(self, totals):
         """The sums over both warpgroups, of the rows that this one finishes."""
-        size, tokens = self.plan.groups_each * GROUP, self.plan.shape.tokens
+        size, tokens = self.plan.rows_each, self.plan.shape.tokens
         halves = totals[:, :size], totals[:, tokens - size :]
         is_first, other = lax.broadcast(self.warpgroup == 0, halves[0].shape), 1 - self.warpgroup
         mine, others = jnp.where(is_first, *halves), jnp.where(is_first, *halves[::-1])

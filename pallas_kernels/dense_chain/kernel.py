@@ -13,14 +13,13 @@ from pallas_kernels.dense_chain.plan import (
     CHUNKS,
     CONSUMERS,
     GATE_UP,
-    GROUP,
     NEXT_QKV,
     PRODUCTS,
     STAGE,
-    UNIT,
     Plan,
 )
 from pallas_kernels.dense_chain.rows import TRANSPOSED, Rows, times_rows
+from pallas_kernels.dense_chain.shape import UNIT
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu, store
 from pallas_kernels.tiles import fence_async
 
@@ -29,6 +28,7 @@ ADDED = {0: ("x", "norm", "attention_"), 2: ("attention_total", "next_norm", "")
 
 
 def run(plan: Plan, kind: "type[Chain]", names: tuple[str, ...], *refs, **scratch) -> None:
+    scratch = plan.named_scratch(scratch)
     chain = kind(plan, dict(zip(names, refs)), scratch)
     if not plan.one_phase:
         plan.mailbox.init_barriers(scratch)
@@ -102,7 +102,7 @@ class Chain:
             self.accumulate_gate_and_up(gate_acc, up_acc)
             self.write_gated(gate_acc[...], up_acc[...])
 
-        rows = self.plan.groups_each * GROUP if self.plan.is_narrow else self.plan.shape.tokens
+        rows = self.plan.rows_each if self.plan.is_narrow else self.plan.shape.tokens
         accumulator = Accumulator((UNIT, rows), jnp.float32)
         pl.run_scoped(product, accumulator, accumulator)
 
@@ -139,7 +139,7 @@ class Chain:
 
             finish(acc[...])
 
-        pl.run_scoped(product, Accumulator((UNIT, self.plan.groups_each * GROUP), jnp.float32))
+        pl.run_scoped(product, Accumulator((UNIT, self.plan.rows_each), jnp.float32))
 
     def accumulate_gate_and_up(self, *accs) -> None:
         @pl.loop(0, self.shares.row_steps[GATE_UP])

@@ -21,9 +21,9 @@ from pallas_kernels.dense_chain.plan import (
     NEXT_QKV,
     PAIR,
     STAGE,
-    UNIT,
     Plan,
 )
+from pallas_kernels.dense_chain.shape import UNIT
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.jax_internals import pl, plgpu
 

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_kernels.dense_chain.plan import GROUP, UNIT, Plan
+from pallas_kernels.dense_chain.plan import EIGHT, Plan
+from pallas_kernels.dense_chain.shape import UNIT
 from pallas_kernels.exchange.numbered import Numbered
 from pallas_kernels.jax_internals import pl
 from pallas_kernels.tiles import load, rows_in_lanes
@@ -40,7 +41,7 @@ class Partners:
     @property
     def numbered(self) -> Numbered:
         assert self.plan.layout is not None, "a chain on one GPU has no partners"
-        return Numbered(self.plan.layout, (GROUP, UNIT), self.plan.dtype, rows_in_lanes(UNIT))
+        return Numbered(self.plan.layout, (EIGHT, UNIT), self.plan.dtype, rows_in_lanes(UNIT))
 
     def place(self, group):
         return (self.tile * self.plan.groups + group) * self.numbered.bytes
@@ -60,7 +61,7 @@ class Partners:
         """The same for the interpreter, which has no memory of other GPUs. This is the first GPU,
         and what the others have sent is in an array."""
         arrived = self.refs["arrived"].at[self.stage // EXCHANGES]
-        rows, columns = pl.ds(group * GROUP, GROUP), pl.ds(self.tile * UNIT, UNIT)
+        rows, columns = pl.ds(group * EIGHT, EIGHT), pl.ds(self.tile * UNIT, UNIT)
         others = range(arrived.shape[0])
         parts = [load(arrived.at[other, rows, columns], rows_in_lanes(UNIT)) for other in others]
         return [own.astype(self.plan.dtype), *parts]

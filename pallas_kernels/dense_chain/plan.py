@@ -19,7 +19,7 @@ from pallas_kernels.dense_chain.phases import (
     SUMS,
     Phase,
 )
-from pallas_kernels.dense_chain.shape import MOST_TOKENS, ChainShape
+from pallas_kernels.dense_chain.shape import MOST_TOKENS, PAIRS, UNIT, ChainShape
 from pallas_kernels.exchange.inboxes import Layout
 from pallas_kernels.fp8_product import BLOCK, E4M3
 from pallas_kernels.fp8_product.row_tiles import TilesOfRoundedRows
@@ -27,8 +27,6 @@ from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.tiles import SHARED_BYTES, THREADS, swizzled
 
-UNIT = 64
-"""Columns of a matrix in one tile, the most that one warpgroup multiplies at a time."""
 CHUNKS = 4
 """Squares of UNIT x UNIT weights in one pipeline stage."""
 DEPTH = CHUNKS * UNIT
@@ -38,10 +36,8 @@ CONSUMERS = 2
 PAIR = 2
 """Thread blocks of a cluster. They share the tiles of out and down: each multiplies half of the
 inputs."""
-GROUP = 8
-"""Rows in a group. A tile is split over warpgroups and thread blocks in whole groups."""
-PAIRS = 66
-"""Clusters, all on the GPU at once: one thread block per multiprocessor of an H100."""
+EIGHT = 8
+"""Every number of rows is a multiple of this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +107,18 @@ class Plan:
         return DEPTH // self.tile_inputs
 
     @property
+    def group(self) -> int:
+        """Rows in a group. A tile is split over warpgroups and thread blocks in whole groups."""
+        return rows_of_group(self.shape)
+
+    @property
     def groups(self) -> int:
-        return self.shape.tokens // GROUP
+        return self.shape.tokens // self.group
+
+    @property
+    def rows_each(self) -> int:
+        """Rows that each warpgroup multiplies."""
+        return self.groups_each * self.group
 
     @property
     def groups_each(self) -> int:
@@ -208,7 +214,7 @@ class Plan:
         tokens, hidden = self.shape.tokens, self.shape.hidden
         narrow = lambda *shape: jax.ShapeDtypeStruct(shape, self.dtype)
         wide = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-        stream, squares = narrow(tokens, hidden), wide(hidden // UNIT, MOST_TOKENS)
+        stream, squares = narrow(tokens, hidden), wide(hidden // UNIT, self.known_tokens)
         parts = wide(PAIR, tokens, hidden)
         return {
             "attention_parts": parts,
@@ -242,6 +248,21 @@ class Plan:
         return TilesOfRoundedRows(self.shape.tokens).scales_at_once
 
     def scratch(self) -> dict[str, Any]:
+        """With rows in 8 bits, gated rows lie where a pair's sums lie at other times."""
+        needed = self.separate_scratch()
+        if not self.rounds or self.one_phase:
+            return needed
+        gated, *others = (needed.pop(name) for name in (GATED, *WITHOUT_GATED))
+        return needed | {SHARED: plgpu.RefUnion(gated, others)}
+
+    def named_scratch(self, scratch: dict[str, Any]) -> dict[str, Any]:
+        """All scratch memory by name."""
+        if SHARED not in scratch:
+            return scratch
+        gated, others = scratch.pop(SHARED)
+        return scratch | dict(zip((GATED, *WITHOUT_GATED), (gated, *others), strict=True))
+
+    def separate_scratch(self) -> dict[str, Any]:
         sizes = self.sizes
         barrier = lambda arrivals, number: plgpu.Barrier(num_arrivals=arrivals, num_barriers=number)
         return {
@@ -257,11 +278,11 @@ class Plan:
             "weights_used": barrier(CONSUMERS, sizes.weight_stages),
             "rows_loaded": barrier(self.row_tiles * (2 if self.rounds else 1), sizes.row_stages),
             "rows_used": barrier(CONSUMERS, sizes.row_stages),
-            "transposed": swizzled((CONSUMERS, GROUP, UNIT), jnp.float32),
-            "inverse": plgpu.SMEM((MOST_TOKENS,), jnp.float32),
+            "transposed": swizzled((CONSUMERS, self.group, UNIT), jnp.float32),
+            "inverse": plgpu.SMEM((self.known_tokens,), jnp.float32),
             "inverse_ready": barrier(1, 1),
             **(self.in_8_bits() if self.rounds else {}),
-            **(self.swap() if self.fp8 else {}),
+            **(self.swap() if self.fp8 and not self.rounds else {}),
             **(self.pair_barrier() if self.one_phase else self.mailbox.scratch()),
         }
 
@@ -275,13 +296,23 @@ class Plan:
         }
 
     @property
+    def known_tokens(self) -> int:
+        """Tokens for which there is room in the sums of squares and in the norm's inverse."""
+        return -(-self.shape.tokens // UNIT) * UNIT
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether the sums of all tokens need registers of the warpgroups that load."""
+        return self.shape.tokens > MOST_TOKENS and not self.one_phase
+
+    @property
     def mailbox(self) -> Mailbox:
-        return mailbox_for(self.shape.tokens, self.is_tall)
+        return mailbox_for(self.shape.tokens, self.group, self.is_tall)
 
     def swap(self) -> dict[str, Any]:
         """Where the two multiplying warpgroups put sums of each other's rows."""
         return {
-            "swapped": swizzled((CONSUMERS, self.groups_each * GROUP, UNIT), jnp.float32),
+            "swapped": swizzled((CONSUMERS, self.rows_each, UNIT), jnp.float32),
             "swapped_ready": plgpu.Barrier(num_arrivals=1, num_barriers=CONSUMERS),
         }
 
@@ -289,6 +320,9 @@ class Plan:
         return {"met": plgpu.ClusterBarrier(collective_axes=("half",), num_arrivals=CONSUMERS)}
 
 
+SHARED, GATED, WITHOUT_GATED = "shared", "gated", ("transposed", "messages")
+"""Scratch memory that is used in turn: gated rows are written and read between two barriers of all
+thread blocks, and a pair's sums before the first and after the second one."""
 OUT, GATE_UP, DOWN, NEXT_QKV, MORE_OUT, MORE_DOWN, MORE_QKV = range(7)
 PRODUCTS = (OUT, MORE_OUT), (GATE_UP,), (DOWN, MORE_DOWN), (NEXT_QKV, MORE_QKV)
 """The products of each stage, in order: MORE_OUT is a pair's second tile of out, and so on. All
@@ -296,20 +330,31 @@ thread blocks wait for each other after each stage but the last."""
 STAGE = {p: stage for stage, products in enumerate(PRODUCTS) for p in products}
 
 
-def boxes_of_tile(tokens: int) -> int:
+def rows_of_group(shape: ChainShape) -> int:
+    """Of rows in 8 bits a quarter, if that is a multiple of EIGHT: then each warpgroup of a pair
+    finishes one group, in one go."""
+    quarter, rest = divmod(shape.tokens, CONSUMERS * PAIR)
+    in_quarters = shape.quantised_inputs and not rest and quarter % EIGHT == 0
+    return quarter if in_quarters else EIGHT
+
+
+def boxes_of_tile(tokens: int, group: int) -> int:
     """One box for each group that a thread block finishes: every second group of a tile."""
-    return -(-tokens // (GROUP * PAIR))
+    return -(-tokens // (group * PAIR))
 
 
-def mailbox_for(tokens: int, is_tall: bool) -> Mailbox:
+def mailbox_for(tokens: int, group: int, is_tall: bool) -> Mailbox:
     """The boxes of a tile, and others for a second tile, which may be sent before the first one was
     read."""
-    return Mailbox(boxes_of_tile(tokens) * (2 if is_tall else 1), 1, UNIT * GROUP // THREADS)
+    boxes = boxes_of_tile(tokens, group) * (2 if is_tall else 1)
+    return Mailbox(boxes, 1, UNIT * group // THREADS)
 
 
 LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
 """Pipeline stages of rows. Rows come from the L2 cache, but queue behind weights. With 64 rows
 there is room for three stages; two, with one more stage of weights, are as fast."""
+LEAST_STAGES_OF_MANY_ROWS = 2
+"""With more than MOST_TOKENS rows, two more stages of weights bring more than a third of rows."""
 SMALL_BYTES = 2 * 1024
 """Shared memory for the small arrays and barriers; every array is aligned to 1 kB."""
 
@@ -322,19 +367,24 @@ four."""
 
 
 def choose_sizes(shape: ChainShape) -> Sizes:
-    """As many weight stages as fit next to LEAST_ROW_STAGES, then more row stages if they fit."""
-    mailbox = mailbox_for(shape.tokens, shape.hidden > PAIRS * UNIT)
-    transposed = CONSUMERS * GROUP * UNIT * 4
-    free = SHARED_BYTES - SMALL_BYTES - mailbox.boxes * mailbox.bytes - transposed
+    """As many stages of weights as fit next to the least of rows, then more of rows if they fit."""
+    group = rows_of_group(shape)
+    mailbox = mailbox_for(shape.tokens, group, shape.hidden > PAIRS * UNIT)
+    epilogues = CONSUMERS * group * UNIT * 4 + mailbox.boxes * mailbox.bytes
+    if shape.quantised_inputs:
+        epilogues = max(epilogues, shape.tokens * BLOCK * 2)
+    free = SHARED_BYTES - SMALL_BYTES - epilogues
     weight_stage, row_stage = DEPTH * UNIT * 2, shape.tokens * DEPTH * 2
     in_flight = IN_FLIGHT_BYTES
     if shape.scaled is not None:
         weight_stage, in_flight = weight_stage // 2, IN_FLIGHT_IN_8_BITS
-        free -= CONSUMERS * -(-shape.tokens // (GROUP * CONSUMERS)) * GROUP * UNIT * 4
+    if shape.scaled is not None and not shape.quantised_inputs:
+        free -= CONSUMERS * -(-shape.tokens // (EIGHT * CONSUMERS)) * EIGHT * UNIT * 4
     if shape.quantised_inputs:
         scales = 4 * TilesOfRoundedRows(shape.tokens).scales_at_once
         row_stage = (shape.tokens * BLOCK + scales) * (DEPTH // BLOCK)
-        free -= shape.tokens * BLOCK * 2
-    weight_stages = (free - LEAST_ROW_STAGES * row_stage) // weight_stage
+    few = shape.tokens <= MOST_TOKENS
+    least = LEAST_ROW_STAGES if few else LEAST_STAGES_OF_MANY_ROWS
+    weight_stages = (free - least * row_stage) // weight_stage
     row_stages = (free - weight_stages * weight_stage) // row_stage
     return Sizes(weight_stages, min(row_stages, MOST_ROW_STAGES), in_flight // weight_stage)

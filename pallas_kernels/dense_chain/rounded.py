@@ -24,16 +24,9 @@ from pallas_kernels.dense_chain.fp8 import Fp8Chain
 from pallas_kernels.dense_chain.kernel import ADDED
 from pallas_kernels.dense_chain.loading import ROWS
 from pallas_kernels.dense_chain.phases import NUMBERS, ROW_SCALES, Phase
-from pallas_kernels.dense_chain.plan import (
-    CONSUMERS,
-    DOWN,
-    GROUP,
-    PAIR,
-    STAGE,
-    UNIT,
-)
+from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, DOWN, EIGHT, PAIR, STAGE
 from pallas_kernels.dense_chain.rows import PER_ROW, TRANSPOSED
-from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS
+from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS, UNIT
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.fp8_product.chunk import no_totals
 from pallas_kernels.fp8_product.in_flight import begin_product, wait_and_add
@@ -42,6 +35,9 @@ from pallas_kernels.gated_product.kernel import gated_in_16_bits
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load
 
+REGISTERS = {"weights": 32, "rows": 48, "products": 216}
+"""Registers of a thread that loads weights or rows, or that multiplies. A multiprocessor has 65,536
+of them, and two warpgroups of 128 threads multiply."""
 MOST_AT_ONCE = 32
 """Rows that are multiplied at once. The products of more do not fit into registers beside the sums
 of gate and up."""
@@ -50,20 +46,67 @@ TILES = BLOCK // UNIT
 
 
 class RoundedChain(Fp8Chain):
+    def multiply_all(self) -> None:
+        self.limit_registers("products", "increase")
+        super().multiply_all()
+
+    def load_weights(self) -> None:
+        self.limit_registers("weights", "decrease")
+        super().load_weights()
+
+    def load_rows(self) -> None:
+        self.limit_registers("rows", "decrease")
+        super().load_rows()
+
+    def limit_registers(self, work: str, action) -> None:
+        if self.plan.moves_registers:
+            plgpu.set_max_registers(REGISTERS[work], action=action)
+
     # Products
+
+    def tile(self, p: int, finish) -> None:
+        """Multiplies this warpgroup's rows of a tile and passes their sums to `finish`."""
+        columns = self.shares.columns(p)
+
+        def scales_of(step):
+            """The scales of a step, loaded a step early so that no product waits for them."""
+            last = lax.max(self.shares.steps[p] - 1, 0)
+            block = lax.div(self.shares.inputs(p) + lax.min(step, last) * DEPTH, BLOCK)
+            return tuple(self.scale_of(p, columns, block + i) for i in range(CONSUMERS))
+
+        def one_step(step, carried):
+            sums, scales = carried
+            next_scales = scales_of(step + 1)
+            rows, weights = self.wait_for_rows(p, step), self.wait_for_weights(p, step)
+            for i, scale in enumerate(scales):
+                chunk, tile = weights * CONSUMERS + i, rows * self.plan.row_tiles + i
+                sums = self.with_chunk(sums, chunk, tile, self.rows.own, scale)
+            plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
+            plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
+            return sums, next_scales
+
+        before = no_totals(self.plan.rows_each), scales_of(0)
+        finish(lax.fori_loop(0, self.shares.steps[p], one_step, before)[0])
 
     def nothing(self) -> Any:
         return no_totals(self.plan.shape.tokens)
 
     def added(self, sums: Any, weights, tile, scale) -> Any:
-        chunk = self.scratch["weights"].at[weights * CONSUMERS + self.warpgroup]
+        chunk, rows = weights * CONSUMERS + self.warpgroup, pl.ds(0, self.plan.shape.tokens)
+        return self.with_chunk(sums, chunk, tile, rows, scale)
+
+    def with_chunk(self, sums: Any, chunk, tile, rows, scale) -> Any:
+        """The sums of some rows, plus their products with a chunk of weights."""
         interpreted, found = self.plan.one_phase, []
-        for first in range(0, self.plan.shape.tokens, MOST_AT_ONCE):
-            last = min(first + MOST_AT_ONCE, self.plan.shape.tokens)
-            rows = pl.ds(first, last - first)
-            products = begin_product(chunk, self.scratch["tiles"].at[tile, rows], interpreted)
-            scales = (load(self.scratch["row_scales"].at[tile, rows], PER_ROW) * scale,)
-            found.append(wait_and_add(sums[:, first:last], products, scales, 1, interpreted))
+        weights = self.scratch["weights"].at[chunk]
+        tile, row_scales = (self.scratch[name].at[tile, rows] for name in ("tiles", "row_scales"))
+        most = MOST_AT_ONCE * (2 if self.plan.moves_registers else 1)
+        for first in range(0, sums.shape[1], most):
+            part = pl.ds(first, min(most, sums.shape[1] - first))
+            products = begin_product(weights, tile.at[part], interpreted)
+            scales = (load(row_scales.at[part], PER_ROW) * scale,)
+            of_part = sums[:, first : first + part.size]
+            found.append(wait_and_add(of_part, products, scales, 1, interpreted))
         return jnp.concatenate(found, axis=1)
 
     def totals(self, p: int, column, sums):
@@ -79,14 +122,15 @@ class RoundedChain(Fp8Chain):
                 pl.when(self.shares.has(p))(partial(self.round_tiles, p))
 
     def round_attended(self) -> None:
-        """Rounds this warpgroup's share: whole pieces of eight rows."""
-        pieces = self.plan.shape.attended // BLOCK
-        shares, workers = pieces * self.plan.groups, self.plan.blocks * CONSUMERS
+        """Rounds this warpgroup's share: pieces of some rows."""
+        pieces, workers = self.plan.shape.attended // BLOCK, self.plan.blocks * CONSUMERS
+        at_once = rows_at_once(self.plan.shape.tokens, pieces, workers)
+        shares = pieces * (self.plan.shape.tokens // at_once)
         worker = self.shares.block * CONSUMERS + self.warpgroup
 
         def round_share(share) -> None:
-            eight, piece = lax.div(share, pieces) * GROUP, lax.rem(share, pieces)
-            rows, inputs = pl.ds(eight, GROUP), pl.ds(piece * BLOCK, BLOCK)
+            first, piece = lax.div(share, pieces) * at_once, lax.rem(share, pieces)
+            rows, inputs = pl.ds(first, at_once), pl.ds(piece * BLOCK, BLOCK)
             attended = load(self.refs["attended"].at[rows, inputs], PIECES)
             self.write_piece(0, piece, rows, attended)
 
@@ -95,7 +139,8 @@ class RoundedChain(Fp8Chain):
 
     def round_tiles(self, p: int) -> None:
         """Rounds half of the rows that this warpgroup has finished, of its tile of product p and
-        the neighbouring one. Those with the other tile round the other half."""
+        the neighbouring one. Those with the other tile round the other half: of each group, or
+        every second group."""
         stage, piece = STAGE[p] + 1, lax.div(self.shares.tile(p), TILES)
         of_tile = lax.rem(self.shares.tile(p), TILES)
         if not self.plan.one_phase:
@@ -103,16 +148,21 @@ class RoundedChain(Fp8Chain):
         _, norm, names = ADDED[STAGE[p]]
         inputs = pl.ds(piece * BLOCK, BLOCK)
 
-        def round_group(i: int) -> None:
-            rows = self.rows.group(i)
+        def round_share(rows) -> None:
             wide = load(self.refs[names + "total"].at[rows, inputs], PIECES).astype(jnp.float32)
             scale = load(self.refs[norm].at[inputs], PIECES.reduce(0)).astype(jnp.float32)
             scaled = wide * lax.broadcast_in_dim(scale, wide.shape, [1])
             self.write_piece(stage, piece, rows, scaled.astype(self.plan.dtype))
 
+        half = self.plan.group // TILES
         for i in range(self.plan.groups_each):
-            turn = lax.rem(lax.div(self.rows.first + i, PAIR), TILES)
-            pl.when(self.rows.finishes(i) & (turn == of_tile))(partial(round_group, i))
+            rows, finishes = self.rows.group(i), self.rows.finishes(i)
+            if half % EIGHT:
+                turn = lax.rem(lax.div(self.rows.first + i, PAIR), TILES)
+                pl.when(finishes & (turn == of_tile))(partial(round_share, rows))
+            else:
+                share = pl.ds(rows.start + of_tile * half, half)
+                pl.when(finishes)(partial(round_share, share))
 
     def add_to_stream(self, p: int) -> None:
         super().add_to_stream(p)
@@ -126,11 +176,11 @@ class RoundedChain(Fp8Chain):
         place = lax.div(self.shares.tile(p), TILES) * (PAIR * CONSUMERS) + finisher
         return self.refs["counters"].at[pl.ds(BARRIERS + of_product + place, 1)]
 
-    def write_piece(self, stage: int, piece, eight, rows) -> None:
+    def write_piece(self, stage: int, piece, places, rows) -> None:
         in_8_bits, scales = eight_in_8_bits(rows.astype(jnp.float32))
-        numbers = self.refs[ROWS[stage] + NUMBERS].at[eight, pl.ds(piece * BLOCK, BLOCK)]
+        numbers = self.refs[ROWS[stage] + NUMBERS].at[places, pl.ds(piece * BLOCK, BLOCK)]
         store(numbers, in_8_bits)
-        store(self.refs[ROWS[stage] + ROW_SCALES].at[piece, eight], scales)
+        store(self.refs[ROWS[stage] + ROW_SCALES].at[piece, places], scales)
 
     def write_gated(self, *sums) -> None:
         """Gates in 16 bits go through shared memory, from which they are rounded row by row."""
@@ -142,10 +192,17 @@ class RoundedChain(Fp8Chain):
         plgpu.barrier_arrive(written)
         plgpu.barrier_wait(written)
 
-        def round_group(group: int) -> None:
-            eight = pl.ds(group * GROUP, GROUP)
-            of_group = load(gated.at[eight], PIECES)
-            self.write_piece(STAGE[DOWN], self.shares.block, eight, of_group)
+        at_once = rows_at_once(self.plan.shape.tokens, 1, CONSUMERS)
+        first = self.warpgroup * at_once
 
-        for group in range(self.plan.groups):
-            pl.when(self.warpgroup == group % CONSUMERS)(partial(round_group, group))
+        def round_share() -> None:
+            rows = pl.ds(pl.multiple_of(first, at_once), at_once)
+            self.write_piece(STAGE[DOWN], self.shares.block, rows, load(gated.at[rows], PIECES))
+
+        pl.when(first < self.plan.shape.tokens)(round_share)
+
+
+def rows_at_once(tokens: int, pieces: int, workers: int) -> int:
+    """How many rows of a piece a worker rounds at once, so that each has one share if possible."""
+    sizes = [size for size in range(EIGHT, tokens + 1, EIGHT) if tokens % size == 0]
+    return next((size for size in sizes if pieces * (tokens // size) <= workers), EIGHT)

@@ -10,17 +10,17 @@ from jax import lax
 from pallas_kernels.dense_chain.loading import Shares
 from pallas_kernels.dense_chain.partners import Partners
 from pallas_kernels.dense_chain.plan import (
+    EIGHT,
     GATE_UP,
-    GROUP,
     MORE_DOWN,
     MORE_OUT,
     NEXT_QKV,
     PAIR,
     STAGE,
-    UNIT,
     Plan,
     boxes_of_tile,
 )
+from pallas_kernels.dense_chain.shape import UNIT
 from pallas_kernels.exchange.order import sum_in_order
 from pallas_kernels.jax_internals import pl, plgpu, store
 from pallas_kernels.tiles import load, rows_in_lanes
@@ -32,7 +32,7 @@ PER_ROW = ACC.reduce(0)
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of one warpgroup, in groups of eight.
+    """The rows of one warpgroup, in groups.
 
     If the two thread blocks of a pair have split a tile's inputs, one finishes the even groups and
     the other the odd ones. Each sends its sums of the groups that the other finishes.
@@ -52,11 +52,19 @@ class Rows:
     @property
     def own(self):
         """The rows that this warpgroup multiplies."""
-        return pl.ds(pl.multiple_of(self.first * GROUP, GROUP), self.plan.groups_each * GROUP)
+        first = pl.multiple_of(self.first * self.plan.group, self.plan.group)
+        return pl.ds(first, self.plan.rows_each)
 
     def group(self, i: int):
         """The rows of this warpgroup's i-th group."""
-        return pl.ds((self.first + i) * GROUP, GROUP)
+        return self.rows_of(self.first + i)
+
+    def rows_of(self, group):
+        return pl.ds(group * self.plan.group, self.plan.group)
+
+    def group_of(self, acc, i: int):
+        """The i-th group of a warpgroup's accumulator, which is transposed: [columns, rows]."""
+        return acc[:, i * self.plan.group : (i + 1) * self.plan.group]
 
     def stores(self, i: int):
         """Whether this warpgroup stores its i-th group. Of a group that both multiply, only the
@@ -72,12 +80,12 @@ class Rows:
         columns, layout = pl.ds(self.shares.columns(p), UNIT), rows_in_lanes(UNIT)
         first_finished = lax.rem(self.first + self.shares.half, PAIR)
 
-        def rows_of(k: int):
+        def residual_of(k: int):
             """The residual rows of the k-th group that this thread block finishes."""
             group = jnp.minimum(self.first + first_finished + k * PAIR, self.plan.groups - 1)
-            return load(self.refs[x].at[pl.ds(group * GROUP, GROUP), columns], layout)
+            return load(self.refs[x].at[self.rows_of(group), columns], layout)
 
-        residuals = [rows_of(k) for k in range(-(-self.plan.groups_each // PAIR))]
+        residuals = [residual_of(k) for k in range(-(-self.plan.groups_each // PAIR))]
         return residuals, load(self.refs[norm].at[columns], layout.reduce(0))
 
     def add(self, p: int, names: str, residual, acc) -> None:
@@ -119,19 +127,21 @@ class Rows:
         Returns a function that adds the other's sum to a group that this one finishes.
         """
         mailbox = self.plan.mailbox
-        later = boxes_of_tile(self.plan.shape.tokens) if p in (MORE_OUT, MORE_DOWN) else 0
+        of_tile = boxes_of_tile(self.plan.shape.tokens, self.plan.group)
+        later = of_tile if p in (MORE_OUT, MORE_DOWN) else 0
         box = lambda i: lax.div(self.first + i, PAIR) + later
         for i in range(self.plan.groups_each):
             for block in range(PAIR):
                 is_target = (self.finisher(i) == block) & (self.shares.half != block)
                 write = partial(mailbox.write, self.scratch, box(i), 0, block)
-                send = partial(write, [group_of(acc, i)], [ACC])
+                send = partial(write, [self.group_of(acc, i)], [ACC])
                 pl.when(self.stores(i) & is_target)(send)
 
         def pair_sum(i: int, layout):
-            [[other]] = mailbox.read(self.scratch, box(i), STAGE[p] // 2, [(UNIT, GROUP)], [ACC])
+            shapes = [(UNIT, self.plan.group)]
+            [[other]] = mailbox.read(self.scratch, box(i), STAGE[p] // 2, shapes, [ACC])
             transposed = self.scratch["transposed"].at[self.warpgroup]
-            transposed.T[...] = plgpu.layout_cast(group_of(acc, i) + other, TRANSPOSED)
+            transposed.T[...] = plgpu.layout_cast(self.group_of(acc, i) + other, TRANSPOSED)
             return load(transposed, layout)
 
         return pair_sum
@@ -150,7 +160,7 @@ class Rows:
 
     def store_groups(self, target, columns, acc) -> None:
         for i in range(self.plan.groups_each):
-            transposed = plgpu.layout_cast(group_of(acc, i), TRANSPOSED)
+            transposed = plgpu.layout_cast(self.group_of(acc, i), TRANSPOSED)
             when_stored = pl.when(self.stores(i))
             when_stored(partial(store, target.at[self.group(i), columns].T, transposed))
 
@@ -185,26 +195,23 @@ class Rows:
     def compute_inverse(self, p: int) -> None:
         """Computes one over the root mean square of all rows for product p, if it needs it.
 
-        The sums of squares are read eight tiles at a time, one load per thread. That needs an array
-        of MOST_TOKENS rows; those beyond the call's tokens hold garbage.
+        The sums of squares of UNIT rows are read eight tiles at a time, one load per thread. Rows
+        beyond the call's tokens hold garbage.
         """
         squares = {GATE_UP: "attention_squares", NEXT_QKV: "squares"}.get(p)
         if squares is None:
             return
-        tiles, starts = self.refs[squares], range(0, self.refs[squares].shape[0], GROUP)
-        eights = (load(tiles.at[pl.ds(i, GROUP)], rows_in_lanes(UNIT)) for i in starts)
-        transposed = self.scratch["transposed"].at[0]
-        store(transposed, sum(eights))
-        mean = load(transposed.T, ACC).sum(axis=1) * (1.0 / self.plan.shape.hidden)
-        self.scratch["inverse"][...] = lax.rsqrt(mean + self.plan.eps)
+        tiles, starts = self.refs[squares], range(0, self.refs[squares].shape[0], EIGHT)
+        for i in range(self.plan.known_tokens // UNIT):
+            rows = pl.ds(i * UNIT, UNIT)
+            eights = (load(tiles.at[pl.ds(j, EIGHT), rows], rows_in_lanes(UNIT)) for j in starts)
+            transposed = self.scratch["transposed"].at[i, pl.ds(0, EIGHT)]
+            store(transposed, sum(eights))
+            mean = load(transposed.T, ACC).sum(axis=1) * (1.0 / self.plan.shape.hidden)
+            self.scratch["inverse"][rows] = lax.rsqrt(mean + self.plan.eps)
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.scratch["inverse_ready"])
 
 
 def times_rows(product, factors):
     return product * lax.broadcast_in_dim(factors, product.shape, [1])
-
-
-def group_of(acc, i: int):
-    """The i-th group of a warpgroup's accumulator, which is transposed: [columns, rows]."""
-    return acc[:, i * GROUP : (i + 1) * GROUP]

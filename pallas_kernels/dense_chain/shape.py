@@ -7,13 +7,26 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
+from pallas_kernels.releases import MOVES_REGISTERS
+
+UNIT = 64
+"""Columns of a matrix in one tile, the most that one warpgroup multiplies at a time."""
+PAIRS = 66
+"""Clusters of two thread blocks, all on the GPU at once: one block per multiprocessor of an H100.
+Each has one tile of out and of down at a time."""
 BARRIERS = 4
 """The most barriers of all thread blocks in one call. Calls whose rows are not rounded to 8 bits
 use only the first three: one after each product but the last."""
 MOST_TOKENS = 64
 """Tokens of the largest call. With more of them, single products are faster than the chain."""
-MORE_TOKENS = f"more than {MOST_TOKENS} tokens per step"
-"""The reason why such calls do not run in the chain. It is no fault of the model or the device."""
+MOST_ROUNDED_TOKENS = 128 if MOVES_REGISTERS else MOST_TOKENS
+"""The same if rows are rounded to 8 bits, which take half the memory. The sums of more than
+MOST_TOKENS need registers of the warpgroups that load."""
+MORE_TOKENS, MORE_ROUNDED_TOKENS = (
+    f"more than {most} tokens per step" for most in (MOST_TOKENS, MOST_ROUNDED_TOKENS)
+)
+"""The reasons why such calls do not run in the chain. They are no fault of the model or the
+device."""
 
 
 Scaled = Literal["blocks", "outputs"]
@@ -43,8 +56,30 @@ class ChainShape:
     devices: int = 1
     """GPUs that add up their parts of the products with out and down."""
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest call that the kernel can do."""
+        return MOST_ROUNDED_TOKENS if self.quantised_inputs else MOST_TOKENS
 
-NEIGHBOURS = 2 * 66 * 4
+    @property
+    def best_up_to(self) -> int:
+        """Up to how many tokens the chain is faster than single products."""
+        return self.most_tokens if self.keeps_busy else MOST_TOKENS
+
+    @property
+    def keeps_busy(self) -> bool:
+        """Whether three of four pairs have a tile of out and of down all the time. If fewer have
+        one, products of many tokens wait for them: those of 4B with 128 tokens, where 40 have."""
+        tiles = self.hidden // UNIT
+        rounds = -(-tiles // PAIRS)
+        return 4 * tiles >= 3 * rounds * PAIRS
+
+    @property
+    def more_tokens(self) -> str:
+        return MORE_ROUNDED_TOKENS if self.best_up_to > MOST_TOKENS else MORE_TOKENS
+
+
+NEIGHBOURS = 2 * PAIRS * 4
 """Barriers of two warpgroups that have neighbouring tiles: for each of two products, for each two
 of at most 132 tiles, and for each of the four warpgroups that finish a tile."""
 

@@ -3,8 +3,7 @@
 from jaxtyping import Float
 
 from pallas_kernels.dense_chain.checks import check
-from pallas_kernels.dense_chain.plan import PAIRS
-from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, Scaled
+from pallas_kernels.dense_chain.shape import PAIRS, Arrivals, ChainShape, Scaled
 from pallas_kernels.fp8_product import BLOCK, E4M3, Fp8Matrix
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import Shapes

@@ -19,7 +19,8 @@ from pallas_kernels.fp8_product.in_flight import begin_product, wait_and_add
 from pallas_kernels.fp8_product.plan_8_by_8_many_rows import MULTIPLIERS, PlanOfManyRows
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import ACC, UNIT
-from pallas_kernels.jax_internals import MOVES_REGISTERS, pl, plgpu, store
+from pallas_kernels.jax_internals import pl, plgpu, store
+from pallas_kernels.releases import MOVES_REGISTERS
 from pallas_kernels.tiles import Turn, load, wait_for_warpgroup
 
 PER_ROW, PER_OUTPUT = ACC.reduce(1), ACC.reduce(0)

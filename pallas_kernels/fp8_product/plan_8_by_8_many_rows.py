@@ -10,7 +10,8 @@ from pallas_kernels.fp8_product.plan import MOST_STAGES, MULTIPROCESSORS, TILE, 
 from pallas_kernels.fp8_product.plan_8_by_8 import PlanOf8By8
 from pallas_kernels.fp8_product.quantise import BLOCK
 from pallas_kernels.fp8_product.widen import UNIT
-from pallas_kernels.jax_internals import MOVES_REGISTERS, plgpu
+from pallas_kernels.jax_internals import plgpu
+from pallas_kernels.releases import MOVES_REGISTERS
 from pallas_kernels.tiles import SHARED_BYTES, swizzled
 
 MULTIPLIERS = 2

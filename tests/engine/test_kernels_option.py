@@ -25,6 +25,7 @@ from jaxspec.models.qwen3 import Qwen3
 from jaxspec.proposers.dflash import DFlashProposer
 from models.toy_recurrent import ToyRecurrent
 from pallas_kernels import dispatch
+from pallas_kernels.dense_chain import MORE_ROUNDED_TOKENS
 
 ON_CPU = "kernels: xla for every op (the device is a CPU; expected a Hopper GPU)"
 
@@ -122,6 +123,17 @@ class TestWhatItRefuses:
         _, uses = planned(pair("qwen3-4b-fp8"), **options)
         chains = {use.runs_on: use.reason for use in uses if use.op == "dense_chain"}
         assert chains == {"mosaic": None, "xla": "more than 64 tokens per step"}
+
+    def test_activations_in_8_bits_run_in_the_chain_for_more_tokens_of_8b(self, on_hopper):
+        options = {"kernels": "mosaic", "fp8_activations": True, "max_batch": 32}
+        _, uses = planned(pair("qwen3-8b-fp8"), **options)
+        chains = {
+            use.runs_on: use.reason
+            for use in uses
+            if (use.model, use.op) == ("target", "dense_chain")
+        }
+        assert chains == {"mosaic": None, "xla": MORE_ROUNDED_TOKENS}
+        assert not lost_kernels(uses)
 
     def test_many_tokens_per_step_are_no_reason(self, on_hopper):
         _, uses = planned(pair(), kernels="mosaic", max_batch=32)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.dense_chain.partners import EXCHANGES, Partners
-from pallas_kernels.dense_chain.plan import GROUP, Plan, Sizes
+from pallas_kernels.dense_chain.plan import EIGHT, Plan, Sizes
 from pallas_kernels.dense_chain.shape import ChainShape
 from pallas_kernels.exchange import mosaic
 from pallas_kernels.exchange.inboxes import Layout
@@ -116,7 +116,7 @@ def numbered_programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: li
     def program(device: int, before: int, stage: int, groups: int, tile: int) -> tuple:
         recorder = NumberedRecorder(layout)
         monkeypatch.setattr(Partners, "numbered", recorder)
-        shape = ChainShape(GROUP * groups, 512, 512, 512, 0)
+        shape = ChainShape(EIGHT * groups, 512, 512, 512, 0)
         plan = Plan(shape, 1e-6, None, 9, Sizes(3, 2), None, layout)
         refs = {"addresses": None, "device": [device], "exchanges": [before], "late": None}
         partners = Partners(plan, refs, stage, tile, tile)

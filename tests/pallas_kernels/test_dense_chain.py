@@ -19,12 +19,13 @@ from pallas_kernels.dense_chain import (
     mosaic,
 )
 from pallas_kernels.dense_chain.api import refusal
-from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, PAIRS, UNIT, Sizes
-from pallas_kernels.dense_chain.shape import BARRIERS
+from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, Sizes
+from pallas_kernels.dense_chain.shape import BARRIERS, MOST_ROUNDED_TOKENS, MOST_TOKENS, PAIRS, UNIT
 from pallas_kernels.dense_chain.shape_of import shape_of
 from pallas_kernels.dispatch import Choice
 from pallas_kernels.fp8_product import BLOCK, Fp8Matrix, quantised_blocks
 from pallas_kernels.fp8_product.rounded import rounded_rows
+from pallas_kernels.releases import MOVES_REGISTERS
 from pallas_kernels.tiles import THREADS
 
 EPS = 1e-6
@@ -43,6 +44,8 @@ HYBRID = {
 NEXT_INPUTS = {"none": 0, "attention": 10240, "recurrent": 12352}
 """Columns of the matrices that read the residual stream after a layer of Qwen3.5 4B and 9B."""
 WIDE_NORMS = ChainShape(48, 512, 512, 512, 128, norm_dtype="float32")
+MANY_TOKENS_OF_SMALL = dataclasses.replace(SMALL, tokens=MOST_ROUNDED_TOKENS)
+"""Each warpgroup finishes one group of rows, which is a quarter of all."""
 WITHOUT_NEXT = ChainShape(8, 512, 512, 1024, 0)
 """Both warpgroups multiply the only group of rows, and nothing follows the layer."""
 TALL = ChainShape(24, 768, 1024, 1280, 128)
@@ -282,19 +285,25 @@ class TestRowsIn8BitsOnCpu:
             assert one is None or distance(one, wanted) < 0.05
         assert distance(found[0], run(given, "xla")[0]) > 0.03  # what rounding changes
 
-    @pytest.mark.parametrize("shape", [SMALL, WITHOUT_NEXT, TALL])
+    @pytest.mark.parametrize("shape", [SMALL, WITHOUT_NEXT, TALL, MANY_TOKENS_OF_SMALL])
     def test_interpreted(self, shape):
         given = in_8_bits(inputs(shape), "blocks")
         agrees(given, interpreted(given, quantise_inputs=True), expected_in_8_bits)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", range(8, 72, 8))
-@pytest.mark.parametrize("model", ["4b", "8b", "32b, one of four"])
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        (model, tokens)
+        for model, most in (("4b", 64), ("8b", MOST_ROUNDED_TOKENS), ("32b, one of four", 64))
+        for tokens in range(8, most + 1, 8)
+    ],
+)
 def test_rows_in_8_bits_on_device(model, tokens):
-    """XLA multiplies few rows in other ways, which round differently, so it gets 64 of them."""
+    """XLA multiplies few rows in other ways, which round differently, so it gets many of them."""
     attended, x, *weights = in_8_bits(
-        inputs(dataclasses.replace(QWEN3[model], tokens=64)), "blocks"
+        inputs(dataclasses.replace(QWEN3[model], tokens=MOST_ROUNDED_TOKENS)), "blocks"
     )
     given = attended[:tokens], x[:tokens], *weights
     first = run(given, "mosaic", quantise_inputs=True)
@@ -361,11 +370,12 @@ def check_on_device(shape: ChainShape) -> None:
     [("16 bits", False), ("blocks", False), ("outputs", False), ("blocks", True)],
 )
 def test_a_row_does_not_depend_on_its_neighbours(kind, quantise_inputs):
-    given = inputs(ChainShape(64, 4096, 4096, 12288, 6144))
+    tokens = MOST_ROUNDED_TOKENS if quantise_inputs else MOST_TOKENS
+    given = inputs(dataclasses.replace(QWEN3["8b"], tokens=tokens))
     attended, x, *weights = given if kind == "16 bits" else in_8_bits(given, kind)
     options = {"implementation": "mosaic", "quantise_inputs": quantise_inputs}
     total, qkv, _ = run((attended, x, *weights), **options)
-    for eight in (slice(8, 16), slice(40, 48)):  # of both warpgroups
+    for eight in (slice(8, 16), slice(tokens - 24, tokens - 16)):  # of both warpgroups
         of_eight, qkv_of_eight, _ = run((attended[eight], x[eight], *weights), **options)
         np.testing.assert_array_equal(total[eight], of_eight)
         np.testing.assert_array_equal(qkv[eight], qkv_of_eight)
@@ -432,6 +442,11 @@ def test_what_it_cannot_do(change, dtype, reason):
         ({"qkv": 6208}, "bfloat16", "qkv size 6208; expected a multiple of 128"),
         ({"qkv": 8576}, "bfloat16", "qkv size 8576; expected at most 8448"),
         ({"tokens": 72}, "bfloat16", "more than 64 tokens per step"),
+        (
+            {"tokens": 136, "quantised_inputs": True},
+            "bfloat16",
+            f"more than {MOST_ROUNDED_TOKENS} tokens per step",
+        ),
     ],
 )
 def test_what_it_cannot_do_with_8_bits(change, dtype, reason):
@@ -482,6 +497,22 @@ def test_more_tokens_than_the_chain_is_made_for_are_no_fault():
     many = dataclasses.replace(QWEN3["8b"], tokens=128)
     assert not begin_chain(many, 16, jnp.bfloat16, "mosaic").runs
     assert begin_chain(dataclasses.replace(many, tokens=64), 16, jnp.bfloat16, "mosaic").runs
+    rounded = dataclasses.replace(many, scaled="blocks", quantised_inputs=True)
+    assert begin_chain(rounded, 16, jnp.bfloat16, "mosaic").runs == MOVES_REGISTERS
+    more = dataclasses.replace(rounded, tokens=144)
+    assert not begin_chain(more, 16, jnp.bfloat16, "mosaic").runs
+    idle = dataclasses.replace(rounded, hidden=QWEN3["4b"].hidden)
+    assert not begin_chain(idle, 16, jnp.bfloat16, "mosaic").runs
+    assert refusal(idle, "bfloat16", "mosaic") == "more than 64 tokens per step"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "keeps_busy"),
+    [(2560, False), (3072, False), (3584, True), (4096, True), (5120, False), (8192, True)],
+)
+def test_how_many_pairs_have_a_tile(hidden, keeps_busy):
+    """Of 66, one after the other if there are more tiles."""
+    assert dataclasses.replace(QWEN3["8b"], hidden=hidden).keeps_busy == keeps_busy
 
 
 @needs_compiler
@@ -530,7 +561,10 @@ def test_it_compiles_in_8_bits_without_spills(model, tokens, kind, monkeypatch, 
 
 
 @needs_compiler
-@pytest.mark.parametrize(("model", "tokens"), [("8b", 16), ("8b", 64), ("4b", 56)])
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [("8b", 16), ("8b", 64), ("4b", 56)] + [("8b", 128), ("4b", 96), ("8b", 104)] * MOVES_REGISTERS,
+)
 def test_it_compiles_for_rows_in_8_bits_without_spills(model, tokens, monkeypatch, capfd):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     shape = dataclasses.replace(QWEN3[model], tokens=tokens)
@@ -551,5 +585,5 @@ def test_scaled_sums_are_rounded_before_they_are_added(kind, monkeypatch, capfd)
     )
     chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
     compiled(chain.lower(*placed(given)))
-    tiles, sums_of_thread = 3, UNIT * 8 // THREADS
-    assert "".join(capfd.readouterr()).count("add.rn.f32") == tiles * sums_of_thread
+    sums, of_thread = 3, UNIT * 8 // THREADS  # of out, down and qkv
+    assert "".join(capfd.readouterr()).count("add.rn.f32") == sums * of_thread

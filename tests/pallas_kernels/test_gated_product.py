@@ -22,7 +22,7 @@ from pallas_kernels.fp8_product.rounded import RoundedRows, rounded_rows
 from pallas_kernels.gated_product import mosaic
 from pallas_kernels.gated_product.api import GATED_PRODUCT
 from pallas_kernels.gated_product.plan import plan_of_gates
-from pallas_kernels.jax_internals import MOVES_REGISTERS
+from pallas_kernels.releases import MOVES_REGISTERS
 from pallas_kernels.silu_gate import mosaic as gates
 
 MEASURED = pathlib.Path(__file__).parents[2] / "docs" / "results" / "gated-product-h100.json"

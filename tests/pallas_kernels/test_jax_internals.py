@@ -308,6 +308,12 @@ def test_a_counter_is_signalled_and_waited_for_by_the_whole_gpu():
     assert "ld.relaxed.gpu.global" in lowered(BODIES["wait_for_counter"])
 
 
+def test_a_counter_is_waited_for_by_whole_warps():
+    """A single thread of a warp would wait in a loop that the others have left."""
+    loop = lowered(BODIES["wait_for_counter"])
+    assert "vote.sync.any.pred" in loop
+
+
 def test_a_flag_is_set_and_read_in_the_scope_of_the_system():
     """`sys`: other GPUs. The wait ends by the clock."""
     text = lowered(BODIES["wait_for_flag"])

@@ -22,30 +22,35 @@ from pallas_kernels.dense_chain.phases import Phase
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
     DOWN,
+    EIGHT,
     GATE_UP,
-    GROUP,
     MORE_DOWN,
     MORE_OUT,
     NEXT_QKV,
     OUT,
     PAIR,
     STAGE,
-    UNIT,
     Plan,
     boxes_of_tile,
     choose_sizes,
 )
-from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS
+from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS, UNIT
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention import splits
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 
 TOKENS = [8, 16, 24, 32, 40, 48, 56, 64]
+MORE_TOKENS = [72, 96, 104, 128]
+"""Only with rows in 8 bits."""
 
 
 def plan_of(
-    tokens: int, pairs: int = 3, qkv: int = 384, hidden: int = 512, rounds: bool = False
+    tokens: int,
+    pairs: int = 3,
+    qkv: int = 384,
+    hidden: int = 512,
+    rounds: bool = False,
 ) -> Plan:
     shape = ChainShape(tokens, 512, hidden, 512, qkv)
     if rounds:
@@ -159,7 +164,7 @@ class Places:
 
 
 @pytest.mark.parametrize("hidden", [512, 1024])
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("tokens", TOKENS + MORE_TOKENS)
 class TestNeighboursOfTheChain:
     """Two tiles of the residual stream are rounded by the warpgroups that have finished them."""
 
@@ -189,8 +194,8 @@ class TestNeighboursOfTheChain:
             chain.plan, chain.shares, chain.warpgroup = plan, shares, warpgroup
             chain.refs = {name: Places() for name in names}
             chain.rows = rows.Rows(plan, chain.refs, {}, shares, warpgroup)
-            chain.write_piece = lambda stage, piece, eight, _: found.append(
-                ("rounds", int(piece), int(eight.start))
+            chain.write_piece = lambda stage, piece, places, _: found.extend(
+                ("rounds", int(piece), int(places.start) + i) for i in range(0, places.size, EIGHT)
             )
             for p in plan.products_of(Phase(STAGE[DOWN])):
                 if bool(shares.has(p)):
@@ -201,7 +206,7 @@ class TestNeighboursOfTheChain:
 
     def test_everything_is_rounded_once(self, seen, tokens, hidden):
         done = sorted(event[1:] for event in seen if event[0] == "rounds")
-        wanted = itertools.product(range(hidden // BLOCK), range(0, tokens, GROUP))
+        wanted = itertools.product(range(hidden // BLOCK), range(0, tokens, EIGHT))
         assert done == sorted(wanted)
 
     def test_they_wait_for_the_two_that_have_finished_the_same_rows(self, seen, hidden):
@@ -240,16 +245,20 @@ class Letters:
         return [found[m] for m in sorted(found)]
 
 
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(
+    ("tokens", "rounds"),
+    [(tokens, False) for tokens in TOKENS] + [(tokens, True) for tokens in TOKENS + MORE_TOKENS],
+)
 class TestPairsOfTheChain:
     """Two thread blocks have summed halves of the inputs; each finishes half of the groups."""
 
     def rows_of(self, plan: Plan, letters: Letters, half: int, warpgroup: int) -> rows.Rows:
-        names = ("shape", "groups", "groups_each", "repeated_groups", "one_phase", "dtype")
+        names = ["shape", "groups", "groups_each", "repeated_groups", "one_phase", "dtype"]
+        names += ["group", "rows_each"]
         kept = types.SimpleNamespace(mailbox=letters, **{n: getattr(plan, n) for n in names})
         shares = types.SimpleNamespace(half=half, pair=0, columns=lambda p: 0)
         letters.block = half
-        transposed = types.SimpleNamespace(at=[np.zeros((GROUP, UNIT))] * CONSUMERS)
+        transposed = types.SimpleNamespace(at=[np.zeros((plan.group, UNIT))] * CONSUMERS)
         scratch: dict[str, Any] = {"transposed": transposed}
         made: Any = object.__new__(rows.Rows)
         fields = {"plan": kept, "scratch": scratch, "shares": shares, "warpgroup": warpgroup}
@@ -257,14 +266,16 @@ class TestPairsOfTheChain:
             object.__setattr__(made, name, value)
         return made
 
-    def test_a_second_tile_has_boxes_of_its_own(self, tokens):
+    def test_a_second_tile_has_boxes_of_its_own(self, tokens, rounds):
         """Its sums may be sent before those of the first tile were read."""
-        plan, tall = plan_of(tokens, pairs=8), plan_of(tokens, pairs=8, hidden=1024)
-        assert tall.mailbox.boxes == 2 * plan.mailbox.boxes == 2 * boxes_of_tile(tokens)
+        options = {"pairs": 8, "rounds": rounds}
+        plan, tall = plan_of(tokens, **options), plan_of(tokens, hidden=1024, **options)
+        of_tile = boxes_of_tile(tokens, plan.group)
+        assert tall.mailbox.boxes == 2 * plan.mailbox.boxes == 2 * of_tile
 
     @pytest.mark.parametrize("p", [OUT, MORE_OUT])
-    def test_every_group_is_finished_once_from_both_halves(self, tokens, monkeypatch, p):
-        plan = plan_of(tokens, pairs=8, hidden=512 if p == OUT else 1024)
+    def test_every_group_is_finished_once_from_both_halves(self, tokens, rounds, monkeypatch, p):
+        plan = plan_of(tokens, pairs=8, hidden=512 if p == OUT else 1024, rounds=rounds)
         letters = Letters(plan.mailbox.boxes)
         halves = np.random.default_rng(0).normal(size=(PAIR, UNIT, tokens)).astype(np.float32)
         monkeypatch.setattr(rows, "pl", types.SimpleNamespace(when=now, ds=rows.pl.ds))
@@ -277,8 +288,8 @@ class TestPairsOfTheChain:
         for half in range(PAIR):
             for warpgroup in range(CONSUMERS):
                 mine = self.rows_of(plan, letters, half, warpgroup)
-                first = int(mine.first) * GROUP
-                acc = jnp.asarray(halves[half][:, first : first + plan.groups_each * GROUP])
+                first = int(mine.first) * plan.group
+                acc = jnp.asarray(halves[half][:, first : first + plan.rows_each])
                 pair_sums[half, warpgroup] = mine, mine.by_mailbox(p, acc)
 
         finished = {}
@@ -291,10 +302,10 @@ class TestPairsOfTheChain:
                     finished[group] = np.array(pair_sum(i, None))
         assert sorted(finished) == list(range(plan.groups))
         assert len(letters.sent) == plan.groups == len(set(letters.read_boxes))
-        first_tile = range(boxes_of_tile(tokens))
+        first_tile = range(boxes_of_tile(tokens, plan.group))
         assert all((box in first_tile) == (p == OUT) for _, box, _ in letters.sent)
         for group, found in finished.items():
-            columns = slice(group * GROUP, (group + 1) * GROUP)
+            columns = slice(group * plan.group, (group + 1) * plan.group)
             np.testing.assert_allclose(found, halves.sum(0)[:, columns].T, rtol=1e-6)
         assert all(receiver != writer for (receiver, *_), (writer, _) in letters.sent.items())
 

@@ -22,7 +22,7 @@ from jaxspec.models.kernels import (
     uses_of,
 )
 from pallas_kernels import NotForThisKernel, dispatch
-from pallas_kernels.dense_chain import MORE_TOKENS
+from pallas_kernels.dense_chain import MORE_ROUNDED_TOKENS, MORE_TOKENS
 from pallas_kernels.dispatch import XLA_ASKED_FOR, refusal_of_device
 
 log = logging.getLogger("jaxspec")
@@ -121,5 +121,6 @@ def log_kernels(uses: tuple[KernelUse, ...]) -> None:
 def lost_kernels(uses: tuple[KernelUse, ...]) -> bool:
     if dispatch.default_device().platform != "gpu":
         return False
-    as_wanted = (None, XLA_ASKED_FOR, MORE_TOKENS, PSUM_ASKED_FOR, TOO_MANY_FOR_INBOXES)
+    more_tokens = (MORE_TOKENS, MORE_ROUNDED_TOKENS, TOO_MANY_FOR_INBOXES)
+    as_wanted = (None, XLA_ASKED_FOR, PSUM_ASKED_FOR, *more_tokens)
     return any(use.reason not in as_wanted for use in uses)
