@@ -299,6 +299,7 @@ CASES = {
             for model in ("8B", "4B")
             for tokens in (8, 16, 32, 64)
         ]
+        + [ChainCase("8B", tokens, fp8=True, quantise_inputs=True) for tokens in (96, 128)]
         + [
             ChainCase(model, tokens, reads=reads)
             for reads in (True, False)

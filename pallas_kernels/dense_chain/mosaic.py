@@ -28,10 +28,11 @@ from pallas_kernels.dense_chain.checks import check_device, check_room
 from pallas_kernels.dense_chain.fp8 import Fp8Chain
 from pallas_kernels.dense_chain.kernel import Chain
 from pallas_kernels.dense_chain.loading import SCALES
-from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, Plan, Sizes, choose_sizes
+from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, Plan, Sizes
 from pallas_kernels.dense_chain.rounded import RoundedChain
 from pallas_kernels.dense_chain.shape import PAIRS, Arrivals
 from pallas_kernels.dense_chain.shape_of import shape_of
+from pallas_kernels.dense_chain.sizes import choose_sizes
 from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.exchange.inboxes import Inboxes, Layout
 from pallas_kernels.fp8_product import Fp8Matrix

@@ -19,13 +19,13 @@ from pallas_kernels.dense_chain.phases import (
     SUMS,
     Phase,
 )
-from pallas_kernels.dense_chain.shape import MOST_TOKENS, PAIRS, UNIT, ChainShape
+from pallas_kernels.dense_chain.shape import MOST_TOKENS, UNIT, ChainShape
 from pallas_kernels.exchange.inboxes import Layout
 from pallas_kernels.fp8_product import BLOCK, E4M3
 from pallas_kernels.fp8_product.row_tiles import TilesOfRoundedRows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.mailbox import Mailbox
-from pallas_kernels.tiles import SHARED_BYTES, THREADS, swizzled
+from pallas_kernels.tiles import THREADS, swizzled
 
 CHUNKS = 4
 """Squares of UNIT x UNIT weights in one pipeline stage."""
@@ -348,43 +348,3 @@ def mailbox_for(tokens: int, group: int, is_tall: bool) -> Mailbox:
     read."""
     boxes = boxes_of_tile(tokens, group) * (2 if is_tall else 1)
     return Mailbox(boxes, 1, UNIT * group // THREADS)
-
-
-LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
-"""Pipeline stages of rows. Rows come from the L2 cache, but queue behind weights. With 64 rows
-there is room for three stages; two, with one more stage of weights, are as fast."""
-LEAST_STAGES_OF_MANY_ROWS = 2
-"""With more than MOST_TOKENS rows, two more stages of weights bring more than a third of rows."""
-SMALL_BYTES = 2 * 1024
-"""Shared memory for the small arrays and barriers; every array is aligned to 1 kB."""
-
-
-IN_FLIGHT_BYTES = 64 * 1024
-"""Bytes of weights that are requested and have not arrived yet."""
-IN_FLIGHT_IN_8_BITS = 48 * 1024
-"""The same for matrices in 8 bits, whose stages are smaller: three of them are faster than two or
-four."""
-
-
-def choose_sizes(shape: ChainShape) -> Sizes:
-    """As many stages of weights as fit next to the least of rows, then more of rows if they fit."""
-    group = rows_of_group(shape)
-    mailbox = mailbox_for(shape.tokens, group, shape.hidden > PAIRS * UNIT)
-    epilogues = CONSUMERS * group * UNIT * 4 + mailbox.boxes * mailbox.bytes
-    if shape.quantised_inputs:
-        epilogues = max(epilogues, shape.tokens * BLOCK * 2)
-    free = SHARED_BYTES - SMALL_BYTES - epilogues
-    weight_stage, row_stage = DEPTH * UNIT * 2, shape.tokens * DEPTH * 2
-    in_flight = IN_FLIGHT_BYTES
-    if shape.scaled is not None:
-        weight_stage, in_flight = weight_stage // 2, IN_FLIGHT_IN_8_BITS
-    if shape.scaled is not None and not shape.quantised_inputs:
-        free -= CONSUMERS * -(-shape.tokens // (EIGHT * CONSUMERS)) * EIGHT * UNIT * 4
-    if shape.quantised_inputs:
-        scales = 4 * TilesOfRoundedRows(shape.tokens).scales_at_once
-        row_stage = (shape.tokens * BLOCK + scales) * (DEPTH // BLOCK)
-    few = shape.tokens <= MOST_TOKENS
-    least = LEAST_ROW_STAGES if few else LEAST_STAGES_OF_MANY_ROWS
-    weight_stages = (free - least * row_stage) // weight_stage
-    row_stages = (free - weight_stages * weight_stage) // row_stage
-    return Sizes(weight_stages, min(row_stages, MOST_ROW_STAGES), in_flight // weight_stage)

@@ -32,9 +32,9 @@ from pallas_kernels.dense_chain.plan import (
     STAGE,
     Plan,
     boxes_of_tile,
-    choose_sizes,
 )
 from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS, UNIT
+from pallas_kernels.dense_chain.sizes import choose_sizes
 from pallas_kernels.fp8_product import BLOCK
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention import splits
