@@ -7,6 +7,8 @@ block of inputs. There each has only a part of every sum, so afterwards they swa
 shared memory, and each gets the whole sums of its own rows.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -26,24 +28,38 @@ class Fp8Chain(Chain):
         """Multiplies a tile and passes the sums of this warpgroup's rows to `finish`."""
         columns = self.shares.columns(p)
 
-        def scale_of(step):
-            """The scale of a step, loaded a step early so that no product waits for it."""
-            last = lax.max(self.shares.steps[p] - 1, 0)
-            block = lax.div(self.shares.inputs(p) + lax.min(step, last) * DEPTH, BLOCK)
+        def scale_of(block):
             return self.scale_of(p, columns, block + self.warpgroup)
 
+        def added(sums, weights, tile, scale):
+            return self.added(sums, weights, tile + self.warpgroup, scale)
+
+        sums = self.after_steps(p, self.nothing(), scale_of, added)
+        finish(self.of_own_rows(self.totals(p, columns, sums)))
+
+    def after_steps(self, p: int, sums, scales_of, added) -> Any:
+        """The sums after all steps of a tile of product p.
+
+        `scales_of(block)` are the scales of a step whose inputs begin with that block. They are
+        loaded one step early. `added(sums, weights, tile, scales)` adds the products of a stage of
+        weights with the rows from that tile on.
+        """
+
+        def scales_of_step(step):
+            last = lax.max(self.shares.steps[p] - 1, 0)
+            return scales_of(lax.div(self.shares.inputs(p) + lax.min(step, last) * DEPTH, BLOCK))
+
         def one_step(step, carried):
-            sums, scale = carried
-            next_scale = scale_of(step + 1)
+            sums, scales = carried
+            next_scales = scales_of_step(step + 1)
             rows, weights = self.wait_for_rows(p, step), self.wait_for_weights(p, step)
-            sums = self.added(sums, weights, rows * self.plan.row_tiles + self.warpgroup, scale)
+            sums = added(sums, weights, rows * self.plan.row_tiles, scales)
             plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
             plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
-            return sums, next_scale
+            return sums, next_scales
 
-        before = self.nothing(), scale_of(0)
-        sums, _ = lax.fori_loop(0, self.shares.steps[p], one_step, before)
-        finish(self.of_own_rows(self.totals(p, columns, sums)))
+        before = sums, scales_of_step(0)
+        return lax.fori_loop(0, self.shares.steps[p], one_step, before)[0]
 
     def gate_and_up(self) -> None:
         plan, matrices = self.plan, (self.gate_column, self.up_column)

@@ -24,7 +24,7 @@ from pallas_kernels.dense_chain.fp8 import Fp8Chain
 from pallas_kernels.dense_chain.kernel import ADDED
 from pallas_kernels.dense_chain.loading import ROWS
 from pallas_kernels.dense_chain.phases import NUMBERS, ROW_SCALES, Phase
-from pallas_kernels.dense_chain.plan import CONSUMERS, DEPTH, DOWN, EIGHT, PAIR, STAGE
+from pallas_kernels.dense_chain.plan import CONSUMERS, DOWN, EIGHT, PAIR, STAGE
 from pallas_kernels.dense_chain.rows import PER_ROW, TRANSPOSED
 from pallas_kernels.dense_chain.shape import BARRIERS, NEIGHBOURS, UNIT
 from pallas_kernels.fp8_product import BLOCK
@@ -40,7 +40,7 @@ REGISTERS = {"weights": 32, "rows": 48, "products": 216}
 of them, and two warpgroups of 128 threads multiply."""
 MOST_AT_ONCE = 32
 """Rows that are multiplied at once. The products of more do not fit into registers beside the sums
-of gate and up."""
+of gate and up. If the warpgroups that load give up registers, those of twice as many do."""
 TILES = BLOCK // UNIT
 """Tiles of a piece."""
 
@@ -68,25 +68,16 @@ class RoundedChain(Fp8Chain):
         """Multiplies this warpgroup's rows of a tile and passes their sums to `finish`."""
         columns = self.shares.columns(p)
 
-        def scales_of(step):
-            """The scales of a step, loaded a step early so that no product waits for them."""
-            last = lax.max(self.shares.steps[p] - 1, 0)
-            block = lax.div(self.shares.inputs(p) + lax.min(step, last) * DEPTH, BLOCK)
+        def scales_of(block):
             return tuple(self.scale_of(p, columns, block + i) for i in range(CONSUMERS))
 
-        def one_step(step, carried):
-            sums, scales = carried
-            next_scales = scales_of(step + 1)
-            rows, weights = self.wait_for_rows(p, step), self.wait_for_weights(p, step)
+        def added(sums, weights, tile, scales):
             for i, scale in enumerate(scales):
-                chunk, tile = weights * CONSUMERS + i, rows * self.plan.row_tiles + i
-                sums = self.with_chunk(sums, chunk, tile, self.rows.own, scale)
-            plgpu.barrier_arrive(self.scratch["weights_used"].at[weights])
-            plgpu.barrier_arrive(self.scratch["rows_used"].at[rows])
-            return sums, next_scales
+                chunk = weights * CONSUMERS + i
+                sums = self.with_chunk(sums, chunk, tile + i, self.rows.own, scale)
+            return sums
 
-        before = no_totals(self.plan.rows_each), scales_of(0)
-        finish(lax.fori_loop(0, self.shares.steps[p], one_step, before)[0])
+        finish(self.after_steps(p, no_totals(self.plan.rows_each), scales_of, added))
 
     def nothing(self) -> Any:
         return no_totals(self.plan.shape.tokens)

@@ -69,7 +69,7 @@ class ChainShape:
     @property
     def keeps_busy(self) -> bool:
         """Whether three of four pairs have a tile of out and of down all the time. If fewer have
-        one, products of many tokens wait for them: those of 4B with 128 tokens, where 40 have."""
+        one, single products of many tokens are faster. Of 4B only 40 of 66 have one."""
         tiles = self.hidden // UNIT
         rounds = -(-tiles // PAIRS)
         return 4 * tiles >= 3 * rounds * PAIRS

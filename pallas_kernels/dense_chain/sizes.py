@@ -17,7 +17,8 @@ LEAST_ROW_STAGES, MOST_ROW_STAGES = 3, 6
 """Pipeline stages of rows. Rows come from the L2 cache, but queue behind weights. With 64 rows
 there is room for three stages; two, with one more stage of weights, are as fast."""
 LEAST_STAGES_OF_MANY_ROWS = 2
-"""With more than MOST_TOKENS rows, two more stages of weights bring more than a third of rows."""
+"""The same with more than MOST_TOKENS rows. A third stage would take the memory of two stages of
+weights, which save more time."""
 SMALL_BYTES = 2 * 1024
 """Shared memory for the small arrays and barriers; every array is aligned to 1 kB."""
 IN_FLIGHT_BYTES = 64 * 1024

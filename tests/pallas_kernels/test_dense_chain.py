@@ -585,5 +585,5 @@ def test_scaled_sums_are_rounded_before_they_are_added(kind, monkeypatch, capfd)
     )
     chain = jax.jit(lambda *given: mosaic.dense_chain(*given, first_arrivals(), eps=EPS))
     compiled(chain.lower(*placed(given)))
-    sums, of_thread = 3, UNIT * 8 // THREADS  # of out, down and qkv
-    assert "".join(capfd.readouterr()).count("add.rn.f32") == sums * of_thread
+    tiles, sums_of_thread = 3, UNIT * 8 // THREADS
+    assert "".join(capfd.readouterr()).count("add.rn.f32") == tiles * sums_of_thread
