@@ -135,6 +135,11 @@ def float_address_of_thread(address, threads: int, floats_per_thread: int, first
     return utils.getelementptr(address, [offset], ir.F32Type.get())
 
 
+def address_of_float(ref, index):
+    """The address of a float in memory, counted from the first of an array."""
+    return utils.getelementptr(address_of(ref), [index], ir.F32Type.get())
+
+
 def shared_address(ref):
     """The address of an array in shared memory as an integer of 32 bits."""
     return ptx("mov.b32 $0, $1;", utils.memref_ptr(ref), result_types=int32_type())

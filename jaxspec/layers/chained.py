@@ -92,7 +92,7 @@ def chained(way: Any, chain: Chain) -> Any:
     if not isinstance(way, Paged):
         return way
     if way.packing is None:
-        return dataclasses.replace(way, over_pages=chain.paged_attention)
+        return dataclasses.replace(way, over_pages=chain.paged_attention, in_chain=True)
     assert chain.filled_batch == chain.batch, "packed in multiples of 8"
     return way
 
@@ -111,7 +111,7 @@ def read(
 def in_one_kernel(
     layer: DecoderLayer | HybridLayer,
     x: Hidden,
-    mixed: Float[Array, "batch width attended"],
+    mixed: Float[Array, "batch width attended"] | RoundedRows,
     reader: Reader,
     chain: Chain,
 ) -> tuple[Hidden, Float[Array, "parts batch width outputs"], Chain]:
@@ -131,7 +131,7 @@ def in_one_kernel(
 def in_parts(
     layer: DecoderLayer | HybridLayer,
     x: Hidden,
-    mixed: Float[Array, "batch width attended"],
+    mixed: Float[Array, "batch width attended"] | RoundedRows,
     reader: Reader,
     implementation: Implementation,
 ) -> tuple[Hidden, Float[Array, "parts batch width outputs"]]:

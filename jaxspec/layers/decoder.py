@@ -157,10 +157,11 @@ class Mixer(Protocol):
 
     def mix_parts(
         self, parts: Float[Array, "parts filled width outputs"], way: Any, memory: Any, /
-    ) -> tuple[Float[Array, "filled width attended"], Any]:
+    ) -> tuple[Float[Array, "filled width attended"] | RoundedRows, Any]:
         """The input of `out`, from the projection given in parts, and the memory with the block.
-        `way` is how a token sees others: attention over pages or a recurrence over states. `parts`
-        may have more requests than the block; the results for the surplus ones are meaningless."""
+        The input may be rounded to 8 bits already if `out` wants that. `way` is how a token sees
+        others: attention over pages or a recurrence over states. `parts` may have more requests
+        than the block; the results for the surplus ones are meaningless."""
         ...
 
 
@@ -217,8 +218,8 @@ class Attention(nn.Module):
 
     def mix_parts(
         self, parts: Float[Array, "parts filled width outputs"], attend: Any, memory: Any
-    ) -> tuple[Float[Array, "filled width attended"], Any]:
-        return attend.of_parts(self, parts, memory)
+    ) -> tuple[Float[Array, "filled width attended"] | RoundedRows, Any]:
+        return attend.of_parts(self, parts, memory, self.out.rounding)
 
     def keys_values(
         self, context: Float[Array, "*tokens hidden"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.typing import DTypeLike
@@ -16,6 +17,7 @@ from jaxspec.layers.plain_heads import write_without_norms
 from jaxspec.layers.rope import Rotation, rotation
 from pallas_kernels import paged_attention, qkv_write
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.fp8_product import RoundedRows, Rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Paged:
     over_pages: Callable[..., Array] = paged_attention
     """The attention op. In a chain of kernels, it leaves its result where the next kernel reads it.
     """
+    in_chain: bool = False
+    """Whether `over_pages` is that of a chain of kernels."""
     packing: Packing | None = None
     """Where the block's tokens are if they are packed. For the layers, each token is then a request
     of width 1, and `rotation` is that of the packed tokens."""
@@ -36,17 +40,21 @@ class Paged:
     def __call__(
         self, attention: Attention, qkv: Float[Array, "batch width fused"], pages: KeysValues
     ) -> tuple[Float[Array, "batch width attended"], KeysValues]:
-        return self.of_parts(attention, qkv[None], pages)
+        found: Any = self.of_parts(attention, qkv[None], pages)
+        return found
 
     def of_parts(
         self,
         attention: Attention,
         qkv: Float[Array, "parts filled width fused"],
         pages: KeysValues,
-    ) -> tuple[Float[Array, "filled width attended"], KeysValues]:
+        rounding: Rounding | None = None,
+    ) -> tuple[Float[Array, "filled width attended"] | RoundedRows, KeysValues]:
         """The same as a call, but `qkv` is the parts of a product. `qkv` may have more requests
-        than the block; the results for the surplus ones are meaningless."""
+        than the block; the results for the surplus ones are meaningless. If the next product wants
+        its inputs rounded to 8 bits, `rounding` says how; an op of a chain may then round them."""
         mask, block = attention.mask, self.block
+        rounds = {"rounding": rounding} if self.in_chain else {}
         with jax.named_scope("qkv_write"):
             query, pages = self.write(attention, qkv, pages)
             query = self._by_request(query)
@@ -62,7 +70,10 @@ class Paged:
                 window=mask.window,
                 window_of_block=mask.window_of_block,
                 implementation=self.implementation,
+                **rounds,
             )
+        if isinstance(attended, RoundedRows):
+            return attended, pages
         attended = attended.reshape(*attended.shape[:2], -1)
         return attended if self.packing is None else self.packing.pack(attended), pages
 

@@ -16,12 +16,12 @@ from pallas_kernels.dispatch import (
     refusal_of_device,
 )
 from pallas_kernels.exchange import Inboxes
-from pallas_kernels.fp8_product import Fp8Matrix
+from pallas_kernels.fp8_product import Fp8Matrix, RoundedRows
 from pallas_kernels.refusal import NotForThisKernel, refusal_of
 
 
 def dense_chain(
-    attended: Float[Array, "tokens attended"],
+    attended: Float[Array, "tokens attended"] | RoundedRows,
     x: Float[Array, "tokens hidden"],
     out: Float[Array, "attended hidden"] | Fp8Matrix,
     norm: Float[Array, " hidden"],
@@ -44,7 +44,8 @@ def dense_chain(
 
     Either all matrices are [inputs, outputs] in the dtype of the rows, or all are `Fp8Matrix`,
     [outputs, inputs] in 8 bits, and `@` stands for `fp8_product`, which rounds its inputs to 8 bits
-    too with `quantise_inputs`. The scales of both norms may be in float32 if the rows have 16 bits.
+    too with `quantise_inputs`; then `attended` may be rounded already. The scales of both norms may
+    be in float32 if the rows have 16 bits.
 
     Returns `total`, `next_qkv` and the `arrivals` for the next call of the program. Pass them on,
     because two calls must not run at the same time (`Arrivals`); without them, only other data

@@ -13,7 +13,8 @@ from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrival
 from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.exchange import Inboxes
-from pallas_kernels.paged_attention.api import filled_attention
+from pallas_kernels.fp8_product import RoundedRows, Rounding
+from pallas_kernels.paged_attention.api import filled_attention, rounds_itself
 
 TOKEN_MULTIPLE = 8
 """The kernel takes multiples of 8 tokens."""
@@ -55,14 +56,20 @@ class Chain:
         self,
         query: Float[Array, "batch kv_heads width group head_dim"],
         *pages: Array,
+        rounding: Rounding | None = None,
         **options: Any,
-    ) -> Float[Array, "filled width heads head_dim"]:
-        """The op `paged_attention`, with a result for the padded batch."""
-        return filled_attention(query, *pages, filled_batch=self.filled_batch, **options)
+    ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
+        """The op `paged_attention`, with a result for the padded batch. If the next product wants
+        it rounded to 8 bits, `rounding` says how. What the op cannot round while it writes it is
+        left to the next kernel."""
+        if not rounds_itself(query, rounding, self.implementation):
+            rounding = None
+        filled = {"filled_batch": self.filled_batch, "rounding": rounding}
+        return filled_attention(query, *pages, **filled, **options)
 
     def next(
         self,
-        attended: Float[Array, "filled width attended"],
+        attended: Float[Array, "filled width attended"] | RoundedRows,
         x: Float[Array, "filled width hidden"],
         weights: ChainWeights,
         *,
@@ -71,13 +78,14 @@ class Chain:
         Float[Array, "filled width hidden"], Float[Array, "filled width fused"] | None, "Chain"
     ]:
         """Calls `dense_chain`; returns its results and the chain for the next call."""
-        rows, stream = attended.reshape(-1, attended.shape[-1]), x.reshape(-1, x.shape[-1])
+        rows, stream = one_axis(attended), x.reshape(-1, x.shape[-1])
         options: dict[str, Any] = {"eps": eps, "implementation": self.implementation}
         inboxes = self.inboxes
         if inboxes is None:
             options["quantise_inputs"] = self.quantise_inputs
             total, qkv, arrivals = dense_chain(rows, stream, *weights, self.arrivals, **options)
         else:
+            assert not isinstance(rows, RoundedRows), "several GPUs round no rows"
             options["axis_name"] = self.axis_name
             total, qkv, arrivals, inboxes = exchanging_chain(
                 rows, stream, weights, self.arrivals, inboxes, **options
@@ -85,6 +93,15 @@ class Chain:
         by_request = lambda y: y.reshape(*x.shape[:2], y.shape[-1])
         next_chain = dataclasses.replace(self, arrivals=arrivals, inboxes=inboxes)
         return by_request(total), None if qkv is None else by_request(qkv), next_chain
+
+
+def one_axis(
+    rows: Float[Array, "filled width attended"] | RoundedRows,
+) -> Float[Array, "tokens attended"] | RoundedRows:
+    """The same rows with one axis of tokens."""
+    if isinstance(rows, RoundedRows):
+        return dataclasses.replace(rows, numbers=one_axis(rows.numbers))
+    return rows.reshape(-1, rows.shape[-1])
 
 
 def begin_chain(

@@ -28,6 +28,7 @@ from pallas_kernels.dense_chain.checks import check_device, check_room
 from pallas_kernels.dense_chain.fp8 import Fp8Chain
 from pallas_kernels.dense_chain.kernel import Chain
 from pallas_kernels.dense_chain.loading import SCALES
+from pallas_kernels.dense_chain.phases import NUMBERS, ROW_SCALES
 from pallas_kernels.dense_chain.plan import CONSUMERS, PAIR, Plan, Sizes
 from pallas_kernels.dense_chain.rounded import RoundedChain
 from pallas_kernels.dense_chain.shape import PAIRS, Arrivals
@@ -35,7 +36,7 @@ from pallas_kernels.dense_chain.shape_of import shape_of
 from pallas_kernels.dense_chain.sizes import choose_sizes
 from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.exchange.inboxes import Inboxes, Layout
-from pallas_kernels.fp8_product import Fp8Matrix
+from pallas_kernels.fp8_product import Fp8Matrix, RoundedRows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.tiles import Shapes, named
@@ -44,9 +45,18 @@ NAMES = "attended", "x", "out", "norm", "gate_up", "down", "next_norm", "qkv"
 """The arrays and matrices that every call has."""
 
 
-@kept(static_argnames=("eps", "quantise_inputs", "sizes", "pairs", "interpret"))
 def dense_chain(
-    attended: Float[Array, "tokens attended"],
+    attended: Float[Array, "tokens attended"] | RoundedRows, *others: Any, **options: Any
+) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
+    if isinstance(attended, RoundedRows):
+        return one_call((attended.numbers, attended.scales), *others, **options)
+    return one_call(attended, *others, **options)
+
+
+@kept(static_argnames=("eps", "quantise_inputs", "sizes", "pairs", "interpret"))
+def one_call(
+    attended: Float[Array, "tokens attended"]
+    | tuple[Float[Array, "tokens attended"], Float[Array, "row_tiles pieces size"]],
     x: Float[Array, "tokens hidden"],
     out: Float[Array, "attended hidden"] | Fp8Matrix,
     norm: Float[Array, " hidden"],
@@ -62,7 +72,8 @@ def dense_chain(
     pairs: int = PAIRS,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
-    matrices = attended, x, out, norm, gate_up, down, next_norm, qkv
+    rows = RoundedRows(*attended, x.dtype) if isinstance(attended, tuple) else attended
+    matrices = rows, x, out, norm, gate_up, down, next_norm, qkv
     options = {"eps": eps, "quantise_inputs": quantise_inputs, "pairs": pairs}
     shape = shape_of(*matrices, arrivals, **options)
     plan = Plan(shape, eps, x.dtype, pairs, sizes or choose_sizes(shape), None)
@@ -159,12 +170,15 @@ def launch_each(
 
 
 def arrays_by_name(
-    arguments: dict[str, Float[Array, "..."] | Fp8Matrix | None],
+    arguments: dict[str, Float[Array, "..."] | Fp8Matrix | RoundedRows | None],
 ) -> dict[str, Float[Array, "..."]]:
-    """The arrays of all arguments, with the scales of 8-bit matrices beside them."""
+    """The arrays of all arguments, with the scales of 8-bit matrices and rows beside them. All
+    rows are in one tile."""
     found = {}
     for name, argument in arguments.items():
-        if isinstance(argument, Fp8Matrix):
+        if isinstance(argument, RoundedRows):
+            found[name + NUMBERS], [found[name + ROW_SCALES]] = argument.numbers, argument.scales
+        elif isinstance(argument, Fp8Matrix):
             found[name], scales = argument
             found[name + SCALES] = scales[:, 0] if scales.shape[1] == 1 else scales
         elif argument is not None:

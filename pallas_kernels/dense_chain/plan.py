@@ -133,7 +133,9 @@ class Plan:
     @property
     def every_phase(self) -> tuple[Phase, ...]:
         """The phases of every call, in order."""
-        return ROUNDING_PHASES if self.rounds else PHASES
+        if not self.rounds:
+            return PHASES
+        return ROUNDING_PHASES[1:] if self.shape.attended_in_8_bits else ROUNDING_PHASES
 
     @property
     def meetings(self) -> tuple[Phase, ...]:

@@ -11,12 +11,12 @@ from pallas_kernels.dense_chain.shape import Arrivals
 from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.exchange.inboxes import Inboxes
 from pallas_kernels.exchange.reference import exchange_norm
-from pallas_kernels.fp8_product import Fp8Matrix
+from pallas_kernels.fp8_product import Fp8Matrix, RoundedRows
 from pallas_kernels.fp8_product.reference import fp8_product
 
 
 def dense_chain(
-    attended: Float[Array, "tokens attended"],
+    attended: Float[Array, "tokens attended"] | RoundedRows,
     x: Float[Array, "tokens hidden"],
     out: Float[Array, "attended hidden"] | Fp8Matrix,
     norm: Float[Array, " hidden"],
@@ -58,10 +58,11 @@ def exchanging_chain(
 
 
 def product(
-    x: Float[Array, "tokens inputs"],
+    x: Float[Array, "tokens inputs"] | RoundedRows,
     matrix: Float[Array, "inputs outputs"] | Fp8Matrix,
     quantise_inputs: bool = False,
 ) -> Float[Array, "tokens outputs"]:
     if not isinstance(matrix, Fp8Matrix):
+        assert not isinstance(x, RoundedRows), "a matrix in 16 bits takes no rows in 8 bits"
         return x @ matrix
     return fp8_product(x, *matrix, quantise_inputs=quantise_inputs)[0]

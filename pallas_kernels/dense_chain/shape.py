@@ -51,6 +51,8 @@ class ChainShape:
     """What a scale belongs to if the matrices are in 8 bits; None if they have the rows' dtype."""
     quantised_inputs: bool = False
     """Whether the rows of each product are rounded to 8 bits too, in pieces of 128 inputs."""
+    attended_in_8_bits: bool = False
+    """Whether the rows of the first product come in 8 bits already, rounded by attention."""
     norm_dtype: str | None = None
     """The dtype of the norms' scales; None if it is that of the rows."""
     devices: int = 1

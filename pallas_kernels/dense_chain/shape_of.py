@@ -4,7 +4,7 @@ from jaxtyping import Float
 
 from pallas_kernels.dense_chain.checks import check
 from pallas_kernels.dense_chain.shape import PAIRS, Arrivals, ChainShape, Scaled
-from pallas_kernels.fp8_product import BLOCK, E4M3, Fp8Matrix
+from pallas_kernels.fp8_product import BLOCK, E4M3, Fp8Matrix, RoundedRows
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import Shapes
 
@@ -12,7 +12,7 @@ AnyMatrix = Float[Shapes, "inputs outputs"] | Fp8Matrix
 
 
 def shape_of(
-    attended: Float[Shapes, "tokens attended"],
+    attended: Float[Shapes, "tokens attended"] | RoundedRows,
     x: Float[Shapes, "tokens hidden"],
     out: Float[Shapes, "attended hidden"] | Fp8Matrix,
     norm: Float[Shapes, " hidden"],
@@ -36,12 +36,15 @@ def shape_of(
     require(len(norms) == 1, f"norm scales in {' and '.join(norms)}", "one dtype")
     require(not (in_8_bits and others), "some matrices in 8 bits", "all or none")
     fused = 0 if qkv is None else sides(qkv)[1]
-    tokens, attended_size = attended.shape
+    in_rows = isinstance(attended, RoundedRows)
+    require(quantise_inputs or not in_rows, "activations in 8 bits", "16 bits")
+    tokens, attended_size = attended.numbers.shape if in_rows else attended.shape
     sizes = tokens, attended_size, x.shape[1], sides(down)[0], fused
     shape = ChainShape(
         *sizes,
         scaled=scaled(in_8_bits) if in_8_bits else None,
         quantised_inputs=quantise_inputs,
+        attended_in_8_bits=in_rows,
         norm_dtype=None if norms == dtypes else norms[0],
     )
     check(shape, x.dtype, pairs)

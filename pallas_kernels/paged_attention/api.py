@@ -5,7 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import Implementation, Op
+from pallas_kernels.dispatch import Implementation, Op, kernels_run
+from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
 from pallas_kernels.paged_attention import reference
 
 
@@ -44,7 +45,7 @@ def paged_attention(
     on the keys and values that it sees, never on its place in the batch, on the other requests or
     on the block's other queries.
     """
-    return filled_attention(
+    result: Any = filled_attention(
         query,
         key_pages,
         value_pages,
@@ -57,6 +58,7 @@ def paged_attention(
         filled_batch=query.shape[0],
         implementation=implementation,
     )
+    return result
 
 
 def filled_attention(
@@ -71,10 +73,12 @@ def filled_attention(
     window: int | None = None,
     window_of_block: bool = False,
     filled_batch: int,
+    rounding: Rounding | None = None,
     implementation: Implementation = "auto",
-) -> Float[Array, "filled width heads head_dim"]:
+) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     """`paged_attention` with a result padded to `filled_batch` requests, because the next kernel
-    takes whole tiles. The values of the requests beyond the batch are undefined."""
+    takes whole tiles. The values of the requests beyond the batch are undefined. With `rounding`,
+    the result is rounded to 8 bits for the next product, and the heads of a token are one row."""
     return PAGED_ATTENTION(
         implementation,
         query,
@@ -87,7 +91,22 @@ def filled_attention(
         window=window,
         window_of_block=window_of_block,
         filled_batch=filled_batch,
+        rounding=rounding,
     )
+
+
+def rounds_itself(
+    query: Float[Array, "batch kv_heads width group head_dim"],
+    rounding: Rounding | None,
+    implementation: Implementation,
+) -> bool:
+    """Whether a kernel runs that rounds the result like this while it writes it."""
+    is_kernel = implementation in ("auto", "mosaic") and kernels_run(implementation)
+    if rounding != "pieces" or not is_kernel:
+        return False
+    from pallas_kernels.paged_attention import mosaic
+
+    return mosaic.rounds_itself(query.shape)
 
 
 def pack_queries(
@@ -105,10 +124,13 @@ def _mosaic(*arguments: Any, **options: Any) -> Any:
     return mosaic.paged_attention(*arguments, **options)
 
 
-def _portable(*arguments: Any, filled_batch: int, **options: Any) -> Any:
+def _portable(
+    *arguments: Any, filled_batch: int, rounding: Rounding | None = None, **options: Any
+) -> Any:
     from pallas_kernels.paged_attention import portable
 
-    return reference.filled_up(portable.paged_attention(*arguments, **options), filled_batch)
+    attended = portable.paged_attention(*arguments, **options)
+    return reference.in_8_bits(reference.filled_up(attended, filled_batch), rounding)
 
 
 def _check(*arguments: Any, **options: Any) -> None:
@@ -117,7 +139,9 @@ def _check(*arguments: Any, **options: Any) -> None:
     mosaic.plan_of(*arguments, **options)
 
 
-def _check_portable(*arguments: Any, filled_batch: int, **options: Any) -> None:
+def _check_portable(
+    *arguments: Any, filled_batch: int, rounding: Rounding | None = None, **options: Any
+) -> None:
     from pallas_kernels.paged_attention import portable
 
     portable.call_of(*arguments, **options)

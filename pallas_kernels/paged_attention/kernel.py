@@ -25,6 +25,7 @@ from pallas_kernels.jax_internals import Accumulator, pl, plgpu
 from pallas_kernels.paged_attention.blocks import TILE_ROWS, WIDE_HEAD
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
+from pallas_kernels.paged_attention.rounding import EIGHT, RoundedResult, in_8_bits, scatter
 from pallas_kernels.paged_attention.splits import ROW_LAYOUT
 from pallas_kernels.tiles import load, times
 
@@ -45,7 +46,7 @@ class Bounds:
 
 
 def attend(
-    plan: Plan, query, keys, values, table, lengths, counts, out, *buffers, **scratch
+    plan: Plan, query, keys, values, table, lengths, counts, out, *others, **scratch
 ) -> None:
     plan.exchange.init_barriers(scratch)
     request, head = lax.axis_index("request"), lax.axis_index("head")
@@ -85,10 +86,17 @@ def attend(
             filled((TILE_ROWS, plan.shape.head_dim), 0.0, TILE_LAYOUT),
         ),
     )
+    scales, buffers = (others[0], others[1:]) if plan.rounds else (None, others)
     row_buffers = [buffer.at[request, head, row_tile] for buffer in buffers]
     attended = plan.exchange.combine(sums, split, warpgroup, scratch, row_buffers)
     o_tile = scratch["q_raw" if plan.output_reuses_queries else "o"].at[warpgroup]
-    store(plan, attended, out.at[request], o_tile, (row_tile, first, head, split))
+    place = Place(request, head, row_tile, first, split)
+    if scales is None:
+        store(plan, attended.astype(plan.dtype), out, o_tile, place)
+    else:
+        numbers, of_rows = in_8_bits(attended, plan.dtype)
+        store_scales(plan, of_rows, scales, out.shape[0] * plan.shape.width, place)
+        store(plan, numbers, out, o_tile, place)
 
 
 def filled(shape, value, layout):
@@ -255,28 +263,72 @@ def clear_unseen(plan: Plan, v_tile, base, bounds: Bounds, loader: Loader) -> No
             plgpu.barrier_wait(loader.scratch["tail_bar"])
 
 
-def store(plan: Plan, attended, out, o_tile, indices) -> None:
-    """Writes a row tile to the output [width, kv_heads, group, head_dim], token by token.
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a row tile belongs in the result."""
+
+    request: Any
+    head: Any
+    row_tile: Any
+    first: Any
+    """Its first token."""
+    split: Any
+
+
+def store(plan: Plan, finished, out, o_tile, place: Place) -> None:
+    """Writes a row tile to the output [requests, width, kv_heads, group, head_dim], token by token.
 
     A row of the tile is one head of the group for one token.
     """
-    row_tile, first, head, split = indices
     group, width = plan.shape.group, plan.exchange.columns
     if plan.shape.head_dim < WIDE_HEAD:
-        o_tile[...] = attended.astype(plan.dtype)
+        o_tile[...] = finished
     else:
-        internals.store(o_tile, attended.astype(plan.dtype))
+        internals.store(o_tile, finished)
     plgpu.commit_smem()
-    columns = pl.ds(split * width, width)
+    columns = slice(None) if plan.exchange.by_rows else pl.ds(place.split * width, width)
 
     def store_token(i: int) -> None:
-        plgpu.copy_smem_to_gmem(
-            o_tile.at[pl.ds(i * group, group)], out.at[first + i, head, :, columns]
-        )
+        rows = pl.ds(row_of_token(plan, i), group)
+        target = out.at[place.request, place.first + i, place.head, :, columns]
+        plgpu.copy_smem_to_gmem(o_tile.at[rows], target)
 
     for i in range(plan.tiling.span):
-        if plan.repeats:
-            pl.when(first + i >= row_tile * plan.tiling.span)(functools.partial(store_token, i))
-        else:
+        belongs = is_stored(plan, i, place)
+        if belongs is None:
             store_token(i)
+        else:
+            pl.when(belongs)(functools.partial(store_token, i))
     plgpu.wait_smem_to_gmem(0)
+
+
+def row_of_token(plan: Plan, i: int) -> int:
+    """The first row of the tile's i-th token among the rows that a split finishes."""
+    row = i * plan.shape.group
+    return row // (2 * EIGHT) * EIGHT + row % EIGHT if plan.exchange.by_rows else row
+
+
+def is_stored(plan: Plan, i: int, place: Place):
+    """Whether this thread block stores the tile's i-th token; None if it does so always."""
+    conditions = []
+    if plan.repeats:
+        conditions.append(place.first + i >= place.row_tile * plan.tiling.span)
+    if plan.exchange.by_rows:
+        conditions.append(place.split == i * plan.shape.group // EIGHT % 2)
+    return functools.reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def store_scales(plan: Plan, of_rows, scales, tokens: int, place: Place) -> None:
+    """Writes the scales of a row tile, each of which belongs to a head of a token."""
+    layout, group = plan.exchange.layout.reduce(1), plan.shape.group
+    row = plgpu.broadcasted_iota(jnp.int32, of_rows.shape, 0, layout=layout)
+    if plan.exchange.by_rows:
+        row = lax.div(row, EIGHT) * (2 * EIGHT) + place.split * EIGHT + lax.rem(row, EIGHT)
+    i, head = lax.div(row, group), place.head * group + lax.rem(row, group)
+    token = place.request * plan.shape.width + place.first + i
+    result = RoundedResult(tokens, plan.shape.kv_heads * group)
+    belongs = i < plan.tiling.span
+    if plan.repeats:
+        belongs &= place.first + i >= place.row_tile * plan.tiling.span
+    places = jnp.where(belongs, result.place_of_scale(token, head), -1)
+    scatter(scales, places, of_rows, layout, plan.interpreted)

@@ -17,21 +17,59 @@ a request form a cluster and combine their results within the kernel; no second 
 """
 
 import functools
+import math
+from typing import Any
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
+from pallas_kernels.fp8_product.rounding import round_rows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.paged_attention import kernel
 from pallas_kernels.paged_attention.blocks import BlockSizes, Shape, choose_sizes
-from pallas_kernels.paged_attention.plan import Plan, make_plan, require_same_dtype
+from pallas_kernels.paged_attention.plan import Plan, can_round, make_plan, require_same_dtype
 from pallas_kernels.paged_attention.seen import Mask
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import Shapes, named
 
 
-@kept(static_argnames=("causal", "window", "window_of_block", "filled_batch", "sizes", "interpret"))
 def paged_attention(
+    query: Float[Array, "batch kv_heads width group head_dim"],
+    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    rounding: Rounding | None = None,
+    **options: Any,
+) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
+    arrays = query, key_pages, value_pages, page_table, lengths, counts
+    if rounding is None:
+        return attended(*arrays, **options)[0]
+    if rounding == "pieces" and rounds_itself(query.shape, options.get("sizes")):
+        numbers, scales = attended(*arrays, rounds=True, **options)
+        return RoundedRows(numbers.reshape(*numbers.shape[:2], -1), scales, query.dtype)
+    rows = attended(*arrays, **options)[0]
+    flat = rows.reshape(-1, math.prod(rows.shape[2:]))
+    numbers, scales = round_rows(flat, rounding, options.get("interpret"))
+    tokens = rows.shape[:2]
+    return RoundedRows(numbers[: len(flat)].reshape(*tokens, -1), scales, query.dtype)
+
+
+def rounds_itself(shape: tuple[int, ...], sizes: BlockSizes | None = None) -> bool:
+    """Whether the kernel can round the result of queries of this shape while it writes it."""
+    batch, kv_heads, width, group, head_dim = shape
+    known = Shape(batch, kv_heads, width, group, head_dim, page_size=0, max_pages=0)
+    return can_round(known, sizes or choose_sizes(known))
+
+
+STATIC = "causal", "window", "window_of_block", "filled_batch", "rounds", "sizes", "interpret"
+
+
+@kept(static_argnames=STATIC)
+def attended(
     query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],
@@ -43,9 +81,11 @@ def paged_attention(
     window: int | None,
     window_of_block: bool = False,
     filled_batch: int | None = None,
+    rounds: bool = False,
     sizes: BlockSizes | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
-) -> Float[Array, "filled width heads head_dim"]:
+) -> tuple[Array, ...]:
+    """The result, and its scales if the kernel rounds it to 8 bits."""
     plan = plan_of(
         query,
         key_pages,
@@ -57,11 +97,12 @@ def paged_attention(
         window=window,
         window_of_block=window_of_block,
         filled_batch=filled_batch,
+        rounds=rounds,
         sizes=sizes,
         interpreted=interpret is not None,
     )
     batch, kv_heads, width, group, head_dim = query.shape
-    out, *_ = plgpu.kernel(
+    out, *others = plgpu.kernel(
         named("paged_attention", functools.partial(kernel.attend, plan)),
         out_type=plan.outputs(filled_batch or batch),
         grid=plan.grid,
@@ -74,7 +115,7 @@ def paged_attention(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )(by_row_tile(query, plan), key_pages, value_pages, page_table, lengths, counts)
-    return out.reshape(-1, width, kv_heads * group, head_dim)
+    return out.reshape(-1, width, kv_heads * group, head_dim), *others[: int(rounds)]
 
 
 def plan_of(
@@ -89,6 +130,8 @@ def plan_of(
     window: int | None,
     window_of_block: bool = False,
     filled_batch: int | None = None,
+    rounding: Rounding | None = None,
+    rounds: bool = False,
     sizes: BlockSizes | None = None,
     interpreted: bool = False,
 ) -> Plan:
@@ -102,7 +145,7 @@ def plan_of(
     )
     shape = Shape(batch, kv_heads, width, group, head_dim, key_pages.shape[1], page_table.shape[1])
     mask = Mask(causal, window, window_of_block)
-    return make_plan(shape, sizes or choose_sizes(shape), query.dtype, mask, interpreted)
+    return make_plan(shape, sizes or choose_sizes(shape), query.dtype, mask, interpreted, rounds)
 
 
 def by_row_tile(

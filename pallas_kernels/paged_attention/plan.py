@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from pallas_kernels.fp8_product.quantise import BLOCK, E4M3
+from pallas_kernels.fp8_product.rounding import type_of_scales
 from pallas_kernels.jax_internals import STORES_ANY_LAYOUT, plgpu
 from pallas_kernels.paged_attention.blocks import (
     TILE_ROWS,
@@ -18,6 +20,7 @@ from pallas_kernels.paged_attention.blocks import (
     output_aligned,
     tile,
 )
+from pallas_kernels.paged_attention.rounding import EIGHT
 from pallas_kernels.paged_attention.seen import Mask, require_seen_by_kernels
 from pallas_kernels.paged_attention.splits import Exchange
 from pallas_kernels.refusal import require
@@ -35,6 +38,8 @@ class Plan:
     dtype: Any
     mask: Mask
     interpreted: bool
+    rounds: bool = False
+    """Whether the result is rounded to 8 bits while it is written."""
 
     @property
     def rows(self) -> int:
@@ -59,7 +64,7 @@ class Plan:
     def output_reuses_queries(self) -> bool:
         """Whether the output reuses the memory of the staged queries. With less shared memory, two
         thread blocks fit on a multiprocessor."""
-        return self.staged and self.sizes.splits == 1
+        return self.staged and self.sizes.splits == 1 and not self.rounds
 
     @property
     def repeats(self) -> bool:
@@ -89,9 +94,10 @@ class Plan:
             **self.exchange.scratch(),
         }
         if not self.output_reuses_queries:
-            scratch["o"] = self.copied_by_token((*query_rows[:-1], self.exchange.columns))
+            shape = sizes.warpgroups, self.exchange.rows, self.exchange.columns
+            scratch["o"] = self.copied_by_token(shape, E4M3 if self.rounds else dtype)
         if self.staged:
-            scratch["q_raw"] = self.copied_by_token(query_rows)
+            scratch["q_raw"] = self.copied_by_token(query_rows, dtype)
         if sizes.warpgroups > 1:
             scratch["tail_bar"] = plgpu.Barrier(num_arrivals=sizes.warpgroups)
             scratch["free_bar"] = plgpu.Barrier(
@@ -99,13 +105,13 @@ class Plan:
             )
         return scratch
 
-    def copied_by_token(self, shape: tuple[int, ...]) -> Any:
+    def copied_by_token(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Shared memory from which bulk copies take the rows of single tokens. Wide heads get an
         explicit tiling, because newer versions of jax would search for one for minutes. jax 0.11
         does not search, and cannot use a given one."""
         if self.shape.head_dim < WIDE_HEAD or not STORES_ANY_LAYOUT:
-            return plgpu.SMEM(shape, self.dtype)
-        return unswizzled(shape, self.dtype, (math.gcd(self.shape.group, TILE_ROWS), shape[-1]))
+            return plgpu.SMEM(shape, dtype)
+        return unswizzled(shape, dtype, (math.gcd(self.shape.group, TILE_ROWS), shape[-1]))
 
     @property
     def shared_bytes(self) -> int:
@@ -119,8 +125,12 @@ class Plan:
     def outputs(self, filled_batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         shape, row_tiles = self.shape, self.tiling.row_blocks * self.sizes.warpgroups
         heads = (shape.kv_heads, shape.group, shape.head_dim)
-        out = jax.ShapeDtypeStruct((filled_batch, shape.width, *heads), self.dtype)
-        return out, *self.exchange.buffers(shape.batch, shape.kv_heads, row_tiles)
+        by_token = filled_batch, shape.width, *heads
+        buffers = self.exchange.buffers(shape.batch, shape.kv_heads, row_tiles)
+        if not self.rounds:
+            return jax.ShapeDtypeStruct(by_token, self.dtype), *buffers
+        sizes = filled_batch * shape.width, math.prod(heads)
+        return jax.ShapeDtypeStruct(by_token, E4M3), type_of_scales(*sizes, "pieces"), *buffers
 
 
 def require_same_dtype(
@@ -154,7 +164,14 @@ def require_tiles_fit(shape: Shape, dtype, kv_tile: int, head_dims=HEAD_DIMS) ->
     require(shape.page_size % 8 == 0, f"page size {shape.page_size}", "a multiple of 8")
 
 
-def make_plan(shape: Shape, sizes: BlockSizes, dtype, mask: Mask, interpreted: bool) -> Plan:
+def make_plan(
+    shape: Shape,
+    sizes: BlockSizes,
+    dtype,
+    mask: Mask,
+    interpreted: bool,
+    rounds: bool = False,
+) -> Plan:
     require_tiles_fit(shape, dtype, sizes.kv_tile)
     require_seen_by_kernels(mask, shape.width)
     require(
@@ -163,8 +180,17 @@ def make_plan(shape: Shape, sizes: BlockSizes, dtype, mask: Mask, interpreted: b
         "fewer: each must write a multiple of 128 bytes per token",
     )
     mailed = sizes.splits > 1 and not interpreted
-    exchange = Exchange(sizes.splits, shape.head_dim, sizes.warpgroups, mailed, interpreted)
-    plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, mask, interpreted)
+    of_rows = rounds and sizes.splits > 1
+    known = sizes.splits, shape.head_dim, sizes.warpgroups
+    exchange = Exchange(*known, mailed, interpreted, by_rows=of_rows)
+    plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, mask, interpreted, rounds)
     if plan.shared_bytes <= SHARED_BYTES:
         return plan
     return dataclasses.replace(plan, exchange=dataclasses.replace(exchange, mailed=False))
+
+
+def can_round(shape: Shape, sizes: BlockSizes) -> bool:
+    """Whether the kernel can round its result while it writes it: a head is one piece, and one
+    thread block has whole rows, or two have all heads of a token in their eight rows each."""
+    whole = sizes.splits == 1 or (sizes.splits == 2 and EIGHT % shape.group == 0)
+    return shape.head_dim == BLOCK and whole

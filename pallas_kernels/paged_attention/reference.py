@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding, rounded_rows
+
 MASKED = -1e30
 
 
@@ -19,7 +21,8 @@ def paged_attention(
     window: int | None,
     window_of_block: bool = False,
     filled_batch: int,
-) -> Float[Array, "filled width heads head_dim"]:
+    rounding: Rounding | None = None,
+) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     batch, kv_heads, width, group, head_dim = query.shape
     keys = gather_pages(key_pages, page_table)
     values = gather_pages(value_pages, page_table)
@@ -35,7 +38,16 @@ def paged_attention(
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     attended = jnp.einsum("shwgp,sphd->swhgd", weights, values, preferred_element_type=jnp.float32)
     attended = attended.astype(query.dtype).reshape(batch, width, kv_heads * group, head_dim)
-    return filled_up(attended, filled_batch)
+    return in_8_bits(filled_up(attended, filled_batch), rounding)
+
+
+def in_8_bits(
+    attended: Float[Array, "filled width heads head_dim"], rounding: Rounding | None
+) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
+    """Rounded to 8 bits if `rounding` says how; then the heads of a token are one row."""
+    if rounding is None:
+        return attended
+    return rounded_rows(attended.reshape(*attended.shape[:2], -1), rounding)
 
 
 def filled_up(

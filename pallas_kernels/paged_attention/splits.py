@@ -14,6 +14,9 @@ The splits send these parts to each other's shared memory (mailbox.py):
                                           m, l and c0 of split 1 -> messages[1] of split 0
                                           m, l and c1 of split 1 -> messages[1] of split 1
 
+If the result is rounded to 8 bits, which takes whole rows, two splits share the rows instead
+(`rounding.py`), and c0 and c1 are halves of the rows.
+
 A split waits only for the messages sent to it, and no thread executes a fence: the hardware treats
 a cluster-wide fence as one of the whole GPU, which takes microseconds while the memory is busy.
 (`async_store_smem` makes every thread execute a fence at every call.) If the messages do not fit
@@ -30,9 +33,15 @@ from jax import lax
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.mailbox import Mailbox
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
+from pallas_kernels.paged_attention.rounding import (
+    HALF_LAYOUT,
+    HALF_ROWS,
+    TILE_LAYOUT,
+    half_of,
+    own_half_of,
+)
 from pallas_kernels.tiles import THREADS, fence_cluster, load
 
-TILE_LAYOUT = plgpu.Layout.WGMMA
 ROW_LAYOUT = TILE_LAYOUT.reduce(1)
 
 
@@ -46,16 +55,27 @@ class Exchange:
     mailed: bool
     """Whether results go through the mailbox in shared memory, not through global memory."""
     interpreted: bool
+    by_rows: bool = False
+    """Whether two splits share the rows of a tile, not its columns."""
 
     @property
     def columns(self) -> int:
         """Columns of the output that each split finishes."""
-        return self.head_dim // self.splits
+        return self.head_dim if self.by_rows else self.head_dim // self.splits
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile that each split finishes."""
+        return HALF_ROWS if self.by_rows else TILE_ROWS
+
+    @property
+    def layout(self):
+        return HALF_LAYOUT if self.by_rows else TILE_LAYOUT
 
     @property
     def mailbox(self) -> Mailbox:
         maxima_and_totals = 2 * 2  # each thread holds m and l of two rows
-        floats = maxima_and_totals + TILE_ROWS * self.columns // THREADS
+        floats = maxima_and_totals + self.rows * self.columns // THREADS
         return Mailbox(boxes=self.warpgroups, messages=self.splits, floats=floats)
 
     def scratch(self) -> dict:
@@ -81,23 +101,34 @@ class Exchange:
             self.mailbox.init_barriers(scratch)
 
     def combine(self, sums, split, warpgroup, scratch, buffers):
-        """The finished columns of this split; `buffers` are the global memory of one row tile."""
+        """What this split finishes; `buffers` are the global memory of one row tile."""
         if self.splits == 1:
             _, l, acc = sums
             return divide(acc, l)
         if self.mailed:
-            return add(self.through_shared_memory(sums, split, warpgroup, scratch))
-        return add(self.through_global_memory(sums, split, scratch, buffers))
+            found = self.through_shared_memory(sums, split, warpgroup, scratch)
+        else:
+            found = self.through_global_memory(sums, split, scratch, buffers)
+        if self.by_rows:
+            own = lambda value: own_half_of(value, split, self.interpreted)
+            found = [(own(m), own(l), part) for m, l, part in found]
+        return add(found)
 
     def through_shared_memory(self, sums, split, warpgroup, scratch) -> list:
         m, l, acc = sums
-        layouts, columns = (ROW_LAYOUT, ROW_LAYOUT, TILE_LAYOUT), self.columns
+        layouts = ROW_LAYOUT, ROW_LAYOUT, self.layout
         self.mailbox.wait_for_barriers()
         for reader in range(self.splits):
-            piece = acc[:, reader * columns : (reader + 1) * columns]
-            self.mailbox.write(scratch, warpgroup, split, reader, (m, l, piece), layouts)
-        shapes = ((TILE_ROWS,), (TILE_ROWS,), (TILE_ROWS, columns))
+            part = self.part_of(acc, reader)
+            self.mailbox.write(scratch, warpgroup, split, reader, (m, l, part), layouts)
+        shapes = ((TILE_ROWS,), (TILE_ROWS,), (self.rows, self.columns))
         return self.mailbox.read(scratch, warpgroup, 0, shapes, layouts)
+
+    def part_of(self, acc, reader: int):
+        """The part of an accumulator that another split finishes."""
+        if self.by_rows:
+            return half_of(acc, reader, self.interpreted)
+        return acc[:, reader * self.columns : (reader + 1) * self.columns]
 
     def through_global_memory(self, sums, split, scratch, buffers) -> list:
         for value, buffer in zip(sums, buffers):
@@ -110,15 +141,20 @@ class Exchange:
         plgpu.barrier_wait(scratch["split_bar"])
         fence_cluster(self.interpreted)
         maxima, totals, parts = buffers
-        columns = pl.ds(split * self.columns, self.columns)
         return [
             (
                 load(maxima.at[i], ROW_LAYOUT),
                 load(totals.at[i], ROW_LAYOUT),
-                load(parts.at[i, :, columns], TILE_LAYOUT),
+                self.own_part(parts.at[i], split),
             )
             for i in range(self.splits)
         ]
+
+    def own_part(self, parts, split):
+        if self.by_rows:
+            return own_half_of(load(parts, TILE_LAYOUT), split, self.interpreted)
+        columns = pl.ds(split * self.columns, self.columns)
+        return load(parts.at[:, columns], TILE_LAYOUT)
 
 
 def add(sums):

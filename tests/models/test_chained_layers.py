@@ -116,8 +116,12 @@ def test_the_same_numbers_in_parts(config, slots, width, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("blocks", [True, False])
-def test_the_same_bits_with_activations_that_are_rounded_where_they_are_made(blocks, monkeypatch):
+@pytest.mark.parametrize(
+    ("blocks", "attention_rounds"), [(True, False), (False, False), (True, True)]
+)
+def test_the_same_bits_with_activations_that_are_rounded_where_they_are_made(
+    blocks, attention_rounds, monkeypatch
+):
     """A rounding error more would be a whole step of 8 bits further on."""
     decoder = dataclasses.replace(
         CONFIG.decoder,
@@ -136,9 +140,11 @@ def test_the_same_bits_with_activations_that_are_rounded_where_they_are_made(blo
 
     monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
     monkeypatch.setattr(fp8, "fp8_product_in_parts", product)
+    monkeypatch.setattr(chain, "rounds_itself", lambda *_: attention_rounds)
     found = read(config, 2, 9)
-    first, of_layer, last = [False], [False, True, True, True], [False, True, True]
+    out = attention_rounds
+    first, of_layer, last = [False], [out, True, True, True], [out, True, True]
     of_read = [*first, *(config.decoder.num_layers - 1) * of_layer, *last]
-    assert seen[-2 * len(of_read) :] == 2 * of_read, "only attention's output is rounded later"
+    assert seen[-2 * len(of_read) :] == 2 * of_read
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(one, other)

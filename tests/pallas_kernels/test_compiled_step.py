@@ -1,5 +1,6 @@
 """A whole speculative step of Qwen3-8B, and of Qwen3.5-4B, compiled for an H100 without one."""
 
+import dataclasses
 import pathlib
 import re
 from functools import partial
@@ -39,13 +40,17 @@ def lowered_step(
     beside: int = 0,
     draws: bool = False,
     fp8_drafter: bool = False,
+    fp8_activations: bool = False,
 ) -> tuple[jax.stages.Lowered, Any, Any]:
     """The step, and the shapes of parameters and state. A plain one has no drafts. Also one that
     reads so many tokens of a prompt `beside` its requests, or one that draws, or one whose drafter
-    is in FP8."""
+    is in FP8, or one whose target rounds activations to 8 bits."""
     pages = slots * PAGES_PER_SLOT + 1
     target = published(name)
     draft = dflash_for(target)
+    if fp8_activations:
+        rounding = target.decoder.with_quantised_inputs()
+        target = dataclasses.replace(target, decoder=rounding)
     if fp8_drafter:
         draft = copying_head(quantised_drafter(draft, "the drafter"), devices=1)
     model = target_of(target, draft.target_layer_ids, jnp.bfloat16).with_kernels("mosaic")
@@ -124,6 +129,23 @@ def test_the_step_is_one_command_buffer_in_place(
     [thunks] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     top_level = re.findall(r"^\d+: (\w+)", thunks.read_text(), re.MULTILINE)
     assert top_level == ["kCommandBuffer"]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "attention_rounds"), [(1, False), (8, True), (16, True)])
+def test_attention_rounds_what_the_next_product_reads_in_8_bits(slots, attention_rounds):
+    """Up to 128 tokens that product is the chain's, with more it is one of its own. With one
+    request eight splits share the context, and the chain rounds the rows."""
+    lowered, _, _ = lowered_step("qwen3-8b-fp8", slots, fp8_activations=True)
+    program = compiled(lowered).as_text()
+    calls = re.findall(r"= (\S+ .*)custom-call\(.*op_name=\"jit\(decode_step\)/(\S+)\"", program)
+    verified = [(made, name) for made, name in calls if name.startswith("verify/Qwen3")]
+    attended = [made for made, name in verified if "/paged_attention/" in name]
+    assert ["f8e4m3fn" in made for made in attended] == [attention_rounds] * 36
+    assert any("/dense_chain/" in name for _, name in verified) == (slots <= 8)
+    alone = [name for _, name in verified if "/round_rows/" in name]
+    assert [name.split("/")[2:4] for name in alone] == [["layer_0", "qkv"]]
 
 
 @needs_compiler

@@ -290,6 +290,33 @@ class TestRowsIn8BitsOnCpu:
         given = in_8_bits(inputs(shape), "blocks")
         agrees(given, interpreted(given, quantise_inputs=True), expected_in_8_bits)
 
+    @pytest.mark.parametrize("shape", [WITHOUT_NEXT, MANY_TOKENS_OF_SMALL])
+    def test_rows_that_are_rounded_before(self, shape):
+        given = in_8_bits(inputs(shape), "blocks")
+        found = interpreted(rounded_before(given), quantise_inputs=True)
+        same_bits(found[:2], interpreted(given, quantise_inputs=True)[:2])
+
+    def test_the_reference_takes_rounded_rows(self):
+        given = in_8_bits(inputs(SMALL), "blocks")
+        found, wanted = (run(each, "xla", True)[:2] for each in (rounded_before(given), given))
+        same_bits(found, wanted)
+
+    def test_rounded_rows_are_refused_if_activations_have_16_bits(self):
+        given = rounded_before(in_8_bits(inputs(SMALL), "blocks"))
+        with pytest.raises(NotForThisKernel, match="activations in 8 bits; expected 16 bits"):
+            run(given, "mosaic")
+
+
+def rounded_before(given):
+    """The same inputs as attention leaves them if it rounds its result."""
+    attended, *others = given
+    return jax.jit(lambda rows: rounded_rows(rows, "pieces"))(attended), *others
+
+
+def same_bits(found, wanted) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(one, other)
+
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -309,6 +336,8 @@ def test_rows_in_8_bits_on_device(model, tokens):
     first = run(given, "mosaic", quantise_inputs=True)
     for one, wanted in zip(first[:2], expected_in_8_bits((attended, x, *weights)), strict=True):
         assert distance(one, wanted[:tokens]) < 0.006
+    if tokens % 24 == 16:
+        same_bits(run(rounded_before(given), "mosaic", True)[:2], first[:2])
     for one, again in zip(jax.tree.leaves(first), jax.tree.leaves(run(given, "mosaic", True))):
         np.testing.assert_array_equal(one, again)
 

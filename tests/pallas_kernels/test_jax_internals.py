@@ -257,6 +257,9 @@ BODIES = {
     "float_address_of_thread": inline(
         lambda box: internals.float_address_of_thread(internals.address_of(box), 128, 4, 0), "box"
     ),
+    "address_of_float": inline(
+        lambda floats: internals.address_of_float(floats, internals.int32(5)) and None, "floats"
+    ),
     "barrier_at": inline(barrier_of, "bars"),
     "expect_bytes": inline(
         lambda bars: internals.expect_bytes(
