@@ -7,6 +7,7 @@ older code, which have no file of this version, are left out by not being among 
 import json
 import pathlib
 import re
+import statistics
 from typing import Any
 
 import pytest
@@ -568,13 +569,57 @@ def h100() -> list[Table]:
     }
     nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
     programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]
+    again = {"qwen3-8b-fp8-activations-drafter", "qwen3-4b-fp8-activations-drafter"}
+    newer = {file: [f"{file}-4-to-32"] if file in again else [] for file in named.values()}
     return [
-        [row for name, file in named.items() for row in steps_of_a_file(name, file)],
+        [row for name, file in named.items() for row in steps_of_a_file(name, file, *newer[file])],
         products_in_8_bits(),
         [*steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
         gated_products(),
         least_times(),
+        under_load(),
+        beside_the_vendor(),
     ]
+
+
+def beside_the_vendor() -> Table:
+    """Steps with activations and drafter in 8 bits whose layers are single products, and how long
+    they would take if all of these products took as long as cuBLAS's."""
+    parts = results("parts-fp8-activations-drafter-by-slots-h100")["steps"]
+    table = []
+    of_vendor = {
+        (row["model"], row["rows"]): row["layer"]
+        for row in results("vendor-products-h100")["rows"]
+        if row["kind"] == "fp8_tensor"
+    }
+    wanted_of = {"8b": {16: 6.8, 32: 10.2}, "4b": {8: 3.8, 16: 4.5, 32: 7.0}}
+    for model, wanted in wanted_of.items():
+        name = f"qwen3-{model}-fp8"
+        file = f"steps-{name}-activations-drafter-4-to-32-h100"
+        steps = {row["concurrency"]: row["dflash_engine_ms"] for row in results(file)["rows"]}
+        for slots in wanted:
+            [us] = [row["us"] for row in parts if (row["model"], row["slots"]) == (name, slots)]
+            products = (us["fp8_product"] + us.get("gated_product", 0)) / 1000
+            theirs = 41 * of_vendor[model, 16 * slots] / 1000
+            times = steps[slots], products, theirs, steps[slots] - products + theirs, wanted[slots]
+            table.append([f"{model.upper()}, {slots}", *(f"{time:.2f}" for time in times)])
+    return table
+
+
+def under_load() -> Table:
+    """The first quarter of a second, and the mean of those after the first second."""
+    table = []
+    for load in results("clock-under-load-h100")["loads"]:
+        first, *others = load["windows"]
+        later = [window for window in others if window["from_s"] >= 1]
+        mean = lambda key: statistics.mean(window[key] for window in later)  # noqa: B023
+        for when, value in (("first", first.__getitem__), ("after a second", mean)):
+            keys = "ms", "tflop_s", "clock_mhz", "power_w"
+            ms, *others = (value(key) for key in keys)
+            table.append(
+                [f"{load['products']}, {when}", f"{ms:.2f}", *(f"{x:.0f}" for x in others)]
+            )
+    return table
 
 
 def gated_products() -> Table:
@@ -631,8 +676,11 @@ def hybrid() -> list[Table]:
     ]
 
 
-def steps_of_a_file(name: str, file: str) -> Table:
-    by_slots = {row["concurrency"]: row for row in results(f"steps-{file}-h100")["rows"]}
+def steps_of_a_file(name: str, *files: str) -> Table:
+    """If several files have a number of slots, the last of them counts."""
+    by_slots = {
+        row["concurrency"]: row for file in files for row in results(f"steps-{file}-h100")["rows"]
+    }
     slots = (1, 8, 32) if name.startswith("Qwen3.5") else SLOTS
     return [
         [
