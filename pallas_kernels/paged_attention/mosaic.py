@@ -36,22 +36,16 @@ from pallas_kernels.tiles import Shapes, named
 
 def paged_attention(
     query: Float[Array, "batch kv_heads width group head_dim"],
-    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
-    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
-    page_table: Int[Array, "batch max_pages"],
-    lengths: Int[Array, " batch"],
-    counts: Int[Array, " batch"],
-    *,
+    *others: Array,
     rounding: Rounding | None = None,
     **options: Any,
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
-    arrays = query, key_pages, value_pages, page_table, lengths, counts
-    if rounding is None:
-        return attended(*arrays, **options)[0]
     if rounding == "pieces" and rounds_itself(query.shape, options.get("sizes")):
-        numbers, scales = attended(*arrays, rounds=True, **options)
+        numbers, scales = attended(query, *others, rounds=True, **options)
         return RoundedRows(numbers.reshape(*numbers.shape[:2], -1), scales, query.dtype)
-    rows = attended(*arrays, **options)[0]
+    rows = attended(query, *others, **options)[0]
+    if rounding is None:
+        return rows
     flat = rows.reshape(-1, math.prod(rows.shape[2:]))
     numbers, scales = round_rows(flat, rounding, options.get("interpret"))
     tokens = rows.shape[:2]
