@@ -10,27 +10,26 @@ and an accumulator acc in registers. For each tile of keys k and values v (onlin
     acc = acc * exp2(m - m') + p v                    wgmma
 
 The first warpgroup also starts the bulk copies of later tiles (`loading.py`). In the epilogue the
-splits combine their results (`splits.py`), and each token's heads are written by a bulk copy.
+splits combine their results (`splits.py`), and each token's heads are written by a bulk copy
+(`storing.py`), rounded to 8 bits if the next product wants that (`rounding.py`).
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import jax_internals as internals
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu
-from pallas_kernels.paged_attention.blocks import TILE_ROWS, WIDE_HEAD
+from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
-from pallas_kernels.paged_attention.rounding import EIGHT, RoundedResult, in_8_bits, scatter
+from pallas_kernels.paged_attention.rounding import TILE_LAYOUT, in_8_bits
 from pallas_kernels.paged_attention.splits import ROW_LAYOUT
+from pallas_kernels.paged_attention.storing import Place, store, store_scales
 from pallas_kernels.tiles import load, times
 
 MASKED = -1e30
-TILE_LAYOUT = plgpu.Layout.WGMMA
 SHORT_TILE_LAYOUT = plgpu.Layout.WGMMA_TRANSPOSED
 
 
@@ -261,74 +260,3 @@ def clear_unseen(plan: Plan, v_tile, base, bounds: Bounds, loader: Loader) -> No
         if plan.sizes.warpgroups > 1:
             plgpu.barrier_arrive(loader.scratch["tail_bar"])
             plgpu.barrier_wait(loader.scratch["tail_bar"])
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a row tile belongs in the result."""
-
-    request: Any
-    head: Any
-    row_tile: Any
-    first: Any
-    """Its first token."""
-    split: Any
-
-
-def store(plan: Plan, finished, out, o_tile, place: Place) -> None:
-    """Writes a row tile to the output [requests, width, kv_heads, group, head_dim], token by token.
-
-    A row of the tile is one head of the group for one token.
-    """
-    group, width = plan.shape.group, plan.exchange.columns
-    if plan.shape.head_dim < WIDE_HEAD:
-        o_tile[...] = finished
-    else:
-        internals.store(o_tile, finished)
-    plgpu.commit_smem()
-    columns = slice(None) if plan.exchange.by_rows else pl.ds(place.split * width, width)
-
-    def store_token(i: int) -> None:
-        rows = pl.ds(row_of_token(plan, i), group)
-        target = out.at[place.request, place.first + i, place.head, :, columns]
-        plgpu.copy_smem_to_gmem(o_tile.at[rows], target)
-
-    for i in range(plan.tiling.span):
-        belongs = is_stored(plan, i, place)
-        if belongs is None:
-            store_token(i)
-        else:
-            pl.when(belongs)(functools.partial(store_token, i))
-    plgpu.wait_smem_to_gmem(0)
-
-
-def row_of_token(plan: Plan, i: int) -> int:
-    """The first row of the tile's i-th token among the rows that a split finishes."""
-    row = i * plan.shape.group
-    return row // (2 * EIGHT) * EIGHT + row % EIGHT if plan.exchange.by_rows else row
-
-
-def is_stored(plan: Plan, i: int, place: Place):
-    """Whether this thread block stores the tile's i-th token; None if it does so always."""
-    conditions = []
-    if plan.repeats:
-        conditions.append(place.first + i >= place.row_tile * plan.tiling.span)
-    if plan.exchange.by_rows:
-        conditions.append(place.split == i * plan.shape.group // EIGHT % 2)
-    return functools.reduce(jnp.logical_and, conditions) if conditions else None
-
-
-def store_scales(plan: Plan, of_rows, scales, tokens: int, place: Place) -> None:
-    """Writes the scales of a row tile, each of which belongs to a head of a token."""
-    layout, group = plan.exchange.layout.reduce(1), plan.shape.group
-    row = plgpu.broadcasted_iota(jnp.int32, of_rows.shape, 0, layout=layout)
-    if plan.exchange.by_rows:
-        row = lax.div(row, EIGHT) * (2 * EIGHT) + place.split * EIGHT + lax.rem(row, EIGHT)
-    i, head = lax.div(row, group), place.head * group + lax.rem(row, group)
-    token = place.request * plan.shape.width + place.first + i
-    result = RoundedResult(tokens, plan.shape.kv_heads * group)
-    belongs = i < plan.tiling.span
-    if plan.repeats:
-        belongs &= place.first + i >= place.row_tile * plan.tiling.span
-    places = jnp.where(belongs, result.place_of_scale(token, head), -1)
-    scatter(scales, places, of_rows, layout, plan.interpreted)
