@@ -10,7 +10,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import jax_internals as internals
 from pallas_kernels.dense_chain.phases import NUMBERS, ROW_SCALES
 from pallas_kernels.dense_chain.plan import (
     CONSUMERS,
@@ -26,7 +25,7 @@ from pallas_kernels.dense_chain.plan import (
 )
 from pallas_kernels.dense_chain.shape import UNIT
 from pallas_kernels.fp8_product import BLOCK
-from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu
+from pallas_kernels.jax_internals import pl, plgpu
 
 MATRICES = "out", "gate_up", "down", "qkv"
 ROWS = "attended", "attention_scaled", "gated", "scaled"
@@ -121,8 +120,6 @@ def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) 
 
     def one_step(step, loaded):
         """All steps before `loaded` are known to have arrived."""
-        if sizes.ahead and not shares.plan.one_phase:
-            ask_ahead(shares, refs, step)
         wait("weights_used", step - sizes.weight_stages)
         now_loaded = jnp.minimum(jnp.maximum(loaded, step - sizes.in_flight + 1), steps)
         pl.loop(loaded, now_loaded)(lambda earlier: wait("weights_loaded", earlier))
@@ -134,47 +131,6 @@ def load_weights(shares: Shares, refs: dict[str, Any], scratch: dict[str, Any]) 
         return now_loaded
 
     lax.fori_loop(0, steps + sizes.weight_stages, one_step, jnp.int32(0))
-
-
-def ask_ahead(shares: Shares, refs: dict[str, Any], step) -> None:
-    """Asks for the weights of later stages of a product that cannot begin yet.
-
-    When all pipeline stages hold weights of a product that waits for the one before it, the memory
-    would be idle. So those of the next stages are read into the L2 cache meanwhile, slowly, because
-    the messages for which everybody waits queue behind them.
-    """
-    sizes = shares.plan.sizes
-    for p in shares.products:
-        if STAGE[p] == 0:
-            continue
-        in_product = step - shares.starts[p]
-
-        @pl.when((in_product == sizes.weight_stages) & (in_product < shares.steps[p]))
-        def _():
-            @pl.loop(0, sizes.ahead)
-            def _(later):
-                number = in_product + later  # noqa: B023
-                ask = partial(ask_for_stage, shares, refs, p, number)  # noqa: B023
-                pl.when(number < shares.steps[p])(ask)  # noqa: B023
-
-
-def ask_for_stage(shares: Shares, refs, p: int, step) -> None:
-    place = place_of_fp8_chunk if shares.plan.fp8 else place_of_square
-    for i in range(shares.plan.chunks):
-        plgpu.async_prefetch(refs[MATRICES[STAGE[p]]].at[place(shares, p, step, i)])
-    pause(NANOSECONDS_OF_STAGE)
-
-
-def pause(nanoseconds: int) -> None:
-    @inline_mgpu()
-    def sleep(_) -> None:
-        internals.ptx("nanosleep.u32 $0;", internals.int32(nanoseconds))
-
-    sleep()
-
-
-NANOSECONDS_OF_STAGE = 700
-"""How long the memory takes to bring a stage to every thread block."""
 
 
 def load_weight_stage(shares: Shares, refs, scratch, p: int, step, stage) -> None:

@@ -51,8 +51,6 @@ class Sizes:
     in_flight: int = 2
     """Stages of weights that are requested and have not arrived yet. More would only lengthen the
     queue of the memory, in which the thread blocks' messages to each other wait as well."""
-    ahead: int = 0
-    """Further stages that are read into the L2 cache while a product waits for the one before."""
 
     def __post_init__(self):
         assert self.in_flight <= self.weight_stages, "in_flight must not exceed weight_stages"
