@@ -49,12 +49,12 @@ def dense_chain(
     attended: Float[Array, "tokens attended"] | RoundedRows, *others: Any, **options: Any
 ) -> tuple[Float[Array, "tokens hidden"], Float[Array, "tokens fused"] | None, Arrivals]:
     if isinstance(attended, RoundedRows):
-        return one_call((attended.numbers, attended.scales), *others, **options)
-    return one_call(attended, *others, **options)
+        return dense_chain_call((attended.numbers, attended.scales), *others, **options)
+    return dense_chain_call(attended, *others, **options)
 
 
 @kept(static_argnames=("eps", "quantise_inputs", "sizes", "pairs", "interpret"))
-def one_call(
+def dense_chain_call(
     attended: Float[Array, "tokens attended"]
     | tuple[Float[Array, "tokens attended"], Float[Array, "row_tiles pieces size"]],
     x: Float[Array, "tokens hidden"],

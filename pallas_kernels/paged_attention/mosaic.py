@@ -41,9 +41,9 @@ def paged_attention(
     **options: Any,
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     if rounding == "pieces" and rounds_itself(query.shape, options.get("sizes")):
-        numbers, scales = attended(query, *others, rounds=True, **options)
+        numbers, scales = paged_attention_call(query, *others, rounds=True, **options)
         return RoundedRows(numbers.reshape(*numbers.shape[:2], -1), scales, query.dtype)
-    rows = attended(query, *others, **options)[0]
+    rows = paged_attention_call(query, *others, **options)[0]
     if rounding is None:
         return rows
     flat = rows.reshape(-1, math.prod(rows.shape[2:]))
@@ -63,7 +63,7 @@ STATIC = "causal", "window", "window_of_block", "filled_batch", "rounds", "sizes
 
 
 @kept(static_argnames=STATIC)
-def attended(
+def paged_attention_call(
     query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
     value_pages: Float[Array, "pages page_size kv_heads head_dim"],

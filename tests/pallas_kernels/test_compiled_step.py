@@ -133,9 +133,9 @@ def test_the_step_is_one_command_buffer_in_place(
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("slots", "attention_rounds"), [(1, False), (8, True), (16, True)])
+@pytest.mark.parametrize(("slots", "attention_rounds"), [(1, False), (4, True), (16, True)])
 def test_attention_rounds_what_the_next_product_reads_in_8_bits(slots, attention_rounds):
-    """Up to 128 tokens that product is the chain's, with more it is one of its own. With one
+    """With few tokens that product is the chain's, with more it is one of its own. With one
     request eight splits share the context, and the chain rounds the rows."""
     lowered, _, _ = lowered_step("qwen3-8b-fp8", slots, fp8_activations=True)
     program = compiled(lowered).as_text()
@@ -143,7 +143,7 @@ def test_attention_rounds_what_the_next_product_reads_in_8_bits(slots, attention
     verified = [(made, name) for made, name in calls if name.startswith("verify/Qwen3")]
     attended = [made for made, name in verified if "/paged_attention/" in name]
     assert ["f8e4m3fn" in made for made in attended] == [attention_rounds] * 36
-    assert any("/dense_chain/" in name for _, name in verified) == (slots <= 8)
+    assert any("/dense_chain/" in name for _, name in verified) == (slots <= 4)
     alone = [name for _, name in verified if "/round_rows/" in name]
     assert [name.split("/")[2:4] for name in alone] == [["layer_0", "qkv"]]
 
