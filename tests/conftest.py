@@ -56,8 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAXSPEC_CACHE_DIR"] = ""  # no run may depend on an earlier one
     if not wants_gpu(config):
         os.environ["JAX_PLATFORMS"] = "cpu"
-        # Threads for the interpreted kernels' warpgroups, which wait for each other.
-        os.environ.setdefault("NPROC", "8")
+        # Threads for the interpreted kernels' warpgroups, which wait for each other. Two thread
+        # blocks of the chain have eight; with eight threads in all a run was once seen to hang.
+        os.environ.setdefault("NPROC", "16")
         # Tiny models compile for longer than they run; this takes a third off the whole suite.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     else:
