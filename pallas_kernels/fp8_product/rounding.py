@@ -93,7 +93,7 @@ def write_eight(tiles: RowTiles, wide, numbers, scales) -> None:
 
 
 def eight_in_8_bits(wide) -> tuple[Any, Any]:
-    """One piece of eight rows in 8 bits, and its scale in each row."""
+    """One piece of eight or more rows in 8 bits, and its scale in each row."""
     of_rows = scales_of_pieces(abs(wide).max(axis=1))
     return rounded(wide / lax.broadcast_in_dim(of_rows, wide.shape, [0])), of_rows
 

@@ -8,14 +8,14 @@ half of the rows, not half of the columns (`splits.py`):
     split     0     1       0       1    ...
 """
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import jax_internals as internals
-from pallas_kernels.fp8_product.quantise import BLOCK, rounded, scales_of_pieces
+from pallas_kernels.fp8_product.quantise import BLOCK
+from pallas_kernels.fp8_product.rounding import eight_in_8_bits
 from pallas_kernels.fp8_product.row_tiles import TilesOfRoundedRows
 from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu, ptx
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
@@ -57,32 +57,18 @@ def own_half_of(value, split, interpreted: bool):
     return jnp.where(lax.broadcast(split == 0, halves[0].shape), *halves)
 
 
-@dataclasses.dataclass(frozen=True)
-class RoundedResult:
-    """Where rows of a tile belong once they are in 8 bits, in the order of `RoundedRows`."""
-
-    tokens: int
-    """Tokens of the whole call, with those of surplus requests."""
-    heads: int
-    """Query heads."""
-
-    @property
-    def tiles(self) -> TilesOfRoundedRows:
-        return TilesOfRoundedRows(self.tokens)
-
-    def place_of_scale(self, token, head):
-        """Index of a scale among all scales, whose shape is [tiles, heads, scales at once]."""
-        tiles, rows = self.tiles, jnp.int32(self.tiles.rows)
-        of_tile = lax.div(token, rows) * self.heads + head
-        return of_tile * tiles.scales_at_once + lax.rem(token, rows)
+def place_of_scale(tiles: TilesOfRoundedRows, heads: int, token, head):
+    """Index of a scale among those of all tiles, heads and places in a tile (`RoundedRows`)."""
+    rows = jnp.int32(tiles.rows)
+    of_tile = lax.div(token, rows) * heads + head
+    return of_tile * tiles.scales_at_once + lax.rem(token, rows)
 
 
 def in_8_bits(attended, dtype) -> tuple[Any, Any]:
     """Rows rounded to 16 bits, as without rounding, and then to 8; and the scale of each."""
     wide = attended.astype(dtype).astype(jnp.float32)
     assert wide.shape[1] == BLOCK, "a row is one piece"
-    scales = scales_of_pieces(abs(wide).max(axis=1))
-    return rounded(wide / lax.broadcast_in_dim(scales, wide.shape, [0])), scales
+    return eight_in_8_bits(wide)
 
 
 def scatter(target, places, values, layout, interpreted: bool) -> None:

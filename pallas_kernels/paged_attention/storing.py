@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import jax_internals as internals
+from pallas_kernels.fp8_product.row_tiles import TilesOfRoundedRows
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.paged_attention.blocks import WIDE_HEAD
 from pallas_kernels.paged_attention.plan import Plan
-from pallas_kernels.paged_attention.rounding import EIGHT, RoundedResult, scatter
+from pallas_kernels.paged_attention.rounding import EIGHT, place_of_scale, scatter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +64,15 @@ def is_stored(plan: Plan, i: int, place: Place):
     """Whether this thread block stores the tile's i-th token; None if it does so always."""
     conditions = []
     if plan.repeats:
-        conditions.append(place.first + i >= place.row_tile * plan.tiling.span)
+        conditions.append(is_new(plan, i, place))
     if plan.exchange.by_rows:
         conditions.append(place.split == i * plan.shape.group // EIGHT % 2)
     return functools.reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def is_new(plan: Plan, i, place: Place):
+    """Whether the tile's i-th token is not one that it repeats of the tile before it."""
+    return place.first + i >= place.row_tile * plan.tiling.span
 
 
 def store_scales(plan: Plan, of_rows, scales, tokens: int, place: Place) -> None:
@@ -77,9 +83,9 @@ def store_scales(plan: Plan, of_rows, scales, tokens: int, place: Place) -> None
         row = lax.div(row, EIGHT) * (2 * EIGHT) + place.split * EIGHT + lax.rem(row, EIGHT)
     i, head = lax.div(row, group), place.head * group + lax.rem(row, group)
     token = place.request * plan.shape.width + place.first + i
-    result = RoundedResult(tokens, plan.shape.kv_heads * group)
     belongs = i < plan.tiling.span
     if plan.repeats:
-        belongs &= place.first + i >= place.row_tile * plan.tiling.span
-    places = jnp.where(belongs, result.place_of_scale(token, head), -1)
+        belongs &= is_new(plan, i, place)
+    tiles, heads = TilesOfRoundedRows(tokens), plan.shape.kv_heads * group
+    places = jnp.where(belongs, place_of_scale(tiles, heads, token, head), -1)
     scatter(scales, places, of_rows, layout, plan.interpreted)
