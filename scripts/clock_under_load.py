@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from bench_kernels import normal, product_operands
+from bench_kernels import product_in_bf16, product_operands
 from kernel_cases import GEOMETRIES, ProductCase
 from measuring import about, write_json
 
@@ -35,9 +35,8 @@ EVERY_MS = 20
 def main() -> None:
     options = parse()
     report = about() | {"model": options.model, "tokens": options.tokens, "loads": []}
-    loads = {"8 bits": layer_in_8_bits, "16 bits": layer_in_16_bits}
-    for name, load in loads.items():
-        multiply = load(options.model, options.tokens)
+    for name, in_8_bits in {"8 bits": True, "16 bits": False}.items():
+        multiply = layer(options.model, options.tokens, in_8_bits)
         jax.block_until_ready(multiply())
         time.sleep(options.pause)
         with readings() as seen:
@@ -63,28 +62,17 @@ def operations(model: str, tokens: int) -> int:
     return sum(ProductCase(model, matrix, tokens).operations for matrix in MATRICES)
 
 
-def layer_in_8_bits(model: str, tokens: int) -> Callable[[], Any]:
-    """The four products of a layer by our kernels; gate and up are gated and rounded as well."""
+def layer(model: str, tokens: int, in_8_bits: bool) -> Callable[[], Any]:
+    """The four products of a layer: in 8 bits by our kernels, which also gate and round, or in 16
+    bits by XLA, with nothing between them."""
     calls = []
     for matrix in MATRICES:
-        case = ProductCase(model, matrix, tokens, True)
-        rows, matrices = product_operands(case, in_8_bits=True)
-        x = jax.jit(functools.partial(rounded_rows, rounding="pieces"))(rows)
-        product = gated_product if matrix == "gate_up" else fp8_product
-        calls.append(functools.partial(jax.jit(product), x, *matrices[0]))
-    return lambda: [call() for call in calls]
-
-
-def layer_in_16_bits(model: str, tokens: int) -> Callable[[], Any]:
-    """The four products of a layer by XLA, with nothing between them."""
-    calls = []
-    for matrix in MATRICES:
-        inputs, outputs = ProductCase(model, matrix, tokens).sides
-        x, weights = (
-            normal(jax.random.key(i), s)
-            for i, s in enumerate([(tokens, inputs), (inputs, outputs)])
-        )
-        calls.append(functools.partial(jax.jit(jax.numpy.dot), x, weights * inputs**-0.5))
+        rows, matrices = product_operands(ProductCase(model, matrix, tokens), in_8_bits)
+        product = product_in_bf16
+        if in_8_bits:
+            rows = jax.jit(functools.partial(rounded_rows, rounding="pieces"))(rows)
+            product = gated_product if matrix == "gate_up" else fp8_product
+        calls.append(functools.partial(jax.jit(product), rows, *matrices[0]))
     return lambda: [call() for call in calls]
 
 
