@@ -56,6 +56,8 @@ def attend(
     # tile before it are not stored twice.
     first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
 
+    # Before the first tiles: later the queries would arrive only after all of them.
+    begin_queries(plan, query, scratch, (request, head, row_tile, first, warpgroup))
     skipped = steps_before_window(plan, lengths, request, row_block, split)
     loader = Loader(plan, keys, values, table, scratch, request, head, split, warpgroup, skipped)
     # Page ids are loaded before the length has arrived, so that the two waits overlap.
@@ -67,7 +69,7 @@ def attend(
     if skipped is not None:
         steps -= skipped
     loader.prefetch_first(pages, steps)
-    load_queries(plan, query, scratch, (request, head, row_tile, first, warpgroup))
+    finish_queries(plan, scratch, warpgroup)
 
     bounds = Bounds(
         first=first_visible(plan, length, first),
@@ -133,8 +135,8 @@ def steps_before_window(plan: Plan, lengths, request, row_block, split):
     return lax.div(before - split + (plan.sizes.splits - 1), plan.sizes.splits)
 
 
-def load_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
-    """Copies this warpgroup's row tile of queries to shared memory."""
+def begin_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
+    """Starts the bulk copy of this warpgroup's row tile of queries to shared memory."""
     request, head, row_tile, first, warpgroup = indices
     if plan.tiling.even:
         source = query.at[request, head, jnp.minimum(row_tile, plan.tiling.row_tiles - 1)]
@@ -143,6 +145,10 @@ def load_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
     name = "q_raw" if plan.staged else "q"
     target = scratch[name].at[warpgroup, pl.ds(0, plan.rows)]
     plgpu.copy_gmem_to_smem(source, target, scratch["q_bar"])
+
+
+def finish_queries(plan: Plan, scratch: dict[str, Any], warpgroup) -> None:
+    """Waits for the queries of all warpgroups."""
     plgpu.barrier_wait(scratch["q_bar"])
     if plan.staged:
         raw = load(scratch["q_raw"].at[warpgroup], TILE_LAYOUT)
