@@ -92,7 +92,7 @@ def chained(way: Any, chain: Chain) -> Any:
     if not isinstance(way, Paged):
         return way
     if way.packing is None:
-        return dataclasses.replace(way, chain=chain)
+        return dataclasses.replace(way, over_pages=chain.paged_attention, in_chain=True)
     assert chain.filled_batch == chain.batch, "packed in multiples of 8"
     return way
 

@@ -1,7 +1,7 @@
 """Attention over the pages of a cache, for decoding."""
 
 import dataclasses
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from jaxspec.layers.decoder import Attention, Decoder
 from jaxspec.layers.plain_heads import write_without_norms
 from jaxspec.layers.rope import Rotation, rotation
 from pallas_kernels import paged_attention, qkv_write
-from pallas_kernels.dense_chain import Chain
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.fp8_product import RoundedRows, Rounding
 
@@ -29,9 +28,11 @@ class Paged:
     rotation: Rotation
     """Rotary embedding of the block's positions."""
     implementation: Implementation
-    chain: Chain | None = None
-    """The chain of kernels that the layers are part of. Attention then leaves its result where the
-    next kernel reads it."""
+    over_pages: Callable[..., Array] = paged_attention
+    """The attention op. In a chain of kernels, it leaves its result where the next kernel reads it.
+    """
+    in_chain: bool = False
+    """Whether `over_pages` is that of a chain of kernels."""
     packing: Packing | None = None
     """Where the block's tokens are if they are packed. For the layers, each token is then a request
     of width 1, and `rotation` is that of the packed tokens."""
@@ -52,66 +53,29 @@ class Paged:
         """The same as a call, but `qkv` is the parts of a product. `qkv` may have more requests
         than the block; the results for the surplus ones are meaningless. If the next product wants
         its inputs rounded to 8 bits, `rounding` says how; an op of a chain may then round them."""
-        attended, pages = self._in_one_op(attention, qkv, pages, rounding) or self._in_two_ops(
-            attention, qkv, pages, rounding
-        )
-        if isinstance(attended, RoundedRows):
-            return attended, pages
-        attended = attended.reshape(*attended.shape[:2], -1)
-        return attended if self.packing is None else self.packing.pack(attended), pages
-
-    def _in_one_op(
-        self,
-        attention: Attention,
-        qkv: Float[Array, "parts filled width fused"],
-        pages: KeysValues,
-        rounding: Rounding | None,
-    ) -> tuple[Float[Array, "filled width heads head_dim"] | RoundedRows, KeysValues] | None:
-        """None if no kernel writes and attends at once."""
-        is_whole = len(qkv) == 1 and self.packing is None
-        if self.chain is None or not (is_whole and attention.geometry.head_norms):
-            return None
-        scales = attention.q_norm.scale, attention.k_norm.scale
-        with jax.named_scope("attention"):
-            found = self.chain.attend_and_write(
-                *(qkv[0], *scales, *self.rotation, pages.keys, pages.values, *self._context),
-                eps=attention.geometry.rms_norm_eps,
-                rounding=rounding,
-                **self._options(attention),
-            )
-        return None if found is None else (found[0], KeysValues(*found[1:]))
-
-    def _in_two_ops(
-        self,
-        attention: Attention,
-        qkv: Float[Array, "parts filled width fused"],
-        pages: KeysValues,
-        rounding: Rounding | None,
-    ) -> tuple[Float[Array, "filled width heads head_dim"] | RoundedRows, KeysValues]:
-        attend = paged_attention
-        if self.chain is not None:
-            attend = partial(self.chain.paged_attention, rounding=rounding)
+        mask, block = attention.mask, self.block
+        rounds = {"rounding": rounding} if self.in_chain else {}
         with jax.named_scope("qkv_write"):
             query, pages = self.write(attention, qkv, pages)
             query = self._by_request(query)
         with jax.named_scope("attention"):
-            found = attend(
-                query, pages.keys, pages.values, *self._context, **self._options(attention)
+            attended = self.over_pages(
+                query,
+                pages.keys,
+                pages.values,
+                block.page_table,
+                block.lengths,
+                block.counts,
+                causal=mask.causal,
+                window=mask.window,
+                window_of_block=mask.window_of_block,
+                implementation=self.implementation,
+                **rounds,
             )
-        return found, pages
-
-    @property
-    def _context(self) -> tuple[Array, Array, Array]:
-        return self.block.page_table, self.block.lengths, self.block.counts
-
-    def _options(self, attention: Attention) -> dict[str, Any]:
-        mask = attention.mask
-        return {
-            "causal": mask.causal,
-            "window": mask.window,
-            "window_of_block": mask.window_of_block,
-            "implementation": self.implementation,
-        }
+        if isinstance(attended, RoundedRows):
+            return attended, pages
+        attended = attended.reshape(*attended.shape[:2], -1)
+        return attended if self.packing is None else self.packing.pack(attended), pages
 
     def _by_request(
         self, query: Float[Array, "filled kv_heads ..."]

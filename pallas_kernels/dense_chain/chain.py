@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.attend_and_write.api import attend_and_write, runs_in_one_kernel
 from pallas_kernels.dense_chain.api import chain_choice, dense_chain, exchanging_chain
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
 from pallas_kernels.dense_chain.weights import ChainWeights
@@ -67,21 +66,6 @@ class Chain:
             rounding = None
         filled = {"filled_batch": self.filled_batch, "rounding": rounding}
         return filled_attention(query, *pages, **filled, **options)
-
-    def attend_and_write(
-        self,
-        *arrays: Array,
-        rounding: Rounding | None = None,
-        implementation: Implementation,
-        **options: Any,
-    ) -> tuple[Array | RoundedRows, Array, Array] | None:
-        """The op `attend_and_write`, with a result like that of `paged_attention`; None if its
-        kernel does not do this call. Then there are two ops."""
-        for rounded in dict.fromkeys((rounding, None)):
-            known = {"filled_batch": self.filled_batch, "rounding": rounded, **options}
-            if runs_in_one_kernel(implementation, *arrays, **known):
-                return attend_and_write(*arrays, implementation=implementation, **known)
-        return None
 
     def next(
         self,

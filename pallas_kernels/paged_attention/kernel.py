@@ -23,15 +23,12 @@ from jax import lax
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.paged_attention.loading import Loader
-from pallas_kernels.paged_attention.own_tokens import OwnTokens
-from pallas_kernels.paged_attention.packed_queries import PackedQueries
 from pallas_kernels.paged_attention.plan import Plan
 from pallas_kernels.paged_attention.rounding import TILE_LAYOUT, in_8_bits
 from pallas_kernels.paged_attention.splits import ROW_LAYOUT
 from pallas_kernels.paged_attention.storing import Place, store, store_scales
-from pallas_kernels.tiles import times
+from pallas_kernels.tiles import load, times
 
-Tokens = PackedQueries | OwnTokens
 MASKED = -1e30
 SHORT_TILE_LAYOUT = plgpu.Layout.WGMMA_TRANSPOSED
 
@@ -45,33 +42,10 @@ class Bounds:
     last: Any
     start: Any
     end: Any
-    length: Any
-    """Positions of the context, before the block."""
 
 
-def attend(plan: Plan, query, keys, values, *others, **scratch) -> None:
-    """Attends over pages in which the block's own tokens already are."""
-
-    def tokens(place: Place):
-        warpgroup = lax.axis_index("warpgroup")
-        known = place.request, place.head, place.row_tile, place.first, warpgroup
-        return PackedQueries(plan, query, scratch, *known)
-
-    attend_with(plan, tokens, keys, values, *others, **scratch)
-
-
-def attend_own(plan: Plan, names: tuple[str, ...], *arrays, **scratch) -> None:
-    """The same, but the first arrays, which have names, are those of the block's own tokens, and
-    the tokens are not in the pages yet."""
-    named, others = arrays[: len(names)], arrays[len(names) :]
-    keys, values, table, *_ = others
-    refs = dict(zip(names, named), keys=keys, values=values, table=table)
-    tokens = lambda place: OwnTokens(plan, refs, scratch, place.request, place.head)
-    attend_with(plan, tokens, *others, **scratch)
-
-
-def attend_with(
-    plan: Plan, tokens_at, keys, values, table, lengths, counts, out, *others, **scratch
+def attend(
+    plan: Plan, query, keys, values, table, lengths, counts, out, *others, **scratch
 ) -> None:
     plan.exchange.init_barriers(scratch)
     request, head = lax.axis_index("request"), lax.axis_index("head")
@@ -82,10 +56,8 @@ def attend_with(
     # tile before it are not stored twice.
     first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
 
-    place = Place(request, head, row_tile, first, split)
     # Before the first tiles: later the queries would arrive only after all of them.
-    tokens = tokens_at(place)
-    begun = tokens.begin()
+    begin_queries(plan, query, scratch, (request, head, row_tile, first, warpgroup))
     skipped = steps_before_window(plan, lengths, request, row_block, split)
     loader = Loader(plan, keys, values, table, scratch, request, head, split, warpgroup, skipped)
     # Page ids are loaded before the length has arrived, so that the two waits overlap.
@@ -97,19 +69,18 @@ def attend_with(
     if skipped is not None:
         steps -= skipped
     loader.prefetch_first(pages, steps)
-    tokens.finish(begun)
+    finish_queries(plan, scratch, warpgroup)
 
     bounds = Bounds(
-        first=first_visible(plan, tokens, length, first),
-        last=last_visible(plan, tokens, length + first, kept_end),
+        first=first_visible(plan, length, first),
+        last=last_visible(plan, length + first, kept_end),
         start=plan.mask.first_seen(length, first_token(plan, row_block)),
         end=end,
-        length=length,
     )
     sums = lax.fori_loop(
         0,
         steps,
-        lambda step, sums: attend_tile(plan, loader, tokens, step, steps, sums, bounds),
+        lambda step, sums: attend_tile(plan, loader, step, steps, sums, bounds),
         (
             filled((TILE_ROWS,), MASKED, ROW_LAYOUT),
             filled((TILE_ROWS,), 0.0, ROW_LAYOUT),
@@ -120,6 +91,7 @@ def attend_with(
     row_buffers = [buffer.at[request, head, row_tile] for buffer in buffers]
     attended = plan.exchange.combine(sums, split, warpgroup, scratch, row_buffers)
     o_tile = scratch["q_raw" if plan.output_reuses_queries else "o"].at[warpgroup]
+    place = Place(request, head, row_tile, first, split)
     if scales is None:
         store(plan, attended.astype(plan.dtype), out, o_tile, place)
     else:
@@ -163,27 +135,48 @@ def steps_before_window(plan: Plan, lengths, request, row_block, split):
     return lax.div(before - split + (plan.sizes.splits - 1), plan.sizes.splits)
 
 
-def first_visible(plan: Plan, tokens: Tokens, length, first):
+def begin_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
+    """Starts the bulk copy of this warpgroup's row tile of queries to shared memory."""
+    request, head, row_tile, first, warpgroup = indices
+    if plan.tiling.even:
+        source = query.at[request, head, jnp.minimum(row_tile, plan.tiling.row_tiles - 1)]
+    else:
+        source = query.at[request, head, pl.ds(first * plan.shape.group, plan.rows)]
+    name = "q_raw" if plan.staged else "q"
+    target = scratch[name].at[warpgroup, pl.ds(0, plan.rows)]
+    plgpu.copy_gmem_to_smem(source, target, scratch["q_bar"])
+
+
+def finish_queries(plan: Plan, scratch: dict[str, Any], warpgroup) -> None:
+    """Waits for the queries of all warpgroups."""
+    plgpu.barrier_wait(scratch["q_bar"])
+    if plan.staged:
+        raw = load(scratch["q_raw"].at[warpgroup], TILE_LAYOUT)
+        scratch["q"].at[warpgroup][...] = raw
+        plgpu.commit_smem()
+
+
+def first_visible(plan: Plan, length, first):
     """The first position that each row sees; one number if all rows see the same from there on, and
     None without a window."""
     if plan.mask.window is None or plan.mask.window_of_block:
         return plan.mask.first_seen(length, first)
-    return plan.mask.first_seen(length, first + token_of_row(tokens))
+    return plan.mask.first_seen(length, first + token_of_row(plan))
 
 
-def last_visible(plan: Plan, tokens: Tokens, first_position, kept_end):
+def last_visible(plan: Plan, first_position, kept_end):
     """The last position that each row sees; None if all rows see the same positions."""
     if not plan.mask.causal:
         return None
-    return jnp.minimum(first_position + token_of_row(tokens), kept_end - 1)
+    return jnp.minimum(first_position + token_of_row(plan), kept_end - 1)
 
 
-def token_of_row(tokens: Tokens):
+def token_of_row(plan: Plan):
     row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=ROW_LAYOUT)
-    return tokens.token_of_row(row)
+    return lax.div(row, plan.shape.group)
 
 
-def attend_tile(plan: Plan, loader: Loader, tokens: Tokens, step, steps, sums, bounds: Bounds):
+def attend_tile(plan: Plan, loader: Loader, step, steps, sums, bounds: Bounds):
     """Adds one tile of keys and values to the accumulator (online softmax with rescaling)."""
     m, l, acc = sums
     scratch, shared = loader.scratch, plan.sizes.warpgroups > 1
@@ -196,7 +189,6 @@ def attend_tile(plan: Plan, loader: Loader, tokens: Tokens, step, steps, sums, b
     base, stage = loader.base(step), lax.rem(step, plan.sizes.stages)
 
     plgpu.barrier_wait(scratch["k_bar"].at[stage])
-    tokens.put_keys(scratch["k"].at[stage], base, bounds.length, bounds.end)
     s = scores(scratch["q"].at[loader.warpgroup], scratch["k"].at[stage], plan.sizes.kv_tile)
     # Scaled before masking. Otherwise the multiplication of a masked score (-1e30) could be fused
     # with the subtraction below, whose rounding error would then overflow in exp2.
@@ -209,7 +201,6 @@ def attend_tile(plan: Plan, loader: Loader, tokens: Tokens, step, steps, sums, b
 
     plgpu.barrier_wait(scratch["v_bar"].at[stage])
     v_tile = scratch["v"].at[stage]
-    tokens.put_values(v_tile, base, bounds.length, bounds.end)
     clear_unseen(plan, v_tile, base, bounds, loader)
     acc = times(acc, p.astype(plan.dtype), v_tile, plan.interpreted)
     if shared:

@@ -40,29 +40,6 @@ class Plan:
     interpreted: bool
     rounds: bool = False
     """Whether the result is rounded to 8 bits while it is written."""
-    own_eps: float | None = None
-    """The epsilon of the norms of heads, if the kernel norms, rotates and writes the block's own
-    tokens itself (`own_tokens.py`)."""
-
-    @property
-    def own(self) -> bool:
-        """Whether the kernel gets the block's own tokens as the product with qkv left them."""
-        return self.own_eps is not None
-
-    @property
-    def first_copies(self) -> int:
-        """Bulk copies that bring the queries, and with them the block's own keys and values."""
-        return self.shape.group + 2 if self.own else self.sizes.warpgroups
-
-    @property
-    def head_rows(self) -> int:
-        """Rows of each head among the queries of the block's own tokens, a multiple of eight."""
-        return -(-self.shape.width // EIGHT) * EIGHT
-
-    @property
-    def own_eights(self) -> int:
-        """Most eights of positions in which the block's own tokens are."""
-        return (self.shape.width + EIGHT - 2) // EIGHT + 1
 
     @property
     def rows(self) -> int:
@@ -75,7 +52,7 @@ class Plan:
 
         A bulk copy can write only whole groups of 8 rows of swizzled memory.
         """
-        return not self.own and (self.rows % 8 != 0 or not self.tiling.even)
+        return self.rows % 8 != 0 or not self.tiling.even
 
     @property
     def value_bytes_per_row(self) -> int:
@@ -111,7 +88,7 @@ class Plan:
             "q": swizzled(query_rows, dtype),
             "k": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype),
             "v": swizzled((sizes.stages, sizes.kv_tile, head_dim), dtype, self.value_bytes_per_row),
-            "q_bar": plgpu.Barrier(num_arrivals=self.first_copies),
+            "q_bar": plgpu.Barrier(num_arrivals=sizes.warpgroups),
             "k_bar": tile_bar,
             "v_bar": tile_bar,
             **self.exchange.scratch(),
@@ -121,24 +98,12 @@ class Plan:
             scratch["o"] = self.copied_by_token(shape, E4M3 if self.rounds else dtype)
         if self.staged:
             scratch["q_raw"] = self.copied_by_token(query_rows, dtype)
-        if self.own:
-            scratch |= self.scratch_of_own()
         if sizes.warpgroups > 1:
             scratch["tail_bar"] = plgpu.Barrier(num_arrivals=sizes.warpgroups)
             scratch["free_bar"] = plgpu.Barrier(
                 num_arrivals=sizes.warpgroups, num_barriers=sizes.stages
             )
         return scratch
-
-    def scratch_of_own(self) -> dict[str, Any]:
-        """The block's own tokens as they are copied: queries, and keys and values with eight rows
-        of padding before and after them."""
-        shape = self.shape
-        of_rows = lambda rows: unswizzled(
-            (rows, shape.head_dim), self.dtype, (1, shape.head_dim // 2)
-        )
-        new = of_rows(self.head_rows + 2 * EIGHT)
-        return {"q_raw": of_rows(self.head_rows * shape.group), "new_keys": new, "new_values": new}
 
     def copied_by_token(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Shared memory from which bulk copies take the rows of single tokens. Wide heads get an
@@ -206,7 +171,6 @@ def make_plan(
     mask: Mask,
     interpreted: bool,
     rounds: bool = False,
-    own_eps: float | None = None,
 ) -> Plan:
     require_tiles_fit(shape, dtype, sizes.kv_tile)
     require_seen_by_kernels(mask, shape.width)
@@ -219,8 +183,7 @@ def make_plan(
     of_rows = rounds and sizes.splits > 1
     known = sizes.splits, shape.head_dim, sizes.warpgroups
     exchange = Exchange(*known, mailed, interpreted, by_rows=of_rows)
-    static = exchange, dtype, mask, interpreted, rounds, own_eps
-    plan = Plan(shape, sizes, tile(shape, sizes), *static)
+    plan = Plan(shape, sizes, tile(shape, sizes), exchange, dtype, mask, interpreted, rounds)
     if plan.shared_bytes <= SHARED_BYTES:
         return plan
     return dataclasses.replace(plan, exchange=dataclasses.replace(exchange, mailed=False))

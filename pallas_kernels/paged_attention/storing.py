@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,11 +28,11 @@ class Place:
 
 
 def store(plan: Plan, finished, out, o_tile, place: Place) -> None:
-    """Writes a row tile to the output [requests, width, kv_heads, group, head_dim].
+    """Writes a row tile to the output [requests, width, kv_heads, group, head_dim], token by token.
 
     A row of the tile is one head of the group for one token.
     """
-    width = plan.exchange.columns
+    group, width = plan.shape.group, plan.exchange.columns
     if plan.shape.head_dim < WIDE_HEAD:
         o_tile[...] = finished
     else:
@@ -41,35 +40,18 @@ def store(plan: Plan, finished, out, o_tile, place: Place) -> None:
     plgpu.commit_smem()
     columns = slice(None) if plan.exchange.by_rows else pl.ds(place.split * width, width)
 
-    for rows, tokens, heads, belongs in parts(plan, place):
-        target = out.at[place.request, tokens, place.head, heads, columns]
-        copy = functools.partial(plgpu.copy_smem_to_gmem, o_tile.at[rows], target)
-        copy() if belongs is None else pl.when(belongs)(copy)
-    plgpu.wait_smem_to_gmem(0)
+    def store_token(i: int) -> None:
+        rows = pl.ds(row_of_token(plan, i), group)
+        target = out.at[place.request, place.first + i, place.head, :, columns]
+        plgpu.copy_smem_to_gmem(o_tile.at[rows], target)
 
-
-def parts(plan: Plan, place: Place) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """The parts of a row tile that are copied at once: rows, tokens, heads, and whether this thread
-    block copies them; None if it does so always."""
-    if plan.own:
-        yield from parts_of_heads(plan, place)
-        return
     for i in range(plan.tiling.span):
-        rows = pl.ds(row_of_token(plan, i), plan.shape.group)
-        yield rows, place.first + i, slice(None), is_stored(plan, i, place)
-
-
-def parts_of_heads(plan: Plan, place: Place) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """The rows of a head, or eight of them if two splits have the eights in turns."""
-    head_rows, width, by_rows = plan.head_rows, plan.shape.width, plan.exchange.by_rows
-    at_once = EIGHT if by_rows else head_rows
-    for row in range(0, head_rows * plan.shape.group, at_once):
-        head, token = divmod(row, head_rows)
-        number = min(at_once, width - token)
-        eight = row // EIGHT
-        rows = pl.ds(eight // 2 * EIGHT if by_rows else row, number)
-        belongs = place.split == eight % 2 if by_rows else None
-        yield rows, pl.ds(token, number), head, belongs
+        belongs = is_stored(plan, i, place)
+        if belongs is None:
+            store_token(i)
+        else:
+            pl.when(belongs)(functools.partial(store_token, i))
+    plgpu.wait_smem_to_gmem(0)
 
 
 def row_of_token(plan: Plan, i: int) -> int:
@@ -99,13 +81,9 @@ def store_scales(plan: Plan, of_rows, scales, tokens: int, place: Place) -> None
     row = plgpu.broadcasted_iota(jnp.int32, of_rows.shape, 0, layout=layout)
     if plan.exchange.by_rows:
         row = lax.div(row, EIGHT) * (2 * EIGHT) + place.split * EIGHT + lax.rem(row, EIGHT)
-    if plan.own:
-        i, of_group = lax.rem(row, plan.head_rows), lax.div(row, plan.head_rows)
-    else:
-        i, of_group = lax.div(row, group), lax.rem(row, group)
-    head = place.head * group + of_group
+    i, head = lax.div(row, group), place.head * group + lax.rem(row, group)
     token = place.request * plan.shape.width + place.first + i
-    belongs = (i < plan.tiling.span) & (of_group < group)
+    belongs = i < plan.tiling.span
     if plan.repeats:
         belongs &= is_new(plan, i, place)
     tiles, heads = TilesOfRoundedRows(tokens), plan.shape.kv_heads * group

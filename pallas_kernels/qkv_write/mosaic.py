@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import math
 import operator
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.kept import kept
-from pallas_kernels.qkv_write.turning import for_all_rows, halves, norm_and_rotate
 from pallas_kernels.refusal import require
 from pallas_kernels.tiles import THREADS, Shapes, load, named, rows_in_lanes, unswizzled
 
@@ -109,7 +107,7 @@ def qkv_write(
     keys, values = jax.new_ref(key_pages), jax.new_ref(value_pages)
     packed = jax.ShapeDtypeStruct((batch, kv_heads, width, heads.group, head_dim), dtype)
     queries = plgpu.kernel(
-        named("qkv_write", partial(write_tile, heads)),
+        named("qkv_write", functools.partial(write_tile, heads)),
         out_type=(packed,) if heads.group else (),
         grid=(batch, width, -(-heads.all // HEADS_PER_TILE)),
         grid_names=("request", "token", "tile"),
@@ -183,7 +181,7 @@ def write_tile(
     base = jnp.minimum(start, heads.all - HEADS_PER_TILE)
     tile = (request, token, pl.ds(base, HEADS_PER_TILE))
     product = add_parts([qkv.at[(part, *tile)] for part in range(qkv.shape[0])], heads, done.dtype)
-    rotated = turn(
+    rotated = norm_and_rotate(
         heads, product, base, query_norm, key_norm, cos.at[request, token], sin.at[request, token]
     )
     half = heads.dim // 2
@@ -194,7 +192,7 @@ def write_tile(
 
     cell = cells[request, token]
     page, offset = lax.div(cell, heads.page_size), lax.rem(cell, heads.page_size)
-    send = partial(send_heads, heads.bulk, done, base, start)
+    send = functools.partial(send_heads, heads.bulk, done, base, start)
     for query in queries:
         place = lambda h: query.at[  # noqa: B023
             request, lax.div(h, heads.group), token, pl.ds(lax.rem(h, heads.group), heads.query_run)
@@ -219,19 +217,25 @@ def add_parts(parts: list, heads: Heads, dtype) -> list:
     return [total.astype(dtype).astype(jnp.float32) for total in totals]
 
 
-def turn(heads: Heads, product, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
+def norm_and_rotate(heads: Heads, product, base, query_norm, key_norm, cos, sin) -> tuple[Any, Any]:
     """Norms and rotates both halves of eight heads; value heads stay unchanged."""
     layout = rows_in_lanes(heads.dim // 2)
     per_column = layout.reduce(0)
     x1, x2 = product
-    spread = partial(for_all_rows, shape=x1.shape)
-    angles = [spread(load(ref, per_column)) for ref in (cos, sin)]
+    spread = lambda x: lax.broadcast_in_dim(x.astype(jnp.float32), x1.shape, [1])
+    c, s = (spread(load(ref, per_column)) for ref in (cos, sin))
     head = base + plgpu.broadcasted_iota(jnp.int32, x1.shape, 0, layout=layout)
-    norms = zip(halves(query_norm, heads.dim, per_column), halves(key_norm, heads.dim, per_column))
-    scales = [jnp.where(head < heads.query, spread(q), spread(k)) for q, k in norms]
-    turned = norm_and_rotate(product, scales, *angles, heads.eps)
+    scale1, scale2 = (
+        jnp.where(head < heads.query, spread(q), spread(k))
+        for q, k in zip(
+            halves(query_norm, heads.dim, per_column), halves(key_norm, heads.dim, per_column)
+        )
+    )
+    mean = (x1 * x1 + x2 * x2).sum(axis=1) * (1.0 / heads.dim)
+    inverse = lax.broadcast_in_dim(lax.rsqrt(mean + heads.eps), x1.shape, [0])
+    n1, n2 = x1 * inverse * scale1, x2 * inverse * scale2
     is_value = head >= heads.query + heads.kv
-    return jnp.where(is_value, x1, turned[0]), jnp.where(is_value, x2, turned[1])
+    return jnp.where(is_value, x1, n1 * c - n2 * s), jnp.where(is_value, x2, n2 * c + n1 * s)
 
 
 def send_heads(bulk: bool, done, base, start, run: int, low: int, high: int, place) -> None:
@@ -240,7 +244,7 @@ def send_heads(bulk: bool, done, base, start, run: int, low: int, high: int, pla
     for j in range(0, HEADS_PER_TILE, run):
         first = base + j
         in_range = (first >= start) & (first >= low) & (first < high)
-        copy = partial(copy_run if bulk else store_run, done, j, run, place, first - low)
+        copy = functools.partial(copy_run if bulk else store_run, done, j, run, place, first - low)
         pl.when(in_range)(copy)
 
 
@@ -252,3 +256,7 @@ def store_run(done, j: int, run: int, place, head) -> None:
     shape = (run, done.shape[1])
     layout = plgpu.Layout.WG_STRIDED(shape, vec_size=math.prod(shape) // THREADS)
     place(head)[...] = load(done.at[pl.ds(j, run)], layout)
+
+
+def halves(ref, dim: int, layout):
+    return tuple(load(ref.at[..., pl.ds(i * dim // 2, dim // 2)], layout) for i in range(2))
