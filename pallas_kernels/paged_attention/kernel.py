@@ -15,6 +15,7 @@ splits combine their results (`splits.py`), and each token's heads are written b
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -77,16 +78,13 @@ def attend(
         start=plan.mask.first_seen(length, first_token(plan, row_block)),
         end=end,
     )
-    sums = lax.fori_loop(
-        0,
-        steps,
-        lambda step, sums: attend_tile(plan, loader, step, steps, sums, bounds),
-        (
-            filled((TILE_ROWS,), MASKED, ROW_LAYOUT),
-            filled((TILE_ROWS,), 0.0, ROW_LAYOUT),
-            filled((TILE_ROWS, plan.shape.head_dim), 0.0, TILE_LAYOUT),
-        ),
+    no_sums = (
+        filled((TILE_ROWS,), MASKED, ROW_LAYOUT),
+        filled((TILE_ROWS,), 0.0, ROW_LAYOUT),
+        filled((TILE_ROWS, plan.shape.head_dim), 0.0, TILE_LAYOUT),
     )
+    attend_to = functools.partial(attend_tile, plan, loader, bounds, steps)
+    sums, _ = lax.fori_loop(0, steps, attend_to, (no_sums, loader.pages_after(jnp.int32(-1))))
     scales, buffers = (others[0], others[1:]) if plan.rounds else (None, others)
     row_buffers = [buffer.at[request, head, row_tile] for buffer in buffers]
     attended = plan.exchange.combine(sums, split, warpgroup, scratch, row_buffers)
@@ -176,20 +174,20 @@ def token_of_row(plan: Plan):
     return lax.div(row, plan.shape.group)
 
 
-def attend_tile(plan: Plan, loader: Loader, step, steps, sums, bounds: Bounds):
-    """Adds one tile of keys and values to the accumulator (online softmax with rescaling)."""
-    m, l, acc = sums
+def attend_tile(plan: Plan, loader: Loader, bounds: Bounds, steps, step, carried):
+    """Adds one tile of keys and values to the accumulator (online softmax with rescaling), and
+    refills stages. The page ids for that have been loaded one step before."""
+    (m, l, acc), pages = carried
     scratch, shared = loader.scratch, plan.sizes.warpgroups > 1
-    # A single warpgroup refills a stage as soon as it has used it. Warpgroups that share the stages
-    # refill a stage one step later, so that they need not wait at once for the slowest of them.
-    finished = step - 1 if shared else step
-    pages = loader.pages(finished + plan.sizes.stages)
+    next_pages = loader.pages_after(step)
     if shared:
-        loader.refill(finished, pages, steps)
+        loader.refill(step - 1, pages, steps)
     base, stage = loader.base(step), lax.rem(step, plan.sizes.stages)
 
     plgpu.barrier_wait(scratch["k_bar"].at[stage])
     s = scores(scratch["q"].at[loader.warpgroup], scratch["k"].at[stage], plan.sizes.kv_tile)
+    if not shared:
+        loader.refill(step, pages, steps, ("k",))
     # Scaled before masking. Otherwise the multiplication of a masked score (-1e30) could be fused
     # with the subtraction below, whose rounding error would then overflow in exp2.
     s = jnp.where(visible(base, s.shape, bounds), s * plan.scale, MASKED)
@@ -206,8 +204,8 @@ def attend_tile(plan: Plan, loader: Loader, step, steps, sums, bounds: Bounds):
     if shared:
         loader.release(step, steps)
     else:
-        loader.refill(finished, pages, steps)
-    return m_new, l, acc
+        loader.refill(step, pages, steps, ("v",))
+    return (m_new, l, acc), next_pages
 
 
 def scores(q_tile, k_tile, kv_tile: int):

@@ -9,6 +9,9 @@ from jax import lax
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.paged_attention.plan import Plan
 
+BOTH = "k", "v"
+"""Keys and values, by the names of their shared memory."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
@@ -49,16 +52,27 @@ class Loader:
         ]
         return [self.page_table[self.request, entry] for entry in entries]
 
-    def fetch(self, step, pages: list) -> None:
-        """Starts the bulk copies of a step's tile."""
+    def pages_after(self, step) -> list:
+        """Page ids for the refill in the step after this one.
+
+        A single warpgroup refills a stage as soon as it has used it. Warpgroups that share the
+        stages refill a stage one step later, so that they need not wait at once for the slowest of
+        them.
+        """
+        sizes = self.plan.sizes
+        return self.pages(step + sizes.stages + (0 if sizes.warpgroups > 1 else 1))
+
+    def fetch(self, step, pages: list, names: tuple[str, ...] = BOTH) -> None:
+        """Starts the bulk copies of a step's tile, of keys, values or both."""
+        caches = {"k": self.key_pages, "v": self.value_pages}
         size, page_size = self.plan.tiling.copy_rows, self.plan.shape.page_size
         stage = lax.rem(step, self.plan.sizes.stages)
         for j, (position, page) in enumerate(zip(self.copies(step), pages)):
             source = (page, pl.ds(lax.rem(position, page_size), size), self.head)
             target = (stage, pl.ds(j * size, size))
-            for cache, name in ((self.key_pages, "k"), (self.value_pages, "v")):
+            for name in names:
                 plgpu.copy_gmem_to_smem(
-                    cache.at[source],
+                    caches[name].at[source],
                     self.scratch[name].at[target],
                     self.scratch[f"{name}_bar"].at[stage],
                 )
@@ -71,10 +85,10 @@ class Loader:
             for i, pages in enumerate(pages_of_steps):
                 self.fetch_if(i < steps, jnp.int32(i), pages)
 
-    def fetch_if(self, condition, step, pages: list) -> None:
-        pl.when(condition)(lambda: self.fetch(step, pages))
+    def fetch_if(self, condition, step, pages: list, names: tuple[str, ...] = BOTH) -> None:
+        pl.when(condition)(lambda: self.fetch(step, pages, names))
 
-    def refill(self, finished, pages: list, steps) -> None:
+    def refill(self, finished, pages: list, steps, names: tuple[str, ...] = BOTH) -> None:
         """Starts loading the next tile into the stage that step `finished` used."""
         stages = self.plan.sizes.stages
 
@@ -82,7 +96,7 @@ class Loader:
         def _():
             if self.plan.sizes.warpgroups > 1:
                 plgpu.barrier_wait(self.scratch["free_bar"].at[lax.rem(finished, stages)])
-            self.fetch_if(self.warpgroup == 0, finished + stages, pages)
+            self.fetch_if(self.warpgroup == 0, finished + stages, pages, names)
 
     def release(self, step, steps) -> None:
         """Signals that this warpgroup has used the stage of `step`, if it will be refilled."""

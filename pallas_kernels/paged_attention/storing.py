@@ -51,7 +51,7 @@ def store(plan: Plan, finished, out, o_tile, place: Place) -> None:
             store_token(i)
         else:
             pl.when(belongs)(functools.partial(store_token, i))
-    plgpu.wait_smem_to_gmem(0)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def row_of_token(plan: Plan, i: int) -> int:

@@ -202,7 +202,7 @@ def write_tile(
         place = lambda h, pages=pages: pages.at[page, offset, pl.ds(h, heads.page_run)]
         send(heads.page_run, first, first + heads.kv, place)
     if heads.bulk:
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def add_parts(parts: list, heads: Heads, dtype) -> list:
