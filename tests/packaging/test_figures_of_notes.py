@@ -569,17 +569,36 @@ def h100() -> list[Table]:
     }
     nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
     programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]
-    again = {"qwen3-8b-fp8-activations-drafter", "qwen3-4b-fp8-activations-drafter"}
-    newer = {file: [f"{file}-4-to-32"] if file in again else [] for file in named.values()}
+    newer = {"8B-FP8": ["qwen3-8b-fp8-plain"]}
     return [
-        [row for name, file in named.items() for row in steps_of_a_file(name, file, *newer[file])],
+        [
+            row
+            for name, file in named.items()
+            for row in steps_of_a_file(name, file, *newer.get(name, ()))
+        ],
         products_in_8_bits(),
         [*steps_of_a_file("Qwen3.5-4B", "qwen3.5-4b"), *nine, *programs],
         gated_products(),
         least_times(),
+        order_of_copies(),
         under_load(),
         beside_the_vendor(),
     ]
+
+
+def order_of_copies() -> Table:
+    """Attention with 576 positions: before and after on one machine, then on another."""
+    file, table = results("attention-order-h100"), []
+    wanted = {"positions": 576, "width": 16, "stages": 2}
+    of = lambda rows, slots: next(
+        row for row in rows if row.items() >= (wanted | {"slots": slots}).items()
+    )
+    for slots in SLOTS:
+        first, again = of(file["first"], slots), of(file["again"], slots)
+        queries, everything = "queries first", "and no wait for the result"
+        times = first["before"], first[queries], again[queries], again[everything]
+        table.append([f"{slots}", *(f"{time:.2f}" for time in times)])
+    return table
 
 
 def beside_the_vendor() -> Table:
@@ -595,7 +614,7 @@ def beside_the_vendor() -> Table:
     wanted_of = {"8b": {16: 6.8, 32: 10.2}, "4b": {8: 3.8, 16: 4.5, 32: 7.0}}
     for model, wanted in wanted_of.items():
         name = f"qwen3-{model}-fp8"
-        file = f"steps-{name}-activations-drafter-4-to-32-h100"
+        file = f"steps-{name}-activations-drafter-h100"
         steps = {row["concurrency"]: row["dflash_engine_ms"] for row in results(file)["rows"]}
         for slots in wanted:
             [us] = [row["us"] for row in parts if (row["model"], row["slots"]) == (name, slots)]
@@ -678,9 +697,10 @@ def hybrid() -> list[Table]:
 
 def steps_of_a_file(name: str, *files: str) -> Table:
     """If several files have a number of slots, the last of them counts."""
-    by_slots = {
-        row["concurrency"]: row for file in files for row in results(f"steps-{file}-h100")["rows"]
-    }
+    by_slots: dict[int, dict[str, Any]] = {}
+    for file in files:
+        for row in results(f"steps-{file}-h100")["rows"]:
+            by_slots.setdefault(row["concurrency"], {}).update(row)
     slots = (1, 8, 32) if name.startswith("Qwen3.5") else SLOTS
     return [
         [

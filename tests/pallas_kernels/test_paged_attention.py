@@ -182,12 +182,12 @@ class TestOnDevice:
             return made
 
         monkeypatch.setattr(mosaic, "make_plan", noted)
-        mosaic.paged_attention.clear_cache()
+        mosaic.paged_attention_call.clear_cache()
         mailed = with_sizes(inputs(ALONE), ALONE, sizes)
         monkeypatch.setattr(plan, "SHARED_BYTES", 0)
-        mosaic.paged_attention.clear_cache()
+        mosaic.paged_attention_call.clear_cache()
         np.testing.assert_array_equal(mailed, with_sizes(inputs(ALONE), ALONE, sizes))
-        mosaic.paged_attention.clear_cache()
+        mosaic.paged_attention_call.clear_cache()
         assert ways == [True, False]
 
 
