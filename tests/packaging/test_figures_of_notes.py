@@ -16,6 +16,8 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 TABLE = re.compile(r"^\|.+\|\n\|[-|]+\|\n((?:\|.+\|\n?)+)", re.M)
 SLOTS = (1, 4, 8, 16, 32)
 PEERS = ("vLLM 0.26.0", "SGLang 0.5.16")
+BOTH_8B, BOTH_4B = (f"qwen3-{size}-fp8-activations-drafter" for size in ("8b", "4b"))
+"""Files of steps with activations and drafter in 8 bits."""
 
 Table = list[list[str]]
 """Rows of cells, without the header and without bold marks."""
@@ -561,11 +563,11 @@ def h100() -> list[Table]:
         "8B-FP8": "qwen3-8b-fp8",
         "8B-FP8, activations in 8 bits": "qwen3-8b-fp8-activations",
         "8B-FP8, drafter in 8 bits": "qwen3-8b-fp8-drafter",
-        "8B-FP8, activations and drafter in 8 bits": "qwen3-8b-fp8-activations-drafter",
+        "8B-FP8, activations and drafter in 8 bits": BOTH_8B,
         "4B-FP8": "qwen3-4b-fp8",
         "4B-FP8, activations in 8 bits": "qwen3-4b-fp8-activations",
         "4B-FP8, drafter in 8 bits": "qwen3-4b-fp8-drafter",
-        "4B-FP8, activations and drafter in 8 bits": "qwen3-4b-fp8-activations-drafter",
+        "4B-FP8, activations and drafter in 8 bits": BOTH_4B,
     }
     nine = steps_of_a_file("Qwen3.5-9B", "qwen3.5-9b")
     programs = [programs_of_a_file(name) for name in ("Qwen3.5-4B", "Qwen3.5-9B")]
@@ -584,6 +586,27 @@ def h100() -> list[Table]:
         under_load(),
         beside_the_vendor(),
     ]
+
+
+def wanted_times() -> list[Table]:
+    """Each row's name, its file, and the times that were wanted with 1, 4, 8, 16 and 32 slots."""
+    rows = (
+        ("8B-FP8, activations in 16 bits", "qwen3-8b-fp8-drafter", "4.8 5.2 5.8 7.6 13.4"),
+        ("8B-FP8, activations in 8 bits", BOTH_8B, "4.8 5.2 5.7 6.8 10.2"),
+        ("4B-FP8, activations in 16 bits", "qwen3-4b-fp8-drafter", "3.0 3.3 3.9 5.1 8.6"),
+        ("4B-FP8, activations in 8 bits", BOTH_4B, "3.0 3.3 3.8 4.5 7.0"),
+        ("8B in 16 bits", "8b", "6.7 7.3 8.0 9.6 15.4"),
+        ("4B in 16 bits", "4b", "4.0 4.5 5.2 6.4 10.3"),
+    )
+    table = [[name, *reached(file, "dflash", wanted.split())] for name, file, wanted in rows]
+    plain = reached("qwen3-8b-fp8-plain", "plain", ["3.3", "", "3.6", "", "4.8"])
+    return [[*table, ["8B-FP8, plain", *plain]]]
+
+
+def reached(file: str, method: str, wanted: list[str]) -> list[str]:
+    rows = {row["concurrency"]: row for row in results(f"steps-{file}-h100")["rows"]}
+    cell = lambda slots, time: f"{rows[slots][f'{method}_engine_ms']:.2f} / {time}" if time else ""
+    return [cell(slots, time) for slots, time in zip(SLOTS, wanted, strict=True)]
 
 
 def order_of_copies() -> Table:
@@ -753,6 +776,7 @@ PAGES = {
     "prompt-lookup": prompt_lookup,
     "kernels": kernels,
     "start": start,
+    "wanted-times": wanted_times,
 }
 
 
