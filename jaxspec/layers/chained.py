@@ -77,7 +77,6 @@ def run_chained(
     after, written = [], []
     for i, (layer, reader) in enumerate(zip(layers, [*readers[1:], Reader(norm, None, "norm")])):
         with jax.named_scope(f"layer_{i}"):
-            chain = chain.reading_ahead(layer.mixer.out.operand(), parts)
             mixed, memory = layer.mixer.mix_parts(parts, ways[i], cache.layers[i])
             if chain.runs:
                 x, parts, chain = in_one_kernel(layer, x, mixed, reader, chain)

@@ -13,9 +13,8 @@ from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrival
 from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.exchange import Inboxes
-from pallas_kernels.fp8_product import Fp8Matrix, RoundedRows, Rounding
+from pallas_kernels.fp8_product import RoundedRows, Rounding
 from pallas_kernels.paged_attention.api import filled_attention, rounds_itself
-from pallas_kernels.read_ahead import read_ahead
 
 TOKEN_MULTIPLE = 8
 """The kernel takes multiples of 8 tokens."""
@@ -67,20 +66,6 @@ class Chain:
             rounding = None
         filled = {"filled_batch": self.filled_batch, "rounding": rounding}
         return filled_attention(query, *pages, **filled, **options)
-
-    def reading_ahead(
-        self,
-        out: Float[Array, "attended hidden"] | Fp8Matrix,
-        parts: Float[Array, "parts batch width outputs"],
-    ) -> "Chain":
-        """Reads the first weights of the next call into the L2 cache while attention runs, as soon
-        as the inputs of attention are there."""
-        if not self.runs or self.inboxes is not None:
-            return self
-        matrix = out.weight if isinstance(out, Fp8Matrix) else out
-        return dataclasses.replace(
-            self, arrivals=self.arrivals._replace(ahead=read_ahead(matrix, parts))
-        )
 
     def next(
         self,

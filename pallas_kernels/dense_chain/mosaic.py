@@ -155,9 +155,7 @@ def launch_all(
     check_device(dispatch.default_device())
     counters = jax.new_ref(arrivals.counters)
     calls = jnp.full((1,), arrivals.calls + 1, jnp.int32)
-    known = {"counters": counters, "calls": calls}
-    known |= {} if arrivals.ahead is None else {"ahead": arrivals.ahead}
-    outputs = launch(plan, inputs | known, None)
+    outputs = launch(plan, inputs | {"counters": counters, "calls": calls}, None)
     return outputs, Arrivals(jax.freeze(counters), arrivals.calls + 1)
 
 

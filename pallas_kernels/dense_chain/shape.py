@@ -100,8 +100,6 @@ class Arrivals(NamedTuple):
     neighbours."""
     calls: ArrayLike
     """Number of calls so far."""
-    ahead: Int[Array, "1"] | None = None
-    """What the next call waits for because its first weights are being read (`read_ahead`)."""
 
 
 def first_arrivals() -> Arrivals:
