@@ -227,6 +227,12 @@ class Attention(nn.Module):
         """Keys and values of tokens that have no queries. The input is not normed here."""
         return self.qkv.columns(context, start=1)
 
+    def keys_values_in_parts(
+        self, context: Float[Array, "*tokens hidden"], implementation: Implementation
+    ) -> Float[Array, "parts *tokens key_values"]:
+        """The same as parts whose sum is left to the kernel that reads it."""
+        return self.qkv.columns_in_parts(context, 1, implementation)
+
 
 class MLP(nn.Module):
     """A SiLU-gated MLP whose gate and up projections are fused."""

@@ -102,11 +102,25 @@ class Fp8Linear(nn.Module):
         self, x: Float[Array, "*tokens {self.inputs.size}"], start: int
     ) -> Float[Array, "*tokens outputs"]:
         """The product with only the outputs from section `start` on."""
+        return self._product(x, *self._from_section(start))
+
+    def columns_in_parts(
+        self,
+        x: Float[Array, "*tokens {self.inputs.size}"],
+        start: int,
+        implementation: Implementation,
+    ) -> Float[Array, "parts *tokens outputs"]:
+        """The same as parts whose sum is left to the kernel that reads it."""
+        quantised = self.fp8.quantised_inputs
+        options = {"quantise_inputs": quantised, "implementation": implementation}
+        return fp8_product_in_parts(x, *self._from_section(start), **options)
+
+    def _from_section(self, start: int) -> Fp8Matrix:
+        """The rows of weights and scales that belong to the outputs from section `start` on."""
         assert isinstance(self.outputs, tuple), "only a fused matrix has sections"
         before = self.outputs[:start]
-        weight = self.weight[size_of(before) :]
         scales = self.scales[size_of(self.fp8.scaled(before)) :]
-        return self._product(x, weight, scales)
+        return Fp8Matrix(self.weight[size_of(before) :], scales)
 
     @property
     def rounding(self) -> Rounding | None:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxspec.layers.axes import Fused, size_of
 from jaxspec.layers.decoder import MLP, Attending, Attention, BlockMask, Decoder
 from jaxspec.layers.gated_delta import DeltaSizes, GatedDelta
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.split_product import total_of
 
 
@@ -42,6 +43,12 @@ class GatedAttention(Attention):
         self, context: Float[Array, "*tokens hidden"]
     ) -> Float[Array, "*tokens key_values"]:
         return super().keys_values(context)[..., : size_of(self.geometry.fused[1:])]
+
+    def keys_values_in_parts(
+        self, context: Float[Array, "*tokens hidden"], implementation: Implementation
+    ) -> Float[Array, "parts *tokens key_values"]:
+        parts = super().keys_values_in_parts(context, implementation)
+        return parts[..., : size_of(self.geometry.fused[1:])]
 
 
 class HybridLayer(nn.Module):

@@ -95,8 +95,8 @@ class Paged:
         self, attention: Attention, context: Float[Array, "batch width hidden"], pages: KeysValues
     ) -> KeysValues:
         """Writes keys and values of tokens that have no queries."""
-        _, pages = self.write(attention, attention.keys_values(context)[None], pages, queries=False)
-        return pages
+        parts = attention.keys_values_in_parts(context, self.implementation)
+        return self.write(attention, parts, pages, queries=False)[1]
 
     def write(
         self,
