@@ -51,6 +51,7 @@ def store(plan: Plan, finished, out, o_tile, place: Place) -> None:
             store_token(i)
         else:
             pl.when(belongs)(functools.partial(store_token, i))
+    # Not until the result has arrived: whoever reads it is a kernel that begins after this one.
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 

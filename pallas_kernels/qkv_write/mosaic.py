@@ -202,6 +202,7 @@ def write_tile(
         place = lambda h, pages=pages: pages.at[page, offset, pl.ds(h, heads.page_run)]
         send(heads.page_run, first, first + heads.kv, place)
     if heads.bulk:
+        # Not until they have arrived: whoever reads them is a kernel that begins after this one.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
