@@ -9,7 +9,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxspec.layers.axes import Axis, Fused
+from jaxspec.layers.axes import Axis, Fused, size_of
 from jaxspec.layers.convolution import Convolution, Convolutions
 from jaxspec.layers.fp8 import Fp8, Fp8Linear, Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
@@ -225,13 +225,19 @@ class Attention(nn.Module):
         self, context: Float[Array, "*tokens hidden"]
     ) -> Float[Array, "*tokens key_values"]:
         """Keys and values of tokens that have no queries. The input is not normed here."""
-        return self.qkv.columns(context, start=1)
+        return self._keys_values_of(self.qkv.columns(context, start=1))
 
     def keys_values_in_parts(
         self, context: Float[Array, "*tokens hidden"], implementation: Implementation
     ) -> Float[Array, "parts *tokens key_values"]:
         """The same as parts whose sum is left to the kernel that reads it."""
-        return self.qkv.columns_in_parts(context, 1, implementation)
+        return self._keys_values_of(self.qkv.columns_in_parts(context, 1, implementation))
+
+    def _keys_values_of(
+        self, after_queries: Float[Array, "*tokens outputs"]
+    ) -> Float[Array, "*tokens key_values"]:
+        """What is left of a product without queries if the projection has more after the values."""
+        return after_queries[..., : size_of(self.geometry.fused[1:])]
 
 
 class MLP(nn.Module):

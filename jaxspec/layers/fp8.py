@@ -111,9 +111,7 @@ class Fp8Linear(nn.Module):
         implementation: Implementation,
     ) -> Float[Array, "parts *tokens outputs"]:
         """The same as parts whose sum is left to the kernel that reads it."""
-        quantised = self.fp8.quantised_inputs
-        options = {"quantise_inputs": quantised, "implementation": implementation}
-        return fp8_product_in_parts(x, *self._from_section(start), **options)
+        return self._in_parts(x, self._from_section(start), implementation)
 
     def _from_section(self, start: int) -> Fp8Matrix:
         """The rows of weights and scales that belong to the outputs from section `start` on."""
@@ -137,9 +135,7 @@ class Fp8Linear(nn.Module):
         if self.fp8.rounds_before(self.inputs):
             assert not isinstance(x, RoundedRows), "every device has only a part of these rows"
             return self.own_part(x)[None]
-        quantised = self.fp8.quantised_inputs
-        options = {"quantise_inputs": quantised, "implementation": implementation}
-        return fp8_product_in_parts(x, self.weight, self.scales, **options)
+        return self._in_parts(x, self.operand(), implementation)
 
     def gated(
         self,
@@ -156,6 +152,16 @@ class Fp8Linear(nn.Module):
     def operand(self) -> Fp8Matrix:
         """The matrix itself, for a kernel that multiplies by it."""
         return Fp8Matrix(self.weight, self.scales)
+
+    def _in_parts(
+        self,
+        x: Float[Array, "*tokens inputs"] | RoundedRows,
+        matrix: Fp8Matrix,
+        implementation: Implementation,
+    ) -> Float[Array, "parts *tokens outputs"]:
+        quantised = self.fp8.quantised_inputs
+        options = {"quantise_inputs": quantised, "implementation": implementation}
+        return fp8_product_in_parts(x, *matrix, **options)
 
     def _product(
         self,

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 from jaxspec.layers.axes import Fused, size_of
 from jaxspec.layers.decoder import MLP, Attending, Attention, BlockMask, Decoder
 from jaxspec.layers.gated_delta import DeltaSizes, GatedDelta
-from pallas_kernels.dispatch import Implementation
 from pallas_kernels.split_product import total_of
 
 
@@ -38,17 +37,6 @@ class GatedAttention(Attention):
         self, parts: Float[Array, "parts filled width outputs"], attend: Any, memory: Any
     ) -> tuple[Float[Array, "filled width attended"], Any]:
         return self.mix(total_of(parts, self.dtype), attend, memory)
-
-    def keys_values(
-        self, context: Float[Array, "*tokens hidden"]
-    ) -> Float[Array, "*tokens key_values"]:
-        return super().keys_values(context)[..., : size_of(self.geometry.fused[1:])]
-
-    def keys_values_in_parts(
-        self, context: Float[Array, "*tokens hidden"], implementation: Implementation
-    ) -> Float[Array, "parts *tokens key_values"]:
-        parts = super().keys_values_in_parts(context, implementation)
-        return parts[..., : size_of(self.geometry.fused[1:])]
 
 
 class HybridLayer(nn.Module):

@@ -49,7 +49,10 @@ class Linear(nn.Module):
         return x @ self.kernel[:, size_of(self.outputs[:start]) :]
 
     def columns_in_parts(
-        self, x: Float[Array, "*tokens {self.inputs.size}"], start: int, _: Implementation
+        self,
+        x: Float[Array, "*tokens {self.inputs.size}"],
+        start: int,
+        implementation: Implementation,
     ) -> Float[Array, "parts *tokens outputs"]:
         """The same as one part: XLA takes the columns out of the matrix while it multiplies."""
         return self.columns(x, start)[None]
