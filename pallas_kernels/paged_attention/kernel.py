@@ -179,15 +179,15 @@ def attend_tile(plan: Plan, loader: Loader, bounds: Bounds, steps, step, carried
     refills stages. The page ids for that have been loaded one step before."""
     (m, l, acc), pages = carried
     scratch, shared = loader.scratch, plan.sizes.warpgroups > 1
-    next_pages = loader.pages_after(step)
+    finished, next_pages = loader.finished(step), loader.pages_after(step)
     if shared:
-        loader.refill(step - 1, pages, steps)
+        loader.refill(finished, pages, steps)
     base, stage = loader.base(step), lax.rem(step, plan.sizes.stages)
 
     plgpu.barrier_wait(scratch["k_bar"].at[stage])
     s = scores(scratch["q"].at[loader.warpgroup], scratch["k"].at[stage], plan.sizes.kv_tile)
     if not shared:
-        loader.refill(step, pages, steps, ("k",))
+        loader.refill(finished, pages, steps, ("k",))
     # Scaled before masking. Otherwise the multiplication of a masked score (-1e30) could be fused
     # with the subtraction below, whose rounding error would then overflow in exp2.
     s = jnp.where(visible(base, s.shape, bounds), s * plan.scale, MASKED)
@@ -204,7 +204,7 @@ def attend_tile(plan: Plan, loader: Loader, bounds: Bounds, steps, step, carried
     if shared:
         loader.release(step, steps)
     else:
-        loader.refill(step, pages, steps, ("v",))
+        loader.refill(finished, pages, steps, ("v",))
     return (m_new, l, acc), next_pages
 
 

@@ -52,15 +52,18 @@ class Loader:
         ]
         return [self.page_table[self.request, entry] for entry in entries]
 
-    def pages_after(self, step) -> list:
-        """Page ids for the refill in the step after this one.
+    def finished(self, step):
+        """The step whose stage is refilled in this step.
 
         A single warpgroup refills a stage as soon as it has used it. Warpgroups that share the
         stages refill a stage one step later, so that they need not wait at once for the slowest of
         them.
         """
-        sizes = self.plan.sizes
-        return self.pages(step + sizes.stages + (0 if sizes.warpgroups > 1 else 1))
+        return step - 1 if self.plan.sizes.warpgroups > 1 else step
+
+    def pages_after(self, step) -> list:
+        """Page ids for the refill in the step after this one."""
+        return self.pages(self.finished(step + 1) + self.plan.sizes.stages)
 
     def fetch(self, step, pages: list, names: tuple[str, ...] = BOTH) -> None:
         """Starts the bulk copies of a step's tile, of keys, values or both."""
