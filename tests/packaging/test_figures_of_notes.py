@@ -635,10 +635,9 @@ def beside_the_vendor() -> Table:
         if row["kind"] == "fp8_tensor"
     }
     wanted_of = {"8b": {16: 6.8, 32: 10.2}, "4b": {8: 3.8, 16: 4.5, 32: 7.0}}
-    for model, wanted in wanted_of.items():
-        name = f"qwen3-{model}-fp8"
-        file = f"steps-{name}-activations-drafter-h100"
-        steps = {row["concurrency"]: row["dflash_engine_ms"] for row in results(file)["rows"]}
+    for (model, wanted), file in zip(wanted_of.items(), (BOTH_8B, BOTH_4B), strict=True):
+        name, rows = f"qwen3-{model}-fp8", results(f"steps-{file}-h100")["rows"]
+        steps = {row["concurrency"]: row["dflash_engine_ms"] for row in rows}
         for slots in wanted:
             [us] = [row["us"] for row in parts if (row["model"], row["slots"]) == (name, slots)]
             products = (us["fp8_product"] + us.get("gated_product", 0)) / 1000
@@ -719,7 +718,7 @@ def hybrid() -> list[Table]:
 
 
 def steps_of_a_file(name: str, *files: str) -> Table:
-    """If several files have a number of slots, the last of them counts."""
+    """If several files have the same figure, that of the last of them counts."""
     by_slots: dict[int, dict[str, Any]] = {}
     for file in files:
         for row in results(f"steps-{file}-h100")["rows"]:
