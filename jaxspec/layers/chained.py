@@ -17,7 +17,6 @@ the next product wants its inputs in 8 bits, that kernel rounds them, too.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -78,12 +77,7 @@ def run_chained(
     after, written = [], []
     for i, (layer, reader) in enumerate(zip(layers, [*readers[1:], Reader(norm, None, "norm")])):
         with jax.named_scope(f"layer_{i}"):
-            way = ways[i]
-            if isinstance(way, Paged) and way.packing is None and inboxes is None:
-                matrices = layer.mixer.out.operand(), layer.mlp.gate_up.operand()
-                matrices = tuple(getattr(m, "weight", m) for m in matrices)
-                way = dataclasses.replace(way, over_pages=functools.partial(way.over_pages, ahead=matrices))
-            mixed, memory = layer.mixer.mix_parts(parts, way, cache.layers[i])
+            mixed, memory = layer.mixer.mix_parts(parts, ways[i], cache.layers[i])
             if chain.runs:
                 x, parts, chain = in_one_kernel(layer, x, mixed, reader, chain)
             else:

@@ -74,7 +74,6 @@ def filled_attention(
     window_of_block: bool = False,
     filled_batch: int,
     rounding: Rounding | None = None,
-    ahead=None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     """`paged_attention` with a result padded to `filled_batch` requests, because the next kernel
@@ -93,7 +92,6 @@ def filled_attention(
         window_of_block=window_of_block,
         filled_batch=filled_batch,
         rounding=rounding,
-        ahead=ahead,
     )
 
 
@@ -127,7 +125,7 @@ def _mosaic(*arguments: Any, **options: Any) -> Any:
 
 
 def _portable(
-    *arguments: Any, filled_batch: int, rounding: Rounding | None = None, ahead=None, **options: Any
+    *arguments: Any, filled_batch: int, rounding: Rounding | None = None, **options: Any
 ) -> Any:
     from pallas_kernels.paged_attention import portable
 
@@ -135,14 +133,14 @@ def _portable(
     return reference.in_8_bits(reference.filled_up(attended, filled_batch), rounding)
 
 
-def _check(*arguments: Any, ahead=None, **options: Any) -> None:
+def _check(*arguments: Any, **options: Any) -> None:
     from pallas_kernels.paged_attention import mosaic
 
     mosaic.plan_of(*arguments, **options)
 
 
 def _check_portable(
-    *arguments: Any, filled_batch: int, rounding: Rounding | None = None, ahead=None, **options: Any
+    *arguments: Any, filled_batch: int, rounding: Rounding | None = None, **options: Any
 ) -> None:
     from pallas_kernels.paged_attention import portable
 

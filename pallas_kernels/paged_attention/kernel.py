@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.jax_internals import Accumulator, pl, plgpu
-from pallas_kernels.paged_attention.ahead import read
 from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
@@ -46,36 +45,10 @@ class Bounds:
     end: Any
 
 
-def attend_or_read(plan: Plan, ahead, *refs, **scratch) -> None:
-    plan.exchange.init_barriers(scratch)
-    if ahead is None:
-        return attend(plan, *refs, **scratch)
-    n = 6 + len(ahead.parts)
-    inputs, matrices, outputs = refs[:6], refs[6:n], refs[n:]
-    attending = plan.sizes.warpgroups
-    warpgroup = lax.axis_index("warpgroup")
-
-    @pl.when(warpgroup < attending)
-    def _():
-        attend(plan, *inputs, *outputs, **scratch)
-
-    @pl.when(warpgroup == attending)
-    def _():
-        block = lax.axis_index("request")
-        for name, size in (
-            ("head", plan.shape.kv_heads),
-            ("rows", plan.tiling.row_blocks),
-            ("split", plan.sizes.splits),
-        ):
-            block = block * size + lax.axis_index(name)
-        read(ahead, matrices, scratch, block)
-        if plan.exchange.mailed:
-            plan.exchange.mailbox.wait_for_barriers()
-
-
 def attend(
     plan: Plan, query, keys, values, table, lengths, counts, out, *others, **scratch
 ) -> None:
+    plan.exchange.init_barriers(scratch)
     request, head = lax.axis_index("request"), lax.axis_index("head")
     row_block, split = lax.axis_index("rows"), lax.axis_index("split")
     warpgroup = lax.axis_index("warpgroup")

@@ -27,7 +27,6 @@ from pallas_kernels.fp8_product.rounding import round_rows
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.kept import kept
 from pallas_kernels.paged_attention import kernel
-from pallas_kernels.paged_attention.ahead import ahead_of
 from pallas_kernels.paged_attention.blocks import BlockSizes, Shape, choose_sizes
 from pallas_kernels.paged_attention.plan import Plan, can_round, make_plan, require_same_dtype
 from pallas_kernels.paged_attention.seen import Mask
@@ -39,13 +38,12 @@ def paged_attention(
     query: Float[Array, "batch kv_heads width group head_dim"],
     *others: Array,
     rounding: Rounding | None = None,
-    ahead=None,
     **options: Any,
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     if rounding == "pieces" and rounds_itself(query.shape, options.get("sizes")):
-        numbers, scales = paged_attention_call(query, *others, ahead, rounds=True, **options)
+        numbers, scales = paged_attention_call(query, *others, rounds=True, **options)
         return RoundedRows(numbers.reshape(*numbers.shape[:2], -1), scales, query.dtype)
-    rows = paged_attention_call(query, *others, ahead, **options)[0]
+    rows = paged_attention_call(query, *others, **options)[0]
     if rounding is None:
         return rows
     flat = rows.reshape(-1, math.prod(rows.shape[2:]))
@@ -72,7 +70,6 @@ def paged_attention_call(
     page_table: Int[Array, "batch max_pages"],
     lengths: Int[Array, " batch"],
     counts: Int[Array, " batch"],
-    ahead=None,
     *,
     causal: bool,
     window: int | None,
@@ -99,21 +96,19 @@ def paged_attention_call(
         interpreted=interpret is not None,
     )
     batch, kv_heads, width, group, head_dim = query.shape
-    reading = ahead_of(ahead, math.prod(plan.grid) * plan.sizes.splits)
-    matrices = () if reading is None else ahead[: len(reading.parts)]
     out, *others = plgpu.kernel(
-        named("paged_attention", functools.partial(kernel.attend_or_read, plan, reading)),
+        named("paged_attention", functools.partial(kernel.attend, plan)),
         out_type=plan.outputs(filled_batch or batch),
         grid=plan.grid,
         grid_names=("request", "head", "rows"),
         cluster=(plan.sizes.splits,),
         cluster_names=("split",),
-        num_threads=plan.sizes.warpgroups + (reading is not None),
+        num_threads=plan.sizes.warpgroups,
         thread_name="warpgroup",
-        scratch_types=plan.scratch() | ({} if reading is None else reading.scratch()),
+        scratch_types=plan.scratch(),
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
-    )(by_row_tile(query, plan), key_pages, value_pages, page_table, lengths, counts, *matrices)
+    )(by_row_tile(query, plan), key_pages, value_pages, page_table, lengths, counts)
     return out.reshape(-1, width, kv_heads * group, head_dim), *others[: int(rounds)]
 
 

@@ -22,7 +22,6 @@ def paged_attention(
     window_of_block: bool = False,
     filled_batch: int,
     rounding: Rounding | None = None,
-    ahead=None,
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     batch, kv_heads, width, group, head_dim = query.shape
     keys = gather_pages(key_pages, page_table)
