@@ -554,7 +554,12 @@ def h200() -> list[Table]:
         for op in ("delta-read", "delta-fold")
         for one in results(f"{op}-h200")["rows"]
     ]
-    return [steps_of_8b, recurrence]
+    iterations = [
+        row("Qwen3-8B in 16 bits", "qwen3-8b", iteration),
+        row("Qwen3-8B in 8 bits", BOTH_8B, iteration),
+        row("Qwen3-4B in 8 bits", BOTH_4B, iteration),
+    ]
+    return [iterations, steps_of_8b, recurrence]
 
 
 def h100() -> list[Table]:
