@@ -111,9 +111,15 @@ def say(*lines: str) -> None:
 
 def add_models(group: Any) -> None:
     """Adds the flags of a command that opens a target and perhaps a drafter."""
-    group.add_argument("--model", help="Folder or hub id of the target (default: the demo pair)")
     group.add_argument(
-        "--draft-model", metavar="MODEL", help="Folder or hub id of the drafter (default: none)"
+        "--model",
+        help="Folder or hub id of the target (default: the one that the drafter names; without a "
+        "drafter the demo pair)",
+    )
+    group.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="Folder or hub id of the drafter (default: none; without a target the demo pair)",
     )
     group.add_argument(
         "--revision", help="Branch, tag or commit of the target's hub id (default: the newest)"

@@ -231,17 +231,19 @@ class Engine(TextGeneration):
         prompts: Prompt | Iterable[Prompt] | None = None,
         params: SamplingParams | None = None,
         progress: Callable[[int, int], None] | None = None,
+        sampling_params: SamplingParams | None = None,
         **keywords: Unpack[SamplingKeywords],
     ) -> int:
         """Loads or compiles programs before they are needed, and returns their number.
 
         If prompts are given, these are the programs that the first steps of such prompts need;
-        otherwise all that requests with these `params` can need. On a GPU all of these are also
-        run, unless the engine has requests; this empties the prefix cache. `progress` is called
-        with the number of programs that are ready and the number that are known so far.
+        otherwise all that requests with these `params` can need. On a GPU the latter are also run,
+        unless the engine has requests; this empties the prefix cache. `progress` is called with the
+        number of programs that are ready and the number that are known so far. `sampling_params` is
+        another name for `params`.
         """
         self.loop.refuse_if_closed()
-        [params] = params_for_each(1, params, None, keywords)
+        [params] = params_for_each(1, params, sampling_params, keywords)
         plan = self.plan
         if prompts is not None:
             plan = for_first_prompts(plan, self._that_fit(as_list(prompts)[0], params))

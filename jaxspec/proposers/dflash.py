@@ -77,7 +77,8 @@ class DFlashProposer(DrafterProposer):
     def logits(
         self, target: Target, params: Params, hidden: Float[Array, "batch width hidden"]
     ) -> Float[Array, "batch width outputs"]:
-        """The same, of the drafter's copy of that head if the step reads it."""
+        """Logits as any drafter's proposer computes them, but by the drafter's copy of the head in
+        8 bits if the step reads it."""
         places = hidden.shape[0] * hidden.shape[1]
         if self.drafter.copied_head_product(places) is None:
             return super().logits(target, params, hidden)

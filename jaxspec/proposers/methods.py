@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @runtime_checkable
 class HostProposer(Protocol):
     """Proposes drafts from tokens, on the host. Its drafts change how fast tokens are generated,
-    never which tokens."""
+    never the distribution that they come from."""
 
     def commit(
         self, request: int, tokens: Sequence[int], num_drafts: int = 0, accepted: int = 0

@@ -190,7 +190,8 @@ def make_plan(
 
 
 def can_round(shape: Shape, sizes: BlockSizes) -> bool:
-    """Whether the kernel can round its result while it writes it: a head is one piece, and one
-    thread block has whole rows, or two have all heads of a token in their eight rows each."""
+    """Whether the kernel can round its result while it writes it: a head must be one piece, and
+    either one thread block has whole rows, or two share them, and each has all heads of its
+    tokens."""
     whole = sizes.splits == 1 or (sizes.splits == 2 and EIGHT % shape.group == 0)
     return shape.head_dim == BLOCK and whole

@@ -120,7 +120,7 @@ def test_mixed_steps_run_once_all_programs_are_ready_and_first_steps_do_without(
         mixed = [one for one in engine.programs(draws) if one.name == "mixed_step"]
         assert [(len(one.inputs[2].integers), one.inputs[2].width) for one in mixed] == [(1, 6)]
     prompts = [[1, 2, 3], [4] * 20, [5] * 9]
-    engine.warm_up(prompts, THIRTY)
+    assert engine.warm_up(prompts, THIRTY) == engine.warm_up(prompts, sampling_params=THIRTY)
     assert read_in_turn(engine, prompts).count("mixed_step") == 0
     assert not any(one.is_ready for one in engine.programs(False) if one.name == "mixed_step")
     engine.warm_up()

@@ -1,6 +1,7 @@
 """docs/guide.md: its Python runs from top to bottom; its memory table is what shapes add up to."""
 
 import dataclasses
+import json
 import logging
 import math
 import pathlib
@@ -127,3 +128,22 @@ def test_the_memory_table_of_hybrid_targets_is_computed(name):
     per_token = f"{num_bytes(in_pages) / 1024:.0f}"
     row = f"| {size} | {gigabytes(target):.1f} | {per_token} | {per_slot / 1e6:.1f} |"
     assert row in TEXT, row
+
+
+STEPS_OF_8B = {
+    "all in 16 bits": "8b",
+    "the target's weights in 8 bits": "qwen3-8b-fp8",
+    "the drafter's weights too": "qwen3-8b-fp8-drafter",
+    "activations too": "qwen3-8b-fp8-activations-drafter",
+}
+"""Rows of the table of steps in 8 bits, and the results files that they are of."""
+
+
+def test_steps_in_8_bits_are_those_of_the_results_files():
+    body = TEXT.partition("| requests | 1 | 8 | 32 |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
+    shown = dict(re.findall(r"^\| (.+?) (\|.+\|)$", body, re.M))
+    for name, file in STEPS_OF_8B.items():
+        rows = json.loads((ROOT / "docs" / "results" / f"steps-{file}-h100.json").read_text())
+        times = {row["concurrency"]: row["dflash_engine_ms"] for row in rows["rows"]}
+        assert shown.pop(name) == f"| {times[1]:.1f} | {times[8]:.1f} | {times[32]:.1f} |"
+    assert not shown

@@ -5,9 +5,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Even:
-    """A width of which every request gets as much. Such a step drafts no more than it verifies. A
-    width that is a plain number is shared out instead: requests whose drafts are likelier get more
-    of it (`acceptance/shares.py`), for which each request drafts some more."""
+    """A width that gives every request the same number of tokens. Such a step drafts no more than
+    it verifies. A width that is a plain number is shared out instead: requests whose drafts are
+    likelier get more of it (`acceptance/shares.py`), for which each request drafts some more."""
 
     each: int
 

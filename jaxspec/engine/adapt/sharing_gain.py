@@ -1,9 +1,9 @@
 """How many more tokens a step gives if requests share out its tokens than if all get as many.
 
-Chances of drafts are estimates. A step that gives the tokens to the largest of them gives fewer
-than the estimates say, because it picks those that are too high. If requests are alike it may even
-give fewer than an even step. So the gain is taken from results. A result of a step that shared out
-tells nearly exactly what an even step would have given in its place:
+Chances of drafts are estimates. A step that verifies the likeliest drafts gives fewer tokens than
+the estimates say, because chances that are estimated too high are picked more often. If requests
+are alike it may even give fewer than an even step. So the gain is taken from results. A result of a
+step that shared out tells nearly exactly what an even step would have given in its place:
 
     a request of an even step has 3 drafts
       verified 6, accepted 5     3 of them in the even step as well

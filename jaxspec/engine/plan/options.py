@@ -111,8 +111,9 @@ class EngineOptions(SpeculationOptions):
     scale or, if the weights have a scale per block, one for every 128 of its inputs. By default
     only the weights are in 8 bits."""
     tensor_parallel_size: int = 1
-    """Number of GPUs of this machine over which every layer is spread: the first that JAX sees. It
-    must divide the numbers of heads and key-value heads, the MLP's size and the vocabulary."""
+    """Number of GPUs over which every layer is spread: the first that JAX sees, or those of all
+    processes. It must divide the numbers of heads and key-value heads, the MLP's size and the
+    vocabulary."""
     exchange: Exchange = "auto"
     """What sums the products of layers over several GPUs. psum: XLA; mosaic: for steps of at most
     512 tokens kernels in which GPUs write into each other's memory, which takes less time, and

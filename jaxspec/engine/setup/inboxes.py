@@ -1,4 +1,4 @@
-"""Memory that the devices of an engine write into each other."""
+"""The memory of each device of an engine into which the other devices write."""
 
 import dataclasses
 from collections.abc import Callable

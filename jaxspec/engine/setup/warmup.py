@@ -65,7 +65,7 @@ def _launch(device: Runs, programs: DecodePrograms) -> None:
 
 
 def for_first_prompts(plan: Plan, prompts: Sequence[Sequence[int]]) -> Plan:
-    """The plan reduced to the sizes of the first steps of these prompts, until one of them ends.
+    """The plan reduced to the sizes of the steps of these prompts until the first request ends.
     None of these steps reads prompts while it decodes."""
     lengths = [len(prompt) for prompt in prompts[: plan.num_slots]]
     chunks = chunks_of(plan.shapes, lengths, plan.prefill_budget, plan.saves_every)

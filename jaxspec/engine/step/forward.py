@@ -1,5 +1,5 @@
-"""What the steps share in which the target reads tokens: the block of tokens, the forward, and what
-is kept of a chunk of a prompt."""
+"""The parts that all steps have in which the target reads tokens: the block of tokens, the forward
+pass, and what is kept of a chunk of a prompt."""
 
 import dataclasses
 from typing import Any

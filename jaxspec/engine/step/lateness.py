@@ -1,7 +1,8 @@
 """Devices that wait for another one in vain.
 
-A kernel in which devices wait for each other ends by itself after some seconds, and what it gives
-is then NaN. So the host looks for the reason if the result of a step has a token that is none.
+A kernel in which devices wait for each other gives up after `PATIENCE_S` seconds, and its result is
+then NaN. A step makes a negative token of logits that are NaN. If the host sees one, it looks
+whether a device was late.
 """
 
 from typing import Any

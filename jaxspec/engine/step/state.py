@@ -18,7 +18,7 @@ Invariants, true between steps:
   - pages hold stale entries from position `length` on: they may hold anything, NaN included, and
     are overwritten before they are read. So keys and values are rolled back by not advancing
     `length`. What a recurrent layer keeps per slot changes only in `commit`;
-  - page 0 is the trash page: entries that are not kept are written there, and it is never read;
+  - page 0 is the trash page: entries of padding are written there, and it is never read;
   - a slot with length >= limit takes part in no step, even if it is in the step's batch.
 """
 
