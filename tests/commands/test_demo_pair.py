@@ -1,5 +1,6 @@
 """The pair in the package, through the command that runs it when no model is named."""
 
+import pathlib
 import re
 
 import pytest
@@ -49,6 +50,14 @@ def test_the_command_says_what_it_runs(outputs, capsys):
     rates = r"\(\d+ against \d+ tokens/s, measured with 31 tokens\)"
     if_slower = ": a pass that checks drafts takes longer, and too few drafts were right"
     assert re.search(rf"plain decoding.*{rates}({if_slower})?$", err, re.M)
+
+
+def test_the_first_command_of_the_readme_gives_as_many_tokens_per_pass_as_it_says(capsys):
+    readme = pathlib.Path(__file__).resolve().parents[2].joinpath("README.md").read_text()
+    assert f'-m jaxspec.generate --prompt "{PROMPT}"\n' in readme
+    [said] = re.findall(r"on average \(([\d.]+)\s+for\s+this\s+prompt\)", readme)
+    assert generate.main(["--prompt", PROMPT, "--no-compare"]) == 0
+    assert f", {said} tokens per pass" in capsys.readouterr().err
 
 
 def test_a_drafter_alone_does_not_get_the_target_of_the_pair():
