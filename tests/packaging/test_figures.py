@@ -21,7 +21,7 @@ NAMES = ("performance", "benchmarks", "kernels", "methods", "training", "profili
 PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in NAMES)]
 LINK = re.compile(r"\]\(([^)#\s]+)")
 MEASURED = re.compile(
-    r"(?<![\w./-])(\d+(?:,\d{3})*(?:\.\d+)?) ?(ms|us|%|TB/s|TFLOP/s|tokens/s)(?!\w)"
+    r"(?<![\w./-])(\d+(?:,\d{3})*(?:\.\d+)?) ?(ms|us|%|TB/s|TFLOP/s|tokens/s|seconds)(?!\w)"
 )
 RANGE = re.compile(r"(?<![\w./-])(\d+(?:\.\d+)?) to (?=\d+(?:\.\d+)? ?(?:ms|us|%))")
 WITHIN = re.compile(r"within (\d+(?:\.\d+)? %)")
@@ -38,6 +38,8 @@ SENTENCES: dict[str, dict[str, Callable[[], float]]] = {
         "17.4 ms": lambda: iterations(
             DOCS / "results" / "steps-8b-again-h100.json", "qwen3-8b", 32
         )[0]["dflash_engine_ms"],
+        "13 seconds": lambda: seconds_to_first_token("one slot, nothing cached"),
+        "2 seconds": lambda: seconds_to_first_token("one slot, second start"),
     },
     "performance.md": {
         "2.95 TB/s": lambda: contents_of("peers-h100")["ceilings"]["copy_tb_s"],
@@ -181,6 +183,11 @@ def contents_of(name: str) -> Any:
 def chain(case: str, key: str) -> float:
     [found] = (row[key] for row in contents_of(CHAIN)["rows"] if row["case"] == case)
     return found
+
+
+def seconds_to_first_token(case: str) -> float:
+    [start] = [one for one in contents_of("start-h100")["starts"] if one["case"] == case]
+    return start["first_token_s"]
 
 
 def bench_beside_steps(size: str) -> float:
