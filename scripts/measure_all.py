@@ -55,8 +55,8 @@ class Measurement:
     """Arguments for python, without the files that are written."""
     seconds: int
     """About how long it takes on an H100 with an empty cache; it takes less if it is not the first
-    of its group. The seconds of `drafters`, `hybrid` and `fp8` are of an H200; those of `serving`
-    and `splits` are guesses."""
+    of its group. The seconds of `drafters` and `hybrid` are of an H200; those of `serving`,
+    `splits`, `fp8` and `fp8-drafter` are guesses."""
     plot: bool = False
     """Whether it also draws a plot."""
 
@@ -101,10 +101,20 @@ def steps_of(kind: str, block_size: int) -> Measurement:
     return Measurement(f"steps-8b-{kind}-b{block_size}", command, 65)
 
 
-def steps_at_loads(model: str, loads: str, seconds: int, flag: str = "") -> Measurement:
+def steps_at_loads(model: str, loads: str, seconds: int) -> Measurement:
     command = f"scripts/bench_steps.py --model {model} --concurrency {loads} --prefill 8 2048"
-    return Measurement(f"steps-{model}{flag.removeprefix('-')}", f"{command} {flag}", seconds)
+    return Measurement(f"steps-{model}", command, seconds)
 
+
+def steps_in_8_bits(size: str, name: str, flags: str, seconds: int = 60) -> Measurement:
+    """Step times with the target's weights in 8 bits."""
+    command = f"scripts/bench_steps.py --model qwen3-{size}-fp8 {flags}"
+    return Measurement(f"steps-qwen3-{size}-fp8{name}", command, seconds)
+
+
+ROUNDED = "--fp8-activations --methods dflash"
+DRAFTER_IN_8_BITS = "--draft-quantization fp8 --methods dflash"
+BOTH_ROUNDED = f"{DRAFTER_IN_8_BITS} --fp8-activations"
 
 GROUPS = {
     "8b": [
@@ -176,11 +186,23 @@ GROUPS = {
         ),
     ],
     "fp8": [
-        steps_at_loads("qwen3-8b-fp8", "1 4 8 16 32", 150),
-        steps_at_loads("qwen3-4b-fp8", "1 4 8 16 32", 150),
-        steps_at_loads("qwen3-8b-fp8", "1 4 8 16 32", 150, "--fp8-activations"),
+        steps_in_8_bits("8b", "", "", 80),
+        steps_in_8_bits("4b", "", "", 80),
+        steps_in_8_bits("8b", "-activations", f"{ROUNDED} --prefill 8 2048", 80),
+        steps_in_8_bits("4b", "-activations", ROUNDED),
+        Measurement(
+            "prefill-8b-again",
+            "scripts/bench_steps.py --model qwen3-8b --methods dflash --concurrency 1 "
+            "--prefill 8 2048",
+            40,
+        ),
         bench("8b-fp8", "GSM8K=6.54,MT-Bench=4.24", 80, "--fp8-activations"),
         kernels("fp8-product", "mosaic xla --only fp8_product", 130),
+    ],
+    "fp8-drafter": [
+        *(steps_in_8_bits(size, "-activations-drafter", BOTH_ROUNDED) for size in ("8b", "4b")),
+        *(steps_in_8_bits(size, "-drafter", DRAFTER_IN_8_BITS) for size in ("8b", "4b")),
+        steps_in_8_bits("8b", "-plain", "--methods plain --concurrency 1 8 32", 40),
     ],
 }
 
@@ -217,7 +239,7 @@ def parse() -> argparse.Namespace:
 
 def listed() -> list[str]:
     return [
-        f"{name:<10}{one.seconds:>4} s  {one.shown(one.name)}"
+        f"{name:<12}{one.seconds:>4} s  {one.shown(one.name)}"
         for name, group in GROUPS.items()
         for one in group
     ]
