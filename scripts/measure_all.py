@@ -101,20 +101,20 @@ def steps_of(kind: str, block_size: int) -> Measurement:
     return Measurement(f"steps-8b-{kind}-b{block_size}", command, 65)
 
 
-def steps_at_loads(model: str, loads: str, seconds: int) -> Measurement:
-    command = f"scripts/bench_steps.py --model {model} --concurrency {loads} --prefill 8 2048"
+def steps_of_hybrid(model: str, seconds: int) -> Measurement:
+    command = f"scripts/bench_steps.py --model {model} --concurrency 1 8 32 --prefill 8 2048"
     return Measurement(f"steps-{model}", command, seconds)
 
 
 def steps_in_8_bits(size: str, name: str, flags: str, seconds: int = 60) -> Measurement:
-    """Step times with the target's weights in 8 bits."""
+    """Step times with the target's weights in 8 bits. `name` ends the results file's name."""
     command = f"scripts/bench_steps.py --model qwen3-{size}-fp8 {flags}"
     return Measurement(f"steps-qwen3-{size}-fp8{name}", command, seconds)
 
 
-ROUNDED = "--fp8-activations --methods dflash"
+ACTIVATIONS_IN_8_BITS = "--fp8-activations --methods dflash"
 DRAFTER_IN_8_BITS = "--draft-quantization fp8 --methods dflash"
-BOTH_ROUNDED = f"{DRAFTER_IN_8_BITS} --fp8-activations"
+BOTH_IN_8_BITS = f"{DRAFTER_IN_8_BITS} --fp8-activations"
 
 GROUPS = {
     "8b": [
@@ -170,8 +170,8 @@ GROUPS = {
         ),
     ],
     "hybrid": [
-        steps_at_loads("qwen3.5-4b", "1 8 32", 115),
-        steps_at_loads("qwen3.5-9b", "1 8 32", 120),
+        steps_of_hybrid("qwen3.5-4b", 115),
+        steps_of_hybrid("qwen3.5-9b", 120),
         kernels("delta-read", "mosaic xla --only delta_read", 40),
         kernels("delta-fold", "mosaic xla --only delta_fold", 40),
         kernels("delta-prefill", "mosaic xla --only delta_prefill", 40),
@@ -188,8 +188,8 @@ GROUPS = {
     "fp8": [
         steps_in_8_bits("8b", "", "", 80),
         steps_in_8_bits("4b", "", "", 80),
-        steps_in_8_bits("8b", "-activations", f"{ROUNDED} --prefill 8 2048", 80),
-        steps_in_8_bits("4b", "-activations", ROUNDED),
+        steps_in_8_bits("8b", "-activations", f"{ACTIVATIONS_IN_8_BITS} --prefill 8 2048", 80),
+        steps_in_8_bits("4b", "-activations", ACTIVATIONS_IN_8_BITS),
         Measurement(
             "prefill-8b-again",
             "scripts/bench_steps.py --model qwen3-8b --methods dflash --concurrency 1 "
@@ -200,7 +200,7 @@ GROUPS = {
         kernels("fp8-product", "mosaic xla --only fp8_product", 130),
     ],
     "fp8-drafter": [
-        *(steps_in_8_bits(size, "-activations-drafter", BOTH_ROUNDED) for size in ("8b", "4b")),
+        *(steps_in_8_bits(size, "-activations-drafter", BOTH_IN_8_BITS) for size in ("8b", "4b")),
         *(steps_in_8_bits(size, "-drafter", DRAFTER_IN_8_BITS) for size in ("8b", "4b")),
         steps_in_8_bits("8b", "-plain", "--methods plain --concurrency 1 8 32", 40),
     ],

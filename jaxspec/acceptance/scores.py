@@ -1,4 +1,4 @@
-"""The drafter's own probabilities of its drafts, and how well they have told right drafts so far.
+"""The drafter's own probabilities of its drafts, and how well they predict which are accepted.
 
 A score is the probability that the drafter gives a draft. It says which drafts of a step are better
 than the request's usual ones, but not how likely they are accepted. So scores are sorted into bins.

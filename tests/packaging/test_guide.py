@@ -1,4 +1,5 @@
-"""docs/guide.md: its Python runs from top to bottom; its memory table is what shapes add up to."""
+"""docs/guide.md: its Python runs from top to bottom; its memory table is what shapes add up
+to, and its table of steps what the results files say."""
 
 import dataclasses
 import json
