@@ -250,9 +250,8 @@ def one_more(number):
     return arith.addi(number, int32(1))
 
 
-def is_below_and_not(number, limit: int, other):
-    below = arith.cmpi(arith.CmpIPredicate.ult, number, int32(limit))
-    return arith.andi(below, arith.cmpi(arith.CmpIPredicate.ne, number, other))
+def is_below(number, limit: int):
+    return arith.cmpi(arith.CmpIPredicate.ult, number, int32(limit))
 
 
 def if_true(condition) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from pallas_kernels.add_norm.kernel import add_and_norm
 from pallas_kernels.exchange.inboxes import BLOCKS, Inboxes, Layout
 from pallas_kernels.exchange.order import sum_in_order
+from pallas_kernels.exchange.shots import Exchange, in_one_shot, in_two_shots
 from pallas_kernels.exchange.wire import Wire
 from pallas_kernels.jax_internals import pl, plgpu
 from pallas_kernels.kept import kept
@@ -20,6 +22,8 @@ from pallas_kernels.tiles import THREADS, Shapes, load, named, strided
 
 WORD = 4
 """Bytes that a thread sends at least."""
+TWO_SHOTS_FROM = 65
+"""The fewest rows that more than two GPUs add up in two shots."""
 FEW_PARTS = 2
 """The most parts of a product with which BLOCKS thread blocks run at once."""
 
@@ -44,12 +48,13 @@ def exchange_norm(
         inboxes.late,
         eps=eps,
         room=inboxes.room,
+        shots=shots_of(inboxes.addresses.shape[0], flat[0]),
     )
     after = dataclasses.replace(inboxes, calls=calls.reshape(()), late=late)
     return total.reshape(x.shape), normed.reshape(x.shape), after
 
 
-@kept(static_argnames=("eps", "room"))
+@kept(static_argnames=("eps", "room", "shots"))
 def one_call(
     x: Float[Array, "tokens hidden"],
     addend: Float[Array, "parts tokens hidden"],
@@ -61,6 +66,7 @@ def one_call(
     *,
     eps: float,
     room: int,
+    shots: int,
 ) -> tuple[
     Float[Array, "tokens hidden"],
     Float[Array, "tokens hidden"],
@@ -71,7 +77,7 @@ def one_call(
     wire = Wire(Layout(addresses.shape[0], room), hidden, x.dtype, strided(hidden, x.dtype))
     lateness = jax.new_ref(late)  # only blocks that waited in vain write to it
     total, normed, calls = plgpu.kernel(
-        named("exchange_norm", functools.partial(one_block, wire, eps)),
+        named("exchange_norm", functools.partial(one_block, wire, shots, eps)),
         out_type=tuple(jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (x, x, calls)),
         grid=(blocks_of(rows, addend.shape[0]),),
         grid_names=("block",),
@@ -106,30 +112,43 @@ def check(
 
 
 def one_block(
-    wire, eps: float, x, addend, scale, addresses, device, calls, late, total, normed, next_calls
+    wire,
+    shots: int,
+    eps: float,
+    x,
+    addend,
+    scale,
+    addresses,
+    device,
+    calls,
+    late,
+    total,
+    normed,
+    next_calls,
 ) -> None:
-    """Sends all rows of this thread block, says so, waits for the other GPUs, and adds up."""
-    block, (parts, rows, _) = lax.axis_index("block"), addend.shape
-    own, number, blocks = device[0], calls[0] + 1, blocks_of(rows, parts)
+    """Adds up all rows of this thread block over the GPUs, and then each row and its norm."""
+    parts, rows, _ = addend.shape
+    block, number, blocks = lax.axis_index("block"), calls[0] + 1, blocks_of(rows, parts)
+    rows_of_block = each_row(block, rows, blocks)
+    exchange = Exchange(wire, addresses, device[0], number, block, late, rows_of_block)
 
-    @each_row(block, rows, blocks)
-    def send(row) -> None:
+    def own_row(row) -> Any:
         found = [load(addend.at[part, row], wire.registers) for part in range(parts)]
-        wire.send(addresses, own, number, row, sum_in_order(found).astype(x.dtype))
+        return sum_in_order(found).astype(x.dtype)
 
-    wire.signal(addresses, own, number, block)
-    wire.wait(addresses, own, number, block, late)
+    sum_of = (in_one_shot if shots == 1 else in_two_shots)(exchange, own_row)
 
     @pl.when(block == 0)
     def count_call() -> None:
         next_calls[0] = number
 
-    missing = jnp.where(late[block] == 0, 0.0, jnp.nan)  # of which no token is made
-
-    @each_row(block, rows, blocks)
+    @rows_of_block
     def add(row) -> None:
-        product = sum_in_order(wire.receive(addresses, own, number, row)) + missing
-        add_and_norm(eps, x.at[row], product, scale, total.at[row], normed.at[row])
+        add_and_norm(eps, x.at[row], sum_of(row), scale, total.at[row], normed.at[row])
+
+
+def shots_of(devices: int, rows: int) -> int:
+    return 2 if devices > 2 and rows >= TWO_SHOTS_FROM else 1
 
 
 def blocks_of(rows: int, parts: int) -> int:

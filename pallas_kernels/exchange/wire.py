@@ -8,14 +8,14 @@ acquire in that scope sees what all threads of the block stored before.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels import jax_internals as internals
-from pallas_kernels.exchange.inboxes import PATIENCE_S, Layout
+from pallas_kernels.exchange.inboxes import Layout
 from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu, ptx
 from pallas_kernels.tiles import THREADS
 
@@ -45,29 +45,29 @@ class Wire:
     def per_store(self) -> int:
         return math.gcd(self.words, WORDS_PER_STORE)
 
-    def send(self, addresses, device, number, row, values) -> None:
-        """Writes a row to the inboxes of all GPUs, this one's too, from which it is read as those
-        of the others are."""
+    def send(self, addresses, device, number, row, values, receivers: Sequence[Any]) -> None:
+        """Writes a row to the inboxes of some GPUs. This one may be among them: it reads its own
+        rows from its inbox, as those of the others."""
         offset = self.layout.message(number, device) + row * self.row_bytes
+        receivers = scalars(receivers)
 
-        @inline_mgpu(arg_types=(REF, SCALAR, self.registers))
-        def store(_, addresses, offset, values) -> None:
+        @inline_mgpu(arg_types=(REF, (SCALAR,) * len(receivers), SCALAR, self.registers))
+        def store(_, addresses, receivers, offset, values) -> None:
             words = internals.words_of(values)
             assert len(words) == self.words, f"{len(words)} words, expected {self.words}"
-            for receiver in range(self.layout.devices):
-                place = self.piece_of_thread(addresses, internals.int32(receiver), offset)
+            for receiver in receivers:
+                place = self.piece_of_thread(addresses, internals.number_of(receiver), offset)
                 for i in range(0, self.words, self.per_store):
                     address = internals.bytes_after(place, i * THREADS * 4)
                     names = ", ".join(f"${1 + k}" for k in range(self.per_store))
                     piece = words[i : i + self.per_store]
                     ptx(f"st.global{self.vector} [$0], {{{names}}};", address, *piece)
 
-        store(addresses, offset, values)
+        store(addresses, receivers, offset, values)
 
-    def receive(self, addresses, device, number, row) -> Sequence[Any]:
-        """A row of all GPUs, in their order, from this GPU's inbox."""
-        ours = range(self.layout.devices)
-        offsets = [self.layout.message(number, d) + row * self.row_bytes for d in ours]
+    def receive(self, addresses, device, number, row, senders: Iterable[Any]) -> Sequence[Any]:
+        """A row of each of these GPUs, from this GPU's inbox."""
+        offsets = [self.layout.message(number, d) + row * self.row_bytes for d in senders]
         row_type = plgpu.ShapeDtypeStruct(
             (self.hidden,), jnp.dtype(self.dtype), layout=self.registers
         )
@@ -105,44 +105,57 @@ class Wire:
         )
         return internals.address_of_words(addresses, device, own)
 
-    def signal(self, addresses, device, number, block) -> None:
-        """Says to the other GPUs that all rows of this block have been sent."""
+    def signal(self, addresses, device, number, block, receivers: Sequence[Any]) -> None:
+        """Says to other GPUs that all rows of this block have been sent to them."""
+        receivers = scalars(receivers)
 
-        @inline_mgpu(arg_types=(REF, SCALAR, SCALAR, SCALAR))
-        def set_flags(_, addresses, device, number, flag) -> None:
+        @inline_mgpu(arg_types=(REF, (SCALAR,) * len(receivers), SCALAR, SCALAR))
+        def set_flags(_, addresses, receivers, number, flag) -> None:
             internals.wait_for_warpgroup()
-            other, is_other = self.other_device(device)
-            with internals.if_true(is_other):
-                address = internals.address_of_words(addresses, other, internals.number_of(flag))
+            [receiver], has_one = of_thread(receivers)
+            with internals.if_true(has_one):
+                address = internals.address_of_words(addresses, receiver, internals.number_of(flag))
                 internals.store_flag(address, internals.number_of(number))
 
-        set_flags(addresses, device, number, self.layout.flag(device, block))
+        set_flags(addresses, receivers, number, self.layout.flag(device, block))
 
-    def wait(self, addresses, device, number, block, late) -> None:
-        """Waits until all others have said so, one thread for each of them, and writes down for
+    def wait(
+        self, addresses, device, number, block, late, senders: Sequence[Any], seconds: int
+    ) -> None:
+        """Waits until these GPUs have said so, one thread for each of them, and writes down for
         whom this block has waited in vain."""
+        flags = scalars([self.layout.flag(sender, block) for sender in senders])
+        senders = scalars(senders)
 
-        @inline_mgpu(arg_types=(REF, *(SCALAR,) * 4, REF))
-        def wait_for_flags(_, addresses, device, number, flags, patience, late) -> None:
-            number, patience = internals.number_of(number), internals.number_of(patience)
-            other, is_other = self.other_device(device)
-            with internals.if_true(is_other):
-                flag = internals.sum_over_thread(
-                    internals.number_of(flags), ((1, THREADS, self.layout.flag(1, 0)),)
-                )
-                own = internals.number_of(device)
-                address = internals.address_of_words(addresses, own, flag)
+        @inline_mgpu(arg_types=(REF, SCALAR, SCALAR, *[(SCALAR,) * len(senders)] * 2, SCALAR, REF))
+        def wait_for_flags(_, addresses, device, number, senders, flags, patience, late) -> None:
+            device, number, patience = map(internals.number_of, (device, number, patience))
+            [sender, flag], has_one = of_thread(senders, flags)
+            with internals.if_true(has_one):
+                address = internals.address_of_words(addresses, device, flag)
                 with internals.if_true(internals.wait_for_flag(address, number, patience)):
                     found = internals.address_of(late)
-                    ptx("st.global.b32 [$0], $1;", found, internals.one_more(other))
+                    ptx("st.global.b32 [$0], $1;", found, internals.one_more(sender))
             internals.wait_for_warpgroup()
 
-        patience = jnp.where(late[block] == 0, PATIENCE_S * 1_000_000, 0)
-        flags = self.layout.flag(0, block)
-        wait_for_flags(addresses, device, number, flags, patience, late.at[pl.ds(block, 1)])
+        patience = jnp.where(late[block] == 0, seconds * 1_000_000, 0)
+        given = senders, flags, patience, late.at[pl.ds(block, 1)]
+        wait_for_flags(addresses, device, number, *given)
 
-    def other_device(self, device):
-        """The GPU that this thread signals or waits for, and whether there is one."""
-        thread = internals.thread_of_warpgroup(THREADS)
-        own = internals.number_of(device)
-        return thread, internals.is_below_and_not(thread, self.layout.devices, own)
+
+def of_thread(*lists: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Which entry of each of these lists, all of one length, belongs to this thread, and whether
+    it has one: thread 0 has the first."""
+    thread, [count] = internals.thread_of_warpgroup(THREADS), {len(values) for values in lists}
+
+    def entry(values: Sequence[Any]) -> Any:
+        *before, found = map(internals.number_of, values)
+        for i in reversed(range(len(before))):
+            found = internals.chosen(internals.is_below(thread, i + 1), before[i], found)
+        return found
+
+    return [entry(values) for values in lists], internals.is_below(thread, count)
+
+
+def scalars(numbers: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(map(jnp.int32, numbers))

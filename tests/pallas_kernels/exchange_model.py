@@ -11,6 +11,7 @@ caches, so it cannot show that release and acquire need the scope of the system;
 compiled kernel is searched for that.
 """
 
+import collections
 import dataclasses
 import types
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from pallas_kernels.dense_chain.partners import EXCHANGES, Partners
 from pallas_kernels.dense_chain.plan import EIGHT, Plan, Sizes
 from pallas_kernels.dense_chain.shape import ChainShape
 from pallas_kernels.exchange import mosaic
+from pallas_kernels.exchange import shots as shots_of_kernel
 from pallas_kernels.exchange.inboxes import Layout
 
 ROW_BYTES = 16
@@ -62,32 +64,31 @@ class Await(Read):
 class Recorder:
     """Records what a thread block would do with its wire."""
 
-    registers = None
+    registers = dtype = None
 
     def __init__(self, layout: Layout):
         self.layout, self.noted = layout, []
+        self.sent = collections.Counter()
 
-    def send(self, addresses, device, number, row, values) -> None:
+    def send(self, addresses, device, number, row, values, receivers) -> None:
         place = self.layout.message(number, device) + row * ROW_BYTES
-        for receiver in range(self.layout.devices):
-            self.noted.append(Store(receiver, place, (number, device, row)))
+        self.sent[row] += 1
+        for receiver in receivers:
+            self.noted.append(Store(receiver, place, (number, device, row, self.sent[row])))
 
-    def others(self, device: int) -> list[int]:
-        return [other for other in range(self.layout.devices) if other != device]
-
-    def signal(self, addresses, device, number, block) -> None:
+    def signal(self, addresses, device, number, block, receivers) -> None:
         place = self.layout.flag(device, block)
-        self.noted += [Flag(other, place, number) for other in self.others(device)]
+        self.noted += [Flag(receiver, place, number) for receiver in receivers]
 
-    def wait(self, addresses, device, number, block, late) -> None:
-        self.noted += [
-            Wait(self.layout.flag(other, block), number, other) for other in self.others(device)
-        ]
+    def wait(self, addresses, device, number, block, late, senders, seconds) -> None:
+        self.noted += [Wait(self.layout.flag(sender, block), number, sender) for sender in senders]
 
-    def receive(self, addresses, device, number, row) -> list:
-        for sender in range(self.layout.devices):
+    def receive(self, addresses, device, number, row, senders) -> list:
+        """What one GPU alone has sent to this one are sums, which are sent second."""
+        shot = 1 if len(senders) == self.layout.devices else 2
+        for sender in senders:
             place = self.layout.message(number, sender) + row * ROW_BYTES
-            self.noted.append(Read(place, (number, sender, row)))
+            self.noted.append(Read(place, (number, sender, row, shot)))
         return [types.SimpleNamespace(astype=lambda dtype: 0.0)]
 
 
@@ -139,24 +140,31 @@ def numbered_programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: li
     ]
 
 
-def programs(monkeypatch: pytest.MonkeyPatch, layout: Layout, calls: list[int]) -> list:
-    """What the kernel does, by GPU, call and thread block. `calls` has the rows of each call."""
+def programs(
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+    calls: list[int],
+    shots: list[int] | None = None,
+) -> list:
+    """What the kernel does, by GPU, call and thread block. `calls` has the rows of each call, and
+    `shots` how many shots each takes: one, unless it is given."""
     monkeypatch.setattr(mosaic, "load", lambda row, registers: np.zeros(1, np.float32))
     monkeypatch.setattr(mosaic, "add_and_norm", lambda *_: None)
-    monkeypatch.setattr(mosaic, "pl", types.SimpleNamespace(when=now))
+    for module in (mosaic, shots_of_kernel):
+        monkeypatch.setattr(module, "pl", types.SimpleNamespace(when=now))
 
-    def program(device: int, number: int, rows: int, block: int) -> tuple:
+    def program(device: int, number: int, rows: int, shots: int, block: int) -> tuple:
         recorder, array, counted = Recorder(layout), jnp.zeros((rows, 1)), {}
         monkeypatch.setattr(mosaic, "lax", types.SimpleNamespace(axis_index=lambda _: block))
         arrays, known = (array, array[None]), ([device], [number - 1], [0] * rows)
-        mosaic.one_block(recorder, 1e-6, *arrays, None, None, *known, array, array, counted)
+        mosaic.one_block(recorder, shots, 1e-6, *arrays, None, None, *known, array, array, counted)
         assert counted == ({0: number} if block == 0 else {})
         return tuple(recorder.noted)
 
     return [
         [
-            [program(device, number, rows, block) for block in range(rows)]
-            for number, rows in enumerate(calls, start=1)
+            [program(device, number, *call, block) for block in range(call[0])]
+            for number, call in enumerate(zip(calls, shots or [1] * len(calls)), start=1)
         ]
         for device in range(layout.devices)
     ]

@@ -15,7 +15,8 @@ from exchange_model import (
     programs,
 )
 
-from pallas_kernels.exchange.inboxes import Layout
+from pallas_kernels.exchange import shots
+from pallas_kernels.exchange.inboxes import PATIENCE_S, Layout
 
 CALLS = [(2, [1, 1, 1, 1, 1]), (2, [2, 1, 2]), (2, [1, 2, 1, 1]), (3, [1, 1, 1])]
 """GPUs, and the rows of each call."""
@@ -37,6 +38,24 @@ def test_every_order_ends_with_the_right_sums(monkeypatch, devices, calls):
     assert found and all(model.finished(state, d) for state in found for d in range(devices))
 
 
+MIXED_CALLS = [
+    (2, [2, 1, 2], [2, 2, 2]),
+    (3, [1, 3, 1], [2, 2, 2]),
+    (3, [3, 3], [2, 2]),
+    (2, [2, 2, 2, 2], [1, 2, 1, 2]),
+    (2, [2, 2, 1, 2], [2, 1, 1, 2]),
+    (3, [1, 2, 1], [1, 2, 1]),
+]
+"""GPUs, the rows of each call, and its shots."""
+
+
+@pytest.mark.parametrize(("devices", "calls", "of_calls"), MIXED_CALLS)
+def test_calls_in_one_and_in_two_shots_may_follow_each_other(monkeypatch, devices, calls, of_calls):
+    model = Model(programs(monkeypatch, layout_of(devices, calls), calls, of_calls))
+    found = list(model.final_states())
+    assert found and all(model.finished(state, d) for state in found for d in range(devices))
+
+
 @pytest.mark.parametrize(("devices", "calls"), CALLS[:2])
 class TestOfAPeerThatStops:
     def test_whoever_does_not_end_waits_for_it(self, monkeypatch, devices, calls):
@@ -48,6 +67,19 @@ class TestOfAPeerThatStops:
             blocks = zip(model.programs[0][state.calls[0]], state.places[0])
             left = [program[done] for program, done in blocks if done < len(program)]
             assert all(isinstance(one, Wait) and one.sender == 1 for one in left)
+
+
+def test_whoever_waits_for_a_peer_that_stops_is_told_about_it_by_owners_first(monkeypatch):
+    """Others wait longer for an owner than an owner waits for a GPU that has stopped."""
+    calls = [3, 3]
+    model = Model(programs(monkeypatch, layout_of(3, calls), calls, [2, 2]), stopped=1)
+    ends = [state for state in model.final_states() if not model.finished(state, 0)]
+    assert ends and shots.PATIENCE_WITH_OWNER_S >= 2 * PATIENCE_S
+    for state in ends:
+        blocks = enumerate(zip(model.programs[0][state.calls[0]], state.places[0]))
+        left = {block: program[done] for block, (program, done) in blocks if done < len(program)}
+        for block, one in left.items():
+            assert isinstance(one, Wait) and one.sender == (1 if block == 0 else block)
 
 
 class TestWhatEachPartIsFor:
@@ -168,9 +200,19 @@ def test_the_kernel_stores_each_row_once_for_every_gpu(monkeypatch):
     layout = layout_of(3, [2])
     for device, [blocks] in enumerate(programs(monkeypatch, layout, [2])):
         stored = [one for block in blocks for one in block if type(one) is Store]
-        wanted = {(to, (1, device, row)) for to in range(3) for row in range(2)}
+        wanted = {(to, (1, device, row, 1)) for to in range(3) for row in range(2)}
         assert len(stored) == len(wanted) == len({(s.receiver, s.place) for s in stored})
         assert {(s.receiver, s.value) for s in stored} == wanted
+
+
+def test_in_two_shots_a_row_goes_to_its_owner_and_its_sum_to_every_gpu(monkeypatch):
+    layout = layout_of(3, [4])
+    for device, [blocks] in enumerate(programs(monkeypatch, layout, [4], [2])):
+        stored = [one for block in blocks for one in block if type(one) is Store]
+        owned = [row for row in range(4) if row % 3 == device]
+        sent = [(row % 3, (1, device, row, 1)) for row in range(4)]
+        sums = [(to, (1, device, row, 2)) for to in range(3) for row in owned]
+        assert sorted((s.receiver, s.value) for s in stored) == sorted(sent + sums)
 
 
 @pytest.mark.parametrize("number", [1, 2**31 - 1, -(2**31), -1, 0])

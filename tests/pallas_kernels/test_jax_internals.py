@@ -205,7 +205,7 @@ def use_flags(words):
     """Signals another GPU from one thread, and waits for it."""
     thread = internals.thread_of_warpgroup(128)
     address = internals.address_of_words(words, thread, internals.int32(32))
-    with internals.if_true(internals.is_below_and_not(thread, 2, internals.int32(1))):
+    with internals.if_true(internals.is_below(thread, 1)):
         internals.store_flag(internals.bytes_after(address, 64), internals.int32(7))
         late = internals.wait_for_flag(address, internals.int32(7), internals.int32(1000))
         with internals.if_true(late):
@@ -232,7 +232,7 @@ FOR_FLAGS = (
     "address_of_words",
     "bytes_after",
     "thread_of_warpgroup",
-    "is_below_and_not",
+    "is_below",
     "if_true",
     "store_flag",
     "wait_for_flag",
