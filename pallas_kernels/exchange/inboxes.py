@@ -46,6 +46,10 @@ class Layout:
     room: int
     """Bytes of one message: the products of all tokens of a call, from one GPU."""
 
+    def others(self, device) -> list[Any]:
+        """The other GPUs, first the next one, so that not all send to the same GPU at once."""
+        return [(device + step) % self.devices for step in range(1, self.devices)]
+
     def flag(self, sender, block):
         """Where a GPU's thread block says how many of its messages have arrived."""
         return (sender * BLOCKS + block) * FLAG_BYTES

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels import jax_internals as internals
 from pallas_kernels.exchange.inboxes import BLOCKS, NUMBERED, PATIENCE_S, Layout
+from pallas_kernels.exchange.wire import scalars
 from pallas_kernels.jax_internals import inline_mgpu, pl, plgpu, ptx
 from pallas_kernels.tiles import THREADS
 
@@ -42,18 +43,19 @@ class Numbered:
         """Writes an array to the inboxes of all GPUs, this one's too, from which it is read as
         those of the others are. `place` is its offset in the message."""
         offset = self.layout.numbered_message(number, device) + place
+        receivers = scalars([*self.layout.others(device), device])
 
-        @inline_mgpu(arg_types=(REF, SCALAR, SCALAR, self.registers))
-        def store(_, addresses, offset, number, values) -> None:
+        @inline_mgpu(arg_types=(REF, (SCALAR,) * len(receivers), SCALAR, SCALAR, self.registers))
+        def store(_, addresses, receivers, offset, number, values) -> None:
             words = internals.words_of(values)
             assert len(words) == WORDS_PER_STORE, f"{len(words)} words, expected {WORDS_PER_STORE}"
             number = internals.number_of(number)
             cells = [internals.numbered(word, number) for word in words]
-            for receiver in range(self.layout.devices):
-                address = self.of_thread(addresses, internals.int32(receiver), offset)
+            for receiver in map(internals.number_of, receivers):
+                address = self.of_thread(addresses, receiver, offset)
                 ptx("st.relaxed.sys.global.v2.b64 [$0], {$1, $2};", address, *cells)
 
-        store(addresses, offset, number, values)
+        store(addresses, receivers, offset, number, values)
 
     def receive(self, addresses, device, number, place, late, block) -> Sequence[Any]:
         """Waits for this array of all GPUs and returns them, in the order of the GPUs, from this

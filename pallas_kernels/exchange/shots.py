@@ -48,9 +48,7 @@ class Exchange:
 
     @property
     def others(self) -> list[Any]:
-        """The other GPUs, first the next one, so that not all GPUs send to the same one at once."""
-        count = len(self.everybody)
-        return [(self.device + step) % count for step in range(1, count)]
+        return self.wire.layout.others(self.device)
 
     @property
     def missing(self) -> Any:

@@ -30,7 +30,7 @@ from pallas_kernels.exchange import (
     specs_of,
 )
 from pallas_kernels.exchange.api import exchange_choice
-from pallas_kernels.exchange.inboxes import BLOCKS, halves
+from pallas_kernels.exchange.inboxes import BLOCKS, Layout, halves
 from pallas_kernels.jax_internals import plgpu
 from pallas_kernels.tiles import THREADS, load, strided
 
@@ -44,7 +44,7 @@ class Received:
 
     def __init__(self, registers, devices: int):
         self.registers, self.dtype = registers, jnp.bfloat16
-        self.layout = types.SimpleNamespace(devices=devices)
+        self.layout = Layout(devices, 0)
         self.products, self.sums, self.sent = None, None, None
         self.sends_sums = False
 
