@@ -18,10 +18,17 @@ DONE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 DTYPES = ("bfloat16", "float32")
 """The keys of `DTYPES` in `engine/setup/load_models.py`, repeated because it imports jax."""
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
+MEMORY_SHARES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""Environment variables for the share of a GPU's memory that jax may use: the name that jax has for
+it, and the one that it had before. If both are set, jax refuses to start."""
+MEMORY_SHARE = "0.92"
+"""What commands let jax use. The rest is for what is not jax's: CUDA itself, its graphs, kernels
+and NCCL. By itself jax uses 0.75, because it expects other programs on the GPU."""
 
 
 def run(command: Callable[[], object], debug: bool = False) -> int:
     """Runs a command and returns its exit code; with `debug`, errors come with a traceback."""
+    _let_jax_use_most_of_the_gpu()
     with open_streams():
         try:
             with _no_interrupt_lost():
@@ -42,6 +49,12 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
             say(f"error: {message}")
             return MISUSED if isinstance(error, UsageError) else FAILED
     return DONE
+
+
+def _let_jax_use_most_of_the_gpu() -> None:
+    """If nobody has said how much of it jax may use, and jax has not been imported."""
+    if "jax" not in sys.modules and not any(map(os.environ.get, MEMORY_SHARES)):
+        os.environ[MEMORY_SHARES[0]] = MEMORY_SHARE
 
 
 def _in_words(error: Exception) -> str | None:

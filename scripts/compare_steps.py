@@ -85,7 +85,7 @@ class Worker:
         self.name = name
         paths = [str(folder.resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", SHARE_OF_MEMORY)
+        environment.setdefault("XLA_CLIENT_MEM_FRACTION", SHARE_OF_MEMORY)
         wanted = {"model": options.model, "block_size": options.block_size}
         wanted |= {"slots": max(options.slots), "prompt": options.prompt, "steps": options.steps}
         script = Path(__file__).with_name("steps_of_a_version.py")

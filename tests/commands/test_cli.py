@@ -1,8 +1,10 @@
 """What every command does with errors, and the one command that names them all."""
 
 import importlib
+import os
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -34,6 +36,28 @@ def test_exit_codes(command, code, debug, capsys):
     assert ("Traceback" in err) == (debug and code != 0)
     if code in (1, 2):
         assert err.endswith("error: two\\nlines\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "jax_runs", "share"),
+    [
+        ({}, False, "0.92"),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, False, "0.5"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}, False, None),
+        ({}, True, None),
+    ],
+)
+def test_a_command_lets_jax_use_most_of_a_gpu_unless_something_else_was_said(
+    said, jax_runs, share, monkeypatch
+):
+    monkeypatch.setattr(os, "environ", dict(said))
+    if jax_runs:
+        monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
+    else:
+        monkeypatch.delitem(sys.modules, "jax", raising=False)
+    found = []
+    cli.run(lambda: found.append(os.environ.get("XLA_CLIENT_MEM_FRACTION")))
+    assert found == [share]
 
 
 def test_our_own_bugs_are_not_swallowed():

@@ -46,7 +46,7 @@ def pages_that_fit(free: int, per_page: int, useful: int, temporaries: int, leas
     raise LoadError(
         f"{max(pages, 0)} pages of key-value memory fit in the {free / 2**30:.1f} GiB left beside "
         f"the weights, but one request needs {least}; lower max_model_len or max_batch, or raise "
-        "memory_fraction or the environment variable XLA_PYTHON_CLIENT_MEM_FRACTION"
+        "memory_fraction or the environment variable XLA_CLIENT_MEM_FRACTION"
     )
 
 
