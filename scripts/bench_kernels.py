@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from time_mixers import chain_of, inputs_of
 from jaxspec import cli
 from jaxspec.console.files import read_json
 from pallas_kernels import (
+    NotForThisKernel,
     delta_fold,
     delta_prefill,
     delta_read,
@@ -55,8 +57,12 @@ from pallas_kernels import (
 from pallas_kernels.dense_chain import first_arrivals
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.fp8_product import Fp8Matrix, quantised_blocks
+from pallas_kernels.paged_attention import blocks as attention_blocks
 from pallas_kernels.paged_attention import mosaic
 from pallas_kernels.paged_attention.blocks import BlockSizes
+from pallas_kernels.paged_attention.plan import make_plan
+from pallas_kernels.paged_attention.seen import Mask
+from pallas_kernels.tiles import SHARED_BYTES
 
 BYTES_BEYOND_CACHE = 200e6
 CALLS, LAYERS = 36, 8
@@ -101,10 +107,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--cases", choices=CASES, default="h100", help="sizes of the calls")
     parser.add_argument("--only", nargs="+", choices=OPS, default=OPS)
+    sizes = ("width", 16), ("heads", 32), ("kv-heads", 8), ("head-dim", 128)
+    for name, default in sizes:
+        parser.add_argument(f"--{name}", type=int, default=default, help="of the sweep")
     both = ["mosaic", "xla"]
     parser.add_argument("--implementations", nargs="+", default=both, choices=both)
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
     parser.add_argument("--kv-tiles", type=int, nargs="+", default=[64, 128], help="of the sweep")
+    parser.add_argument("--stages", type=int, nargs="+", default=[2, 3], help="of the sweep")
     parser.add_argument(
         "--page-size", type=int, nargs="+", default=[16], help="of paged attention's caches"
     )
@@ -153,23 +163,51 @@ def attention_shape(case: Case) -> Shape | None:
 
 
 def sweep(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Paged attention over 16 tokens per slot, with every choice of sizes that fits."""
-    tried = itertools.product(options.kv_tiles, (2, 3), (1, 2, 4, 8))
-    choices = [BlockSizes(*sizes) for sizes in tried]
+    """Paged attention with every choice of sizes that fits."""
     for slots, context in CASES[options.cases].contexts:
-        case = AttentionCase(slots, context, 16, True)
+        of_model = options.heads, options.kv_heads, options.head_dim
+        case = AttentionCase(slots, context, options.width, True, options.page_size[0], *of_model)
         query, *fixed = attention_inputs(case)
-        for sizes in [sizes for sizes in choices if slots * sizes.splits <= 64]:
+        fixed, choices = tuple(fixed), choices_for(case, options.kv_tiles, options.stages)
+
+        def compiled(sizes: BlockSizes, query: Array = query, fixed: tuple = fixed) -> Callable:
             attend = functools.partial(
                 mosaic.paged_attention,
-                counts=jnp.full(slots, case.width, jnp.int32),
+                counts=jnp.full(len(query), options.width, jnp.int32),
                 causal=True,
                 window=None,
                 sizes=sizes,
             )
-            chain = attention_chain(attend, CALLS)
-            seconds = seconds_per_call(chain, query, tuple(fixed), CALLS, batches=5, runs=6)
+            return compiled_chain(attention_chain(attend, CALLS), query, fixed)
+
+        with ThreadPoolExecutor() as pool:
+            chains = list(pool.map(compiled, choices))
+        for sizes, chain in zip(choices, chains):
+            seconds = seconds_of_chain(chain, query, fixed, CALLS, batches=5, runs=6)
             yield row_of(case, {"mosaic": seconds}) | vars(sizes)
+
+
+def choices_for(case: AttentionCase, kv_tiles: list[int], stages: list[int]) -> list[BlockSizes]:
+    """The sizes that the kernel can have for these calls, up to four thread blocks for each
+    multiprocessor. If a request has one tile of rows, a second warpgroup would repeat it."""
+    group = case.heads // case.kv_heads
+    pages = case.context // case.page_size
+    shape = attention_blocks.Shape(
+        case.slots, case.kv_heads, case.width, group, case.head_dim, case.page_size, pages
+    )
+    warpgroups = (1, 2) if case.width * group > attention_blocks.TILE_ROWS else (1,)
+    tried = itertools.product(kv_tiles, stages, (1, 2, 4, 8), warpgroups)
+
+    def fits(sizes: BlockSizes) -> bool:
+        clusters = shape.blocks * attention_blocks.tile(shape, sizes).row_blocks
+        try:
+            plan = make_plan(shape, sizes, jnp.bfloat16, Mask(True, None, False), interpreted=False)
+        except NotForThisKernel:
+            return False
+        most = 4 * attention_blocks.MULTIPROCESSORS
+        return clusters * sizes.splits <= most and plan.shared_bytes <= SHARED_BYTES
+
+    return [sizes for sizes in itertools.starmap(BlockSizes, tried) if fits(sizes)]
 
 
 def copy_tb_s() -> float:

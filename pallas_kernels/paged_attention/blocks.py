@@ -40,15 +40,37 @@ class Shape:
         """Thread blocks per block of rows if the context is not split."""
         return self.batch * self.kv_heads
 
+    @property
+    def row_tiles(self) -> int:
+        """Row tiles of a request and key-value head."""
+        tokens = max(1, TILE_ROWS // self.group)  # larger groups are refused when a plan is made
+        return -(-self.width // tokens)
+
+    @property
+    def span(self) -> int:
+        """Tokens of one row tile. Each has a row per head of the group: `span * group` rows."""
+        return -(-self.width // self.row_tiles)
+
+    @property
+    def even(self) -> bool:
+        """Whether the width is a multiple of `span`. If not, the last row tile overlaps another."""
+        return self.span * self.row_tiles == self.width
+
+    @property
+    def staged(self) -> bool:
+        """Whether queries are loaded to unswizzled shared memory first, and swizzled from there.
+
+        A bulk copy can write only whole groups of 8 rows of swizzled memory.
+        """
+        return self.span * self.group % 8 != 0 or not self.even
+
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
     """What follows from a shape and its block sizes."""
 
     span: int
-    """Tokens of one row tile. Each has a row per head of the group: `span * group` rows."""
     row_tiles: int
-    """Row tiles of a request and key-value head."""
     row_blocks: int
     """Thread blocks (or clusters) for these row tiles."""
     copy_rows: int
@@ -56,21 +78,22 @@ class Tiling:
     copies: int
     """Bulk copies that fill one tile."""
     even: bool
-    """Whether the width is a multiple of `span`. If not, the last row tile overlaps another one."""
 
 
 def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
-    row_tiles = -(-shape.width // (TILE_ROWS // shape.group))
-    span = -(-shape.width // row_tiles)
     copy_rows = min(shape.page_size, sizes.kv_tile)
     return Tiling(
-        span=span,
-        row_tiles=row_tiles,
-        row_blocks=-(-row_tiles // sizes.warpgroups),
+        span=shape.span,
+        row_tiles=shape.row_tiles,
+        row_blocks=row_blocks(shape, sizes.warpgroups),
         copy_rows=copy_rows,
         copies=sizes.kv_tile // copy_rows,
-        even=span * row_tiles == shape.width,
+        even=shape.even,
     )
+
+
+def row_blocks(shape: Shape, warpgroups: int) -> int:
+    return -(-shape.row_tiles // warpgroups)
 
 
 MOST_IN_LARGE_CLUSTERS = 64
@@ -85,29 +108,35 @@ MULTIPROCESSORS = 132
 
 WIDE_HEAD = 256
 """Heads this wide have tiles of fewer positions: their accumulator takes half of a thread's
-registers, and two tiles of 64 positions leave no room for a mailbox in shared memory."""
+registers, and two tiles of 64 positions leave no room for a mailbox in shared memory. Nor do the
+queries of a second warpgroup."""
 SHORT_TILES = {"kv_tile": 32, "stages": 3}
 FEWER_SHORT_TILES = {"kv_tile": 32, "stages": 2}
-"""For calls with splits, if their queries need shared memory twice (`Plan.staged`)."""
+"""For calls with splits, if their queries need shared memory twice (`Shape.staged`)."""
 
 
 def choose_sizes(shape: Shape) -> BlockSizes:
-    """As many splits as can run at the same time; with more than one tile of rows, no splits but
-    two warpgroups."""
-    tiles = SHORT_TILES if shape.head_dim >= WIDE_HEAD else {}
-    if shape.width * shape.group > TILE_ROWS:
-        return BlockSizes(**tiles, warpgroups=2)
+    """As many splits as can run at the same time. If there are several tiles of rows and no room to
+    split their contexts, two tiles share a thread block of two warpgroups, and with it the keys and
+    values that it loads."""
+    alone = with_most_splits(shape, warpgroups=1)
+    if alone.splits > 1 or shape.row_tiles == 1:
+        return alone
+    return with_most_splits(shape, warpgroups=2)
+
+
+def with_most_splits(shape: Shape, warpgroups: int) -> BlockSizes:
+    wide, clusters = shape.head_dim >= WIDE_HEAD, shape.blocks * row_blocks(shape, warpgroups)
 
     def fits(splits: int) -> bool:
         room = MULTIPROCESSORS if splits == 2 else MOST_IN_LARGE_CLUSTERS
-        return splits * shape.blocks <= room and output_aligned(shape, splits)
+        return splits * clusters <= room and output_aligned(shape, splits)
 
-    splits = 1
-    while 2 * splits <= MOST_SPLITS and fits(2 * splits):
+    splits, most = 1, 1 if wide and warpgroups > 1 else MOST_SPLITS
+    while 2 * splits <= most and fits(2 * splits):
         splits *= 2
-    if tiles and splits > 1 and shape.width * shape.group % 8:
-        tiles = FEWER_SHORT_TILES
-    return BlockSizes(**tiles, splits=splits)
+    short = FEWER_SHORT_TILES if splits > 1 and shape.staged else SHORT_TILES
+    return BlockSizes(splits=splits, warpgroups=warpgroups, **(short if wide else {}))
 
 
 def output_aligned(shape: Shape, splits: int) -> bool:

@@ -140,7 +140,7 @@ def begin_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
         source = query.at[request, head, jnp.minimum(row_tile, plan.tiling.row_tiles - 1)]
     else:
         source = query.at[request, head, pl.ds(first * plan.shape.group, plan.rows)]
-    name = "q_raw" if plan.staged else "q"
+    name = "q_raw" if plan.shape.staged else "q"
     target = scratch[name].at[warpgroup, pl.ds(0, plan.rows)]
     plgpu.copy_gmem_to_smem(source, target, scratch["q_bar"])
 
@@ -148,7 +148,7 @@ def begin_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
 def finish_queries(plan: Plan, scratch: dict[str, Any], warpgroup) -> None:
     """Waits for the queries of all warpgroups."""
     plgpu.barrier_wait(scratch["q_bar"])
-    if plan.staged:
+    if plan.shape.staged:
         raw = load(scratch["q_raw"].at[warpgroup], TILE_LAYOUT)
         scratch["q"].at[warpgroup][...] = raw
         plgpu.commit_smem()

@@ -47,14 +47,6 @@ class Plan:
         return self.tiling.span * self.shape.group
 
     @property
-    def staged(self) -> bool:
-        """Whether queries are loaded to unswizzled shared memory first, and swizzled from there.
-
-        A bulk copy can write only whole groups of 8 rows of swizzled memory.
-        """
-        return self.rows % 8 != 0 or not self.tiling.even
-
-    @property
     def value_bytes_per_row(self) -> int:
         """The swizzle of the values, in bytes. `wgmma` takes as many positions at once as numbers
         are swizzled together, so a tile of 32 positions needs a swizzle of 64 bytes."""
@@ -64,7 +56,7 @@ class Plan:
     def output_reuses_queries(self) -> bool:
         """Whether the output reuses the memory of the staged queries. With less shared memory, two
         thread blocks fit on a multiprocessor."""
-        return self.staged and self.sizes.splits == 1 and not self.rounds
+        return self.shape.staged and self.sizes.splits == 1 and not self.rounds
 
     @property
     def repeats(self) -> bool:
@@ -96,7 +88,7 @@ class Plan:
         if not self.output_reuses_queries:
             shape = sizes.warpgroups, self.exchange.rows, self.exchange.columns
             scratch["o"] = self.copied_by_token(shape, E4M3 if self.rounds else dtype)
-        if self.staged:
+        if self.shape.staged:
             scratch["q_raw"] = self.copied_by_token(query_rows, dtype)
         if sizes.warpgroups > 1:
             scratch["tail_bar"] = plgpu.Barrier(num_arrivals=sizes.warpgroups)

@@ -129,6 +129,21 @@ def test_attention_compiles_without_spills(
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("slots", "group", "kv_heads", "causal"),
+    [(1, 8, 8, True), (8, 8, 8, False), (1, 8, 2, True), (8, 5, 8, True), (1, 5, 8, False)],
+)
+def test_attention_over_split_row_tiles_compiles_without_spills(
+    slots: int, group: int, kv_heads: int, causal: bool, monkeypatch, capfd
+):
+    """Of Qwen3-14B and 32B, and of a quarter of 32B."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    arguments = attention_arguments(slots, 16, group, HEAD_DIM, kv_heads)
+    compile_for_h100(attend(causal), arguments)
+    assert_no_spills("".join(capfd.readouterr()))
+
+
+@needs_compiler
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize(
     ("slots", "width", "group", "causal", "window"),

@@ -11,7 +11,7 @@ from interpreter import no_races
 
 from pallas_kernels import NotForThisKernel, pack_queries, paged_attention
 from pallas_kernels.paged_attention import mosaic, plan
-from pallas_kernels.paged_attention.blocks import SHORT_TILES, BlockSizes
+from pallas_kernels.paged_attention.blocks import FEWER_SHORT_TILES, SHORT_TILES, BlockSizes
 
 ROUNDING = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
 """Relative error that the output type and weights of that type leave."""
@@ -60,6 +60,22 @@ LARGE = [
     Case((4095,), width=16, kv_heads=4, group=6, head_dim=256, page_size=64),
     Case((0, 300), width=512, kv_heads=4, group=6, head_dim=256),
 ]
+QWEN3_32B = {"width": 16, "kv_heads": 8, "group": 8, "head_dim": 128, "page_size": 64}
+QWEN3_14B = QWEN3_32B | {"group": 5}
+QUARTER_OF_32B = QWEN3_32B | {"kv_heads": 2}
+SPLIT_ROW_TILES = [
+    Case((4095,), **QWEN3_32B),
+    Case((700, 33, 0, 1, 511, 63, 64, 2000), **QWEN3_32B),
+    Case((700, 33, 0, 1, 511, 63, 64, 2000), causal=False, counts=(3, 16) * 4, **QWEN3_32B),
+    Case((4095,), causal=False, **QWEN3_14B),
+    Case((700, 33, 0, 1, 511, 63, 64, 2000), **QWEN3_14B),
+    Case((4095,), window=2048, **QUARTER_OF_32B),
+    Case((700, 33) * 16, **QUARTER_OF_32B),
+    Case((700,), width=17, kv_heads=4, group=6, head_dim=256, page_size=64),
+    Case((700, 33) * 4, width=16, kv_heads=4, group=6, head_dim=256, page_size=64),
+]
+"""Several tiles of rows, whose contexts are split: into all numbers of splits, and with one and
+with two warpgroups."""
 ALONE = Case((4095,), width=16, kv_heads=8, head_dim=128)
 """One slot, so that four and eight splits hand their sums over in shared memory."""
 
@@ -122,6 +138,10 @@ class TestInterpreted:
     def test_agrees_in_two_splits(self, case: Case):
         agrees(case, lambda given: interpreted(given, case, BlockSizes(splits=2)))
 
+    @pytest.mark.parametrize("case", WIDE + WINDOWED_ROW_TILES, ids=lambda case: case.name)
+    def test_agrees_if_every_row_tile_is_split(self, case: Case):
+        agrees(case, lambda given: interpreted(given, case, BlockSizes(splits=2)))
+
     @pytest.mark.parametrize("case", [*SMALL[::3], *WINDOWED[::3]], ids=lambda case: case.name)
     def test_agrees_without_splits(self, case: Case):
         agrees(case, lambda given: interpreted(given, case, BlockSizes(splits=1)))
@@ -133,6 +153,11 @@ class TestInterpreted:
     )
     def test_agrees_with_wide_heads(self, case: Case, splits: int):
         sizes = BlockSizes(**SHORT_TILES, splits=splits)
+        agrees(case, lambda given: interpreted(given, case, sizes))
+
+    def test_agrees_with_wide_heads_if_every_row_tile_is_split(self):
+        case = WIDE_HEADS_IN_ROW_TILES[0]
+        sizes = BlockSizes(**FEWER_SHORT_TILES, splits=2)
         agrees(case, lambda given: interpreted(given, case, sizes))
 
     @pytest.mark.parametrize("case", WIDE_HEADS_IN_ROW_TILES, ids=lambda case: case.name)
@@ -153,7 +178,14 @@ class TestInterpreted:
 class TestOnDevice:
     @pytest.mark.parametrize(
         "case",
-        SMALL + WIDE + WIDE_HEADS + WIDE_HEADS_IN_ROW_TILES + WINDOWED + WINDOWED_ROW_TILES + LARGE,
+        SMALL
+        + WIDE
+        + WIDE_HEADS
+        + WIDE_HEADS_IN_ROW_TILES
+        + WINDOWED
+        + WINDOWED_ROW_TILES
+        + LARGE
+        + SPLIT_ROW_TILES,
         ids=lambda case: case.name,
     )
     def test_agrees(self, case: Case):
@@ -197,11 +229,10 @@ class TestBits:
     STARTS = (126, 124, 123)
     ROW = 126
 
-    def rows(self, attend, window: int | None) -> list[np.ndarray]:
-        case = Case(self.STARTS, width=4, kv_heads=1, window=window)
+    def rows(self, attend, case: Case) -> list[np.ndarray]:
         alike = self.same_context(case)
         out = np.asarray(attend(alike, case).astype(jnp.float32))
-        return [out[slot, self.ROW - start] for slot, start in enumerate(self.STARTS)]
+        return [out[slot, self.ROW - start] for slot, start in enumerate(case.lengths)]
 
     def same_context(self, case: Case) -> Inputs:
         given = inputs(case)
@@ -209,10 +240,10 @@ class TestBits:
         positions = self.ROW + case.width
         tokens = rng.normal(size=(3, positions, case.kv_heads, case.group, case.head_dim))
         query = jnp.stack(
-            [jnp.asarray(tokens[0, start : start + case.width]) for start in self.STARTS]
+            [jnp.asarray(tokens[0, start : start + case.width]) for start in case.lengths]
         ).astype(given.query.dtype)
         pools = [np.array(given.key_pages), np.array(given.value_pages)]
-        for slot, start in enumerate(self.STARTS):
+        for slot, start in enumerate(case.lengths):
             position = np.arange(start + case.width)
             pages = np.asarray(given.page_table)[slot, position // case.page_size]
             for pool, numbers in zip(pools, tokens[1:, :, :, 0]):
@@ -220,8 +251,9 @@ class TestBits:
         packed = pack_queries(query.reshape(*query.shape[:2], -1, case.head_dim), case.kv_heads)
         return Inputs(packed, *map(jnp.asarray, pools), *given.arguments()[3:])
 
-    def check(self, attend, window: int | None = None) -> None:
-        first, *others = self.rows(attend, window)
+    def check(self, attend, window: int | None = None, case: Case | None = None) -> None:
+        case = case or Case(self.STARTS, width=4, kv_heads=1, window=window)
+        first, *others = self.rows(attend, case)
         assert np.isfinite(first).all()
         for other in others:
             np.testing.assert_array_equal(first, other)
@@ -236,6 +268,20 @@ class TestBits:
         # begins with a tile that this row does not see.
         sizes = BlockSizes(splits=splits)
         self.check(lambda given, case: interpreted(given, case, sizes), window=62)
+
+    IN_ROW_TILES = Case((126, 117, 108), width=19, kv_heads=1)
+    """The row is in the first, in both and in the second of two row tiles, which share a token."""
+
+    def test_in_row_tiles_interpreted(self):
+        attend = lambda given, case: interpreted(given, case, BlockSizes(splits=2))
+        self.check(attend, case=self.IN_ROW_TILES)
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("warpgroups", [1, 2])
+    @pytest.mark.parametrize("splits", [1, 2, 4])
+    def test_in_row_tiles_on_device(self, splits: int, warpgroups: int):
+        sizes = BlockSizes(splits=splits, warpgroups=warpgroups)
+        self.check(lambda given, case: with_sizes(given, case, sizes), case=self.IN_ROW_TILES)
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("window", [None, 62])

@@ -21,6 +21,7 @@ SMALL = [
     (Case((70,), width=16, kv_heads=2, group=2, head_dim=128), BlockSizes(splits=2)),
     (Case((70,), width=8, kv_heads=1, group=8, head_dim=128), BlockSizes(splits=2)),
     (Case((5, 30, 0), width=27, **HEADS), BlockSizes(warpgroups=2)),
+    (Case((5, 30), width=27, counts=(27, 20), **HEADS), BlockSizes(splits=2)),
 ]
 """Also blocks whose last row tile repeats rows, and scales in more than one tile of 128 tokens."""
 QWEN3 = {"kv_heads": 8, "group": 4, "head_dim": 128, "page_size": 64}
@@ -30,8 +31,11 @@ ON_DEVICE = [
     Case((513, 700, 0, 1, 2, 900, 64, 63), width=1, **QWEN3),
     Case((513, 700, 0, 1) * 5, width=16, **QWEN3),
     Case((0, 40), width=300, **QWEN3),
+    Case((513, 700, 0, 1, 2, 900, 64, 63), width=16, **(QWEN3 | {"group": 8})),
+    Case((513, 700, 0, 1), width=16, counts=(16, 3, 16, 9), **(QWEN3 | {"group": 8})),
 ]
-"""With 4 and 8 requests two splits share one, with 20 they do not; the last has two warpgroups."""
+"""With 4 and 8 requests two splits share one, with 20 they do not. The fifth has two warpgroups,
+the sixth and the seventh two splits as well, of two warpgroups and of one."""
 
 
 def attend(given: Inputs, case: Case, filled: int, **options):
