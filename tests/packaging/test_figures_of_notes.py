@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pallas_kernels.paged_attention.blocks import Shape, choose_sizes
+
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 TABLE = re.compile(r"^\|.+\|\n\|[-|]+\|\n((?:\|.+\|\n?)+)", re.M)
 SLOTS = (1, 4, 8, 16, 32)
@@ -764,6 +766,82 @@ def products_in_8_bits() -> Table:
 def told(row: dict[str, Any]) -> str:
     outputs, parts = row["split"]
     return f"{row['us']:.1f} ({outputs} x {parts})"
+
+
+WITH_ROW_TILES = (
+    ("Qwen3-32B", 8, 8, 128, 16),
+    ("a quarter of 32B", 2, 8, 128, 16),
+    ("Qwen3-14B", 8, 5, 128, 16),
+    ("Qwen3.5 with 24 heads", 4, 6, 256, 16),
+    ("Qwen3-8B, 128 tokens", 8, 4, 128, 128),
+    ("a quarter of 32B, 512 tokens", 2, 8, 128, 512),
+)
+"""Key-value heads, query heads of each, their size, and the tokens of a request, in the order of
+the runs of the results file."""
+
+
+def row_tiles() -> Table:
+    """Attention without splits and with two warpgroups, which was chosen before, and as it is."""
+    runs = results("attention-in-row-tiles-h200")["runs"]
+    return [
+        cells
+        for model, run in zip(WITH_ROW_TILES, runs, strict=True)
+        for requests in (1, 8, 32)
+        if (cells := row_of_tiles(model, requests, run["rows"]))
+    ]
+
+
+def row_of_tiles(model: tuple, requests: int, rows: list[dict[str, Any]]) -> list[str]:
+    name, kv_heads, group, head_dim, width = model
+    shape = Shape(requests, kv_heads, width, group, head_dim, page_size=64, max_pages=64)
+    chosen = choose_sizes(shape)
+    us = {
+        (row["case"].split()[0], row["splits"], row["warpgroups"]): row["mosaic_us"] for row in rows
+    }
+    cells = []
+    for context in (1024, 4096):
+        case = f"{requests}x{context}"
+        if (case, 1, 2) not in us:
+            return []
+        now = us[case, chosen.splits, chosen.warpgroups]
+        cells += [f"{us[case, 1, 2]:.1f}", f"{now:.1f}"]
+    return [f"{name}, {requests}", f"{chosen.splits} and {chosen.warpgroups}", *cells]
+
+
+def test_attention_over_several_tiles_of_rows_is_that_of_the_results_file():
+    assert tables("h200")[-1] == row_tiles()
+
+
+def exchange_over_four() -> Table:
+    before, now = results("exchange-one-shot-h200x4"), results("exchange-h200x4")
+    us = lambda file, rows, name: next(
+        f"{row['us_per_call']['median']:.1f}"
+        for row in file["rows"]
+        if (row["rows"], row["implementation"]) == (rows, name)
+    )
+    columns = (before, "mosaic"), (now, "mosaic"), (now, "psum")
+    return [
+        [str(rows), *(us(file, rows, name) for file, name in columns)]
+        for rows in (64, 128, 256, 512)
+    ]
+
+
+def steps_over_several() -> Table:
+    files = [results(name)["rows"] for name in ("tp2-8b-h200", "tp2-32b-h200", "tp4-32b-h200")]
+    ours = [[f"{row['step_ms']['p50']:.2f}" for row in rows] for rows in files]
+    theirs = "13.2", "15.6", "37.6"
+    return [
+        [requests, small, large, peer, over_four]
+        for requests, small, large, peer, over_four in zip(
+            ("1", "8", "32"), *ours[:2], theirs, ours[2]
+        )
+    ]
+
+
+def test_what_several_gpus_take_is_that_of_the_results_files():
+    found = tables("parallel")
+    assert exchange_over_four() in found
+    assert steps_over_several() in found
 
 
 PAGES = {
