@@ -4,6 +4,8 @@
     GPU 1   its partial products --> inbox of GPU 0     flag --> GPU 0     waits for GPU 0's flag
     both    add up what is in their inbox, in the order of the GPUs: equal bits on all of them
 
+More than two GPUs let one of them add up many rows, and send the sums to the others (`shots.py`).
+
 `implementation="auto"` is the kernel on Hopper GPUs. An engine asks `refusal_if_untried` first.
 """
 

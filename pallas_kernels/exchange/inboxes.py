@@ -9,7 +9,8 @@
 
 A flag only grows. Calls take the two turns one after the other, so a message is written over two
 calls later. By then whoever writes has seen its reader's flag of the call between, which the reader
-sets only once its call before has ended. So nobody has to say that a message has been read.
+sets only once its call before has ended. So nobody has to say that a message has been read. In two
+shots (`shots.py`) it has seen the flag of an owner, which has seen those of all others.
 """
 
 import dataclasses
