@@ -14,6 +14,8 @@ runs only if it is named. auto: mosaic on a Hopper GPU if it can do the call, ot
 
 LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
 """The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
+TIMED_ON = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+"""The GPUs on which implementations have been timed and chosen."""
 XLA_ASKED_FOR = "xla was asked for"
 """The reason why an op does not run on a kernel if no kernel was wanted."""
 NOT_WRITTEN = "it has no kernel yet"
@@ -79,6 +81,14 @@ def kernels_run(implementation: Implementation) -> bool:
 
 def default_device() -> Any:
     return jax.devices()[0]
+
+
+def untimed_gpu() -> str | None:
+    """The name of the default device if it is a GPU of a kind on which nothing was timed."""
+    device = default_device()
+    if device.platform != "gpu" or device.device_kind in TIMED_ON:
+        return None
+    return device.device_kind
 
 
 def refusal_of_device(implementation: Implementation) -> str | None:

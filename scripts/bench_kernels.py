@@ -110,8 +110,12 @@ def parse() -> argparse.Namespace:
     sizes = ("width", 16), ("heads", 32), ("kv-heads", 8), ("head-dim", 128)
     for name, default in sizes:
         parser.add_argument(f"--{name}", type=int, default=default, help="of the sweep")
-    both = ["mosaic", "xla"]
-    parser.add_argument("--implementations", nargs="+", default=both, choices=both)
+    parser.add_argument(
+        "--implementations",
+        nargs="+",
+        default=["mosaic", "xla"],
+        choices=["mosaic", "portable", "xla"],
+    )
     parser.add_argument("--sweep", action="store_true", help="every choice of sizes instead")
     parser.add_argument("--kv-tiles", type=int, nargs="+", default=[64, 128], help="of the sweep")
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 3], help="of the sweep")
@@ -282,7 +286,7 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
 def time_attention(case: AttentionCase, implementation: Implementation) -> float:
     query, *fixed = attention_inputs(case)
     attend = functools.partial(paged_attention, causal=case.causal, implementation=implementation)
-    calls = CALLS if implementation == "mosaic" and case.width <= 32 else 6
+    calls = CALLS if implementation != "xla" and case.width <= 32 else 6
     return seconds_per_call(attention_chain(attend, calls), query, tuple(fixed), calls)
 
 

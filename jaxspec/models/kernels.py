@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from jaxspec.layers.kernels import OpChoice
 from jaxspec.layers.sums import OP
-from pallas_kernels.dispatch import Choice, Implementation
+from pallas_kernels.dispatch import Choice, Implementation, untimed_gpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,11 @@ def uses_of(
 
 def kernels_line(uses: Sequence[KernelUse]) -> str:
     """The uses as one line, for example `kernels: paged_attention mosaic, add_norm xla (why)`."""
+    untimed = untimed_gpu()
+    return _line(uses) + (f"; nothing has been timed on {untimed}" if untimed else "")
+
+
+def _line(uses: Sequence[KernelUse]) -> str:
     if not uses:
         return "kernels: none, the models have layers of their own"
     of_sums = [use for use in uses if use.op == OP]

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, Op, kernels_run
 from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import in_pieces, reference
 
 
 def paged_attention(
@@ -149,6 +149,6 @@ def _check_portable(
 
 PAGED_ATTENTION = Op(
     "paged_attention",
-    {"mosaic": _mosaic, "portable": _portable, "xla": reference.paged_attention},
+    {"mosaic": _mosaic, "portable": _portable, "xla": in_pieces.paged_attention},
     {"mosaic": _check, "portable": _check_portable},
 )

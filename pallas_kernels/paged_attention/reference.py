@@ -73,9 +73,10 @@ def visible_positions(
     causal: bool,
     window: int | None,
     window_of_block: bool = False,
+    first: int | Int[Array, ""] = 0,
 ) -> Bool[Array, "batch {width} {positions}"]:
-    """Which positions each token of each request may see."""
-    key = jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
+    """Which of so many positions, from the first on, each token of each request may see."""
+    key = first + jnp.arange(positions, dtype=lengths.dtype)[None, None, :]
     row = lengths[:, None, None] + jnp.arange(width, dtype=lengths.dtype)[None, :, None]
     last = row if causal else jnp.broadcast_to(row[:, -1:], row.shape)
     visible = (key <= last) & (key < (lengths + counts)[:, None, None])

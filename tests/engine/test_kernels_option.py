@@ -33,7 +33,10 @@ ON_CPU = "kernels: xla for every op (the device is a CPU; expected a Hopper GPU)
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch):
     device = types.SimpleNamespace(
-        platform="gpu", device_kind="NVIDIA H100", compute_capability="9.0", core_count=132
+        platform="gpu",
+        device_kind="NVIDIA H100 80GB HBM3",
+        compute_capability="9.0",
+        core_count=132,
     )
     monkeypatch.setattr(dispatch, "default_device", lambda: device)
 
@@ -200,6 +203,7 @@ class TestWhatIsSaid:
         _, uses = planned(pair())
         assert lost_kernels(uses)
         assert "the device is NVIDIA A100 (compute capability 8.0)" in kernels_line(uses)
+        assert kernels_line(uses).endswith("; nothing has been timed on NVIDIA A100")
         assert not lost_kernels(planned(pair(), kernels="xla")[1])
 
     def test_an_engine_logs_one_line_and_keeps_it(self, caplog: pytest.LogCaptureFixture):

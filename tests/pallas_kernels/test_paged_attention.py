@@ -10,7 +10,7 @@ from attention_cases import Case, Inputs, expected, inputs, kept_rows, relative_
 from interpreter import no_races
 
 from pallas_kernels import NotForThisKernel, pack_queries, paged_attention
-from pallas_kernels.paged_attention import mosaic, plan
+from pallas_kernels.paged_attention import in_pieces, mosaic, plan, reference
 from pallas_kernels.paged_attention.blocks import FEWER_SHORT_TILES, SHORT_TILES, BlockSizes
 
 ROUNDING = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
@@ -76,6 +76,11 @@ SPLIT_ROW_TILES = [
 ]
 """Several tiles of rows, whose contexts are split: into all numbers of splits, and with one and
 with two warpgroups."""
+SEVERAL_PAGES = [
+    case
+    for case in SMALL + WIDE + WIDE_HEADS + WINDOWED + WINDOWED_ROW_TILES
+    if case.max_pages * case.page_size > max(48, case.page_size)
+]
 ALONE = Case((4095,), width=16, kv_heads=8, head_dim=128)
 """One slot, so that four and eight splits hand their sums over in shared memory."""
 
@@ -117,6 +122,46 @@ class TestReference:
     def test_agrees(self, case: Case, dtype: str):
         case = Case(**{**vars(case), "dtype": dtype})
         agrees(case, lambda given: attend(given, case, "xla"))
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+    @pytest.mark.parametrize("case", SEVERAL_PAGES, ids=lambda case: case.name)
+    def test_agrees_in_pieces(self, case: Case, dtype: str, monkeypatch):
+        monkeypatch.setattr(in_pieces, "PIECE", 48)
+        monkeypatch.setattr(reference, "paged_attention", None)
+        case = Case(**{**vars(case), "dtype": dtype})
+        agrees(case, lambda given: attend(given, case, "xla"))
+
+    def test_no_piece_is_read_beyond_the_longest_context(self, monkeypatch):
+        """Page numbers there are of no page, and a gather of such a page gives NaN."""
+        monkeypatch.setattr(in_pieces, "PIECE", 32)
+        case = Case((40, 3), width=4, page_size=16, spare_pages=6, dtype="float32")
+        given = inputs(case)
+        lost = given.page_table.at[:, 4:].set(10**6)
+        gathered, gather = [], in_pieces.gather_pages
+
+        def noted(pool, pages):
+            jax.debug.callback(lambda pages: gathered.append(pages.max()), pages)
+            return gather(pool, pages)
+
+        monkeypatch.setattr(in_pieces, "gather_pages", noted)
+        attended = attend(Inputs(**(vars(given) | {"page_table": lost})), case, "xla")
+        jax.block_until_ready(attended)
+        jax.effects_barrier()
+        assert len(gathered) == 2 * 2 and max(gathered) < 10**6
+        assert relative_error(attended, expected(case)) < ROUNDING["float32"]
+
+    def test_a_token_s_bits_do_not_depend_on_how_far_others_are_read(self, monkeypatch):
+        monkeypatch.setattr(in_pieces, "PIECE", 32)
+        case = Case((40, 300), width=4, dtype="float32")
+        given = inputs(case)
+        beside = attend(given, case, "xla")[0]
+        shorter = Inputs(**(vars(given) | {"lengths": given.lengths.at[1].set(0)}))
+        np.testing.assert_array_equal(beside, attend(shorter, case, "xla")[0])
+
+    def test_a_request_without_tokens_gives_zeros(self, monkeypatch):
+        monkeypatch.setattr(in_pieces, "PIECE", 32)
+        case = Case((40, 0), width=4, counts=(4, 0), dtype="float32")
+        assert not np.asarray(attend(inputs(case), case, "xla")[1]).any()
 
     def test_a_window_hides_what_is_farther(self):
         case = Case((40,), width=1, dtype="float32")

@@ -1,0 +1,109 @@
+"""Paged attention in plain XLA that reads no further than the longest context of the batch.
+
+The reference gathers every page of the table, so each request costs as much as the longest one
+that it could become. Here a loop gathers PIECE positions at a time, up to the end of the longest
+context, and adds them up as flash attention does: each piece relative to the largest score so far,
+to which what was added before is scaled. A piece that a token does not see changes nothing of what
+the token has, so its bits do not depend on how far the loop goes.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
+from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention.reference import MASKED, gather_pages, visible_positions
+
+PIECE = 512
+"""Positions that are gathered at once."""
+
+
+def paged_attention(
+    query: Float[Array, "batch kv_heads width group head_dim"],
+    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    filled_batch: int,
+    rounding: Rounding | None = None,
+    **mask: Any,
+) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
+    at_once = max(1, PIECE // key_pages.shape[1])
+    given = query, key_pages, value_pages, page_table, lengths, counts
+    if page_table.shape[1] <= at_once:
+        options = {"filled_batch": filled_batch, "rounding": rounding}
+        return reference.paged_attention(*given, **options, **mask)
+    attended = over_pieces(*given, at_once=at_once, **mask)
+    return reference.in_8_bits(reference.filled_up(attended, filled_batch), rounding)
+
+
+def over_pieces(
+    query: Float[Array, "batch kv_heads width group head_dim"],
+    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    counts: Int[Array, " batch"],
+    *,
+    at_once: int,
+    causal: bool,
+    window: int | None,
+    window_of_block: bool = False,
+) -> Float[Array, "batch width heads head_dim"]:
+    """`at_once` pages of each request at a time."""
+    batch, kv_heads, width, group, head_dim = query.shape
+    positions = at_once * key_pages.shape[1]
+    table = jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % at_once)))
+    per_query = batch, kv_heads, width, group
+
+    def add(piece: Array, before: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        largest, total, attended = before
+        pages = lax.dynamic_slice_in_dim(table, piece * at_once, at_once, axis=1)
+        visible = visible_positions(
+            lengths,
+            counts,
+            width,
+            positions,
+            causal,
+            window,
+            window_of_block,
+            first=piece * positions,
+        )
+        # A masked weight is 0, but 0 * NaN is NaN: cells that no token may see are zeroed.
+        used = visible.any(axis=1)[:, :, None, None]
+        keys, values = (
+            jnp.where(used, gather_pages(pool, pages), 0) for pool in (key_pages, value_pages)
+        )
+        seen = visible[:, None, :, None, :]
+        scores = jnp.einsum("shwgd,sphd->shwgp", query, keys, preferred_element_type=jnp.float32)
+        scores = jnp.where(seen, scores * head_dim**-0.5, MASKED)
+        now = jnp.maximum(largest, scores.max(axis=-1))
+        shrunk = jnp.exp(largest - now)
+        weights = jnp.where(seen, jnp.exp(scores - now[..., None]), 0)
+        products = jnp.einsum(
+            "shwgp,sphd->shwgd",
+            weights.astype(values.dtype),
+            values,
+            preferred_element_type=jnp.float32,
+        )
+        return (
+            now,
+            total * shrunk + weights.sum(axis=-1),
+            attended * shrunk[..., None] + products,
+        )
+
+    nothing = (
+        jnp.full(per_query, MASKED, jnp.float32),
+        jnp.zeros(per_query, jnp.float32),
+        jnp.zeros((*per_query, head_dim), jnp.float32),
+    )
+    pieces = (jnp.max(lengths + counts) + positions - 1) // positions
+    _, total, attended = lax.fori_loop(0, pieces, add, nothing)
+    attended = attended / jnp.where(total == 0, 1, total)[..., None]
+    by_token = attended.transpose(0, 2, 1, 3, 4).astype(query.dtype)
+    return by_token.reshape(batch, width, kv_heads * group, head_dim)
