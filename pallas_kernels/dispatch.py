@@ -18,6 +18,8 @@ TIMED_ON = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 """The GPUs on which implementations have been timed and chosen."""
 XLA_ASKED_FOR = "xla was asked for"
 """The reason why an op does not run on a kernel if no kernel was wanted."""
+PORTABLE_ASKED_FOR = "portable was asked for"
+"""The same for an op whose only kernel is for Hopper GPUs, if portable kernels were wanted."""
 NOT_WRITTEN = "it has no kernel yet"
 """The reason if there is none to choose."""
 

@@ -66,7 +66,7 @@ def planned(models: Models, **options):
 
 
 class TestWhatItReaches:
-    @pytest.mark.parametrize("kernels", ["mosaic", "xla"])
+    @pytest.mark.parametrize("kernels", ["mosaic", "portable", "xla"])
     def test_target_and_drafter_of_every_program(self, on_hopper, kernels: str):
         models, _ = planned(pair(), kernels=kernels)
         assert models.target.implementation == kernels
@@ -89,6 +89,25 @@ class TestWhatItRefuses:
     def test_mosaic_needs_a_hopper_gpu(self):
         with pytest.raises(UsageError, match="kernels is 'mosaic', but the device is a CPU"):
             planned(pair(), kernels="mosaic")
+
+    def test_portable_kernels_need_a_gpu_since_ampere(self, monkeypatch):
+        said = "the device is a CPU; expected a GPU since Ampere, or kernels 'auto' or 'xla'"
+        with pytest.raises(UsageError, match=f"kernels is 'portable', but {said}"):
+            planned(pair(), kernels="portable")
+        device = types.SimpleNamespace(
+            platform="gpu", device_kind="Tesla V100", compute_capability="7.0"
+        )
+        monkeypatch.setattr(dispatch, "default_device", lambda: device)
+        with pytest.raises(
+            UsageError, match=r"Tesla V100 \(compute capability 7.0\); expected a GPU"
+        ):
+            planned(pair(), kernels="portable")
+
+    def test_portable_kernels_are_not_there_for_matrices_in_8_bits(self, on_hopper):
+        with pytest.raises(
+            UsageError, match="kernels is 'portable', but fp8_product on 'portable'"
+        ):
+            planned(pair("qwen3-4b-fp8"), kernels="portable")
 
     def test_it_is_refused_before_any_file_is_read(self):
         with pytest.raises(UsageError, match="the device is a CPU; expected a Hopper GPU"):
@@ -194,6 +213,14 @@ class TestWhatIsSaid:
         _, uses = planned(pair(**models), **options)
         assert part in kernels_line(uses)
         assert lost_kernels(uses)
+
+    def test_portable_kernels_and_what_they_leave_to_xla(self, on_hopper):
+        _, uses = planned(pair(), kernels="portable")
+        assert kernels_line(uses) == (
+            "kernels: qkv_write portable, paged_attention portable, dense_chain xla (portable was "
+            "asked for), add_norm portable"
+        )
+        assert not lost_kernels(uses)
 
     def test_a_gpu_without_these_kernels_is_a_warning_too(self, monkeypatch):
         device = types.SimpleNamespace(

@@ -28,6 +28,7 @@ from jaxspec.models.parameters import num_bytes, random_params
 from jaxspec.models.presets import dflash_for, published
 from jaxspec.models.targets import target_of
 from jaxspec.proposers.dflash import DFlashProposer
+from pallas_kernels.dispatch import Implementation
 
 PAGES_PER_SLOT, PAGE_SIZE = 17, 64
 
@@ -41,6 +42,7 @@ def lowered_step(
     draws: bool = False,
     fp8_drafter: bool = False,
     fp8_activations: bool = False,
+    kernels: Implementation = "mosaic",
 ) -> tuple[jax.stages.Lowered, Any, Any]:
     """The step, and the shapes of parameters and state. A plain one has no drafts. Also one that
     reads so many tokens of a prompt `beside` its requests, or one that draws, or one whose drafter
@@ -53,8 +55,8 @@ def lowered_step(
         target = dataclasses.replace(target, decoder=rounding)
     if fp8_drafter:
         draft = copying_head(quantised_drafter(draft, "the drafter"), devices=1)
-    model = target_of(target, draft.target_layer_ids, jnp.bfloat16).with_kernels("mosaic")
-    drafter = DFlash(draft, jnp.bfloat16, "mosaic")
+    model = target_of(target, draft.target_layer_ids, jnp.bfloat16).with_kernels(kernels)
+    drafter = DFlash(draft, jnp.bfloat16, kernels)
     models = Models(model, (DFlashProposer(drafter),), PAGE_SIZE)
     params = jax.eval_shape(
         lambda: {
@@ -82,6 +84,22 @@ def lowered_step(
         draws=draws,
     )
     return lowered, params, state
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_step_of_portable_kernels_compiles_in_place_without_spills(monkeypatch, capfd):
+    """A layer writes, attends and adds up twice; the drafter's also write what they get to read."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    lowered, _, state = lowered_step("qwen3-8b", slots=1, kernels="portable")
+    assert "dense_chain" not in lowered.as_text()
+    program = compiled(lowered)
+    assert_no_spills("".join(capfd.readouterr()))
+    of_target, of_drafter = 36, 5
+    kernels = program.as_text().count('custom_call_target="mosaic_gpu')
+    assert kernels == 4 * (of_target + of_drafter) + of_drafter
+    for shape in {cache.shape for cache in jax.tree.leaves((state.cache, state.proposers))}:
+        assert_no_pool_copies(program, shape)
 
 
 @needs_compiler

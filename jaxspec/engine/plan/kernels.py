@@ -23,17 +23,19 @@ from jaxspec.models.kernels import (
 )
 from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.dense_chain import MORE_ROUNDED_TOKENS, MORE_TOKENS
-from pallas_kernels.dispatch import XLA_ASKED_FOR, refusal_of_device
+from pallas_kernels.dispatch import PORTABLE_ASKED_FOR, XLA_ASKED_FOR, refusal_of_device
 
 log = logging.getLogger("jaxspec")
 
 
 def refuse_device(options: EngineOptions) -> None:
-    """Refuses "mosaic" on a device without these kernels, before any weights are read."""
+    """Refuses kernels on a device that cannot run them, before any weights are read."""
     # "auto" has the stricter rule: a machine without a GPU can compile for one, but not run.
     for option, others in (("kernels", "'auto' or 'xla'"), ("exchange", "'auto' or 'psum'")):
         if getattr(options, option) == "mosaic" and (reason := refusal_of_device("auto")):
             raise UsageError(f"{option} is 'mosaic', but {reason}, or {option} {others}")
+    if options.kernels == "portable" and (reason := refusal_of_portable()):
+        raise UsageError(f"kernels is 'portable', but {reason}, or kernels 'auto' or 'xla'")
     if options.exchange in ("mosaic", "xla") and jax.process_count() > 1:
         raise UsageError(
             f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
@@ -41,10 +43,18 @@ def refuse_device(options: EngineOptions) -> None:
         )
 
 
+def refusal_of_portable() -> str | None:
+    device = dispatch.default_device()
+    if device.platform != "gpu":
+        return f"the device is a {device.platform.upper()}; expected a GPU since Ampere"
+    return refusal_of_device("portable")
+
+
 def exchange_of(options: EngineOptions) -> Exchange:
-    """What adds up over several devices: XLA if no kernels are wanted, unless one is named."""
-    no_kernels = options.exchange == "auto" and options.kernels == "xla"
-    return "psum" if no_kernels else options.exchange
+    """What adds up over several devices: XLA if no kernels for Hopper GPUs are wanted, unless one
+    is named."""
+    none = options.exchange == "auto" and options.kernels in ("portable", "xla")
+    return "psum" if none else options.exchange
 
 
 def with_kernels(models: Models, kernels: Kernels) -> Models:
@@ -96,20 +106,23 @@ def _sizes(plan: Plan) -> Iterator[StepSize]:
 
 
 def refuse_what_kernels_cannot(models: Models, plan: Plan, options: EngineOptions) -> None:
-    """With "mosaic", refuses models and sizes that the kernels cannot run."""
+    """Refuses models and sizes that the kernels that were named cannot run."""
     refuse_device(options)
     if options.exchange == "mosaic" and models.shards.count > 1:
         without_others = with_kernels(models, "xla")  # of which none then refuses anything
-        _refuse(without_others, plan, "exchange", "exchange 'psum' would leave it to XLA")
-    if options.kernels == "mosaic":
-        _refuse(models, plan, "kernels", "kernels 'auto' would run it on XLA")
+        _refuse(
+            without_others, plan, "exchange is 'mosaic'", "exchange 'psum' would leave it to XLA"
+        )
+    if options.kernels in ("mosaic", "portable"):
+        asked = f"kernels is {options.kernels!r}"
+        _refuse(models, plan, asked, "kernels 'auto' would run it on XLA")
 
 
-def _refuse(models: Models, plan: Plan, option: str, advice: str) -> None:
+def _refuse(models: Models, plan: Plan, asked: str, advice: str) -> None:
     try:
         kernel_uses(models, plan)
     except NotForThisKernel as refusal:
-        raise UsageError(f"{option} is 'mosaic', but {refusal}; {advice}") from refusal
+        raise UsageError(f"{asked}, but {refusal}; {advice}") from refusal
 
 
 def log_kernels(uses: tuple[KernelUse, ...]) -> None:
@@ -122,5 +135,5 @@ def lost_kernels(uses: tuple[KernelUse, ...]) -> bool:
     if dispatch.default_device().platform != "gpu":
         return False
     more_tokens = (MORE_TOKENS, MORE_ROUNDED_TOKENS, TOO_MANY_FOR_INBOXES)
-    as_wanted = (None, XLA_ASKED_FOR, PSUM_ASKED_FOR, *more_tokens)
+    as_wanted = (None, XLA_ASKED_FOR, PORTABLE_ASKED_FOR, PSUM_ASKED_FOR, *more_tokens)
     return any(use.reason not in as_wanted for use in uses)

@@ -12,7 +12,7 @@ from jaxspec.short_repr import changes as repr_of_changes
 
 Driver = Literal["auto", "lockstep", "overlapped"]
 DRIVERS = get_args(Driver)
-Kernels = Literal["auto", "mosaic", "xla"]
+Kernels = Literal["auto", "mosaic", "portable", "xla"]
 Rates = tuple[int | float, ...]
 Acceptance = int | float | Rates | tuple[Rates, ...]
 """A mean acceptance length, the share of steps that accept each position, or such shares of each of
@@ -105,7 +105,8 @@ class EngineOptions(SpeculationOptions):
     only on an accelerator, because on a CPU the steps need the cores."""
     kernels: Kernels = "auto"
     """mosaic: run every op on its kernel for Hopper GPUs, and raise an error if one of them cannot
-    run; xla: use no kernels; auto: use each kernel that can run, and XLA for the other ops."""
+    run; portable: the same with the kernels for every GPU since Ampere; xla: use no kernels; auto:
+    use each kernel for Hopper GPUs that can run, and XLA for the other ops."""
     fp8_activations: bool = False
     """Also round the activations that FP8 weights are multiplied by to 8 bits. Each token gets one
     scale or, if the weights have a scale per block, one for every 128 of its inputs. By default
