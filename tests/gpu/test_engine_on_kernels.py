@@ -71,6 +71,14 @@ def test_the_kernels_say_what_xla_says_with_a_head_of_its_own(place: Place):
     test_the_kernels_say_what_xla_says(place, tied=False)
 
 
+@ON_GPU
+def test_the_portable_kernels_say_what_xla_says(place: Place):
+    ours = engine(place, True, kernels="portable")
+    assert {use.runs_on for use in ours.kernels if use.op == "paged_attention"} == {"portable"}
+    by_xla = generate(engine(place, True, kernels="xla"), prompts(place), greedy(place))
+    agree(place, generate(ours, prompts(place), greedy(place)), by_xla)
+
+
 @EVERYWHERE
 def test_one_long_context_is_shared_by_splits(place: Place):
     """A single request, so that several thread blocks share its context."""
