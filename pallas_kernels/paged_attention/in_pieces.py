@@ -55,7 +55,7 @@ def over_pieces(
     window: int | None,
     window_of_block: bool = False,
 ) -> Float[Array, "batch width heads head_dim"]:
-    """`at_once` pages of each request at a time."""
+    """`at_once` pages of each request at a time, up to the longest that has tokens in the block."""
     batch, kv_heads, width, group, head_dim = query.shape
     positions = at_once * key_pages.shape[1]
     table = jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % at_once)))
@@ -102,7 +102,8 @@ def over_pieces(
         jnp.zeros(per_query, jnp.float32),
         jnp.zeros((*per_query, head_dim), jnp.float32),
     )
-    pieces = (jnp.max(lengths + counts) + positions - 1) // positions
+    longest = jnp.max(jnp.where(counts > 0, lengths + counts, 0))
+    pieces = (longest + positions - 1) // positions
     _, total, attended = lax.fori_loop(0, pieces, add, nothing)
     attended = attended / jnp.where(total == 0, 1, total)[..., None]
     by_token = attended.transpose(0, 2, 1, 3, 4).astype(query.dtype)
