@@ -13,12 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import dispatch
 from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.reference import MASKED, gather_pages, visible_positions
 
 PIECE = 512
 """Positions that are gathered at once."""
+WITHOUT_A_LOOP_ON_GPUS = 2048
+"""Positions up to which a GPU gathers all. A loop cannot be part of a step's CUDA graph, and the
+host has to read how far it goes, in every layer. This number is estimated, not measured."""
 
 
 def paged_attention(
@@ -33,9 +37,12 @@ def paged_attention(
     rounding: Rounding | None = None,
     **mask: Any,
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
-    at_once = max(1, PIECE // key_pages.shape[1])
+    page_size = key_pages.shape[1]
+    at_once = max(1, PIECE // page_size)
+    on_gpu = dispatch.default_device().platform == "gpu"
+    whole = max(1, WITHOUT_A_LOOP_ON_GPUS // page_size) if on_gpu else at_once
     given = query, key_pages, value_pages, page_table, lengths, counts
-    if page_table.shape[1] <= at_once:
+    if page_table.shape[1] <= whole:
         options = {"filled_batch": filled_batch, "rounding": rounding}
         return reference.paged_attention(*given, **options, **mask)
     attended = over_pieces(*given, at_once=at_once, **mask)

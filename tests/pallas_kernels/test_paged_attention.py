@@ -127,6 +127,7 @@ class TestReference:
     @pytest.mark.parametrize("case", SEVERAL_PAGES, ids=lambda case: case.name)
     def test_agrees_in_pieces(self, case: Case, dtype: str, monkeypatch):
         monkeypatch.setattr(in_pieces, "PIECE", 48)
+        monkeypatch.setattr(in_pieces, "WITHOUT_A_LOOP_ON_GPUS", 48)
         monkeypatch.setattr(reference, "paged_attention", None)
         case = Case(**{**vars(case), "dtype": dtype})
         agrees(case, lambda given: attend(given, case, "xla"))
