@@ -16,6 +16,8 @@ LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
 """The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
 TIMED_ON = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 """The GPUs on which implementations have been timed and chosen."""
+EXPECTED_GPU = {"mosaic": "a Hopper GPU", "portable": "a GPU since Ampere"}
+"""The GPU that each kernel needs, in words."""
 XLA_ASKED_FOR = "xla was asked for"
 """The reason why an op does not run on a kernel if no kernel was wanted."""
 PORTABLE_ASKED_FOR = "portable was asked for"
@@ -94,13 +96,19 @@ def untimed_gpu() -> str | None:
 
 
 def refusal_of_device(implementation: Implementation) -> str | None:
-    """Why the kernels that this implementation means cannot run on the default device."""
+    """Why the kernels that this implementation means cannot run on the default device. One that is
+    named may still be compiled on a machine without a GPU."""
+    if implementation == "auto":
+        return refusal_to_run("mosaic")
+    return refusal_of(check_device, implementation, default_device())
+
+
+def refusal_to_run(kernels: str) -> str | None:
+    """Why the default device cannot run "mosaic" or "portable" kernels."""
     device = default_device()
-    if implementation == "auto" and device.platform != "gpu":
-        return f"the device is a {device.platform.upper()}; expected a Hopper GPU"
-    return refusal_of(
-        check_device, "mosaic" if implementation == "auto" else implementation, device
-    )
+    if device.platform != "gpu":
+        return f"the device is a {device.platform.upper()}; expected {EXPECTED_GPU[kernels]}"
+    return refusal_of(check_device, kernels, device)
 
 
 def check_device(implementation: str, device: Any) -> None:
@@ -110,10 +118,10 @@ def check_device(implementation: str, device: Any) -> None:
         return
     found = attribute(device, "compute_capability")
     if implementation == "mosaic":
-        expected = "a Hopper GPU (sm_90)"
+        expected = f"{EXPECTED_GPU[implementation]} (sm_90)"
         can_run = capability(found)[0] == LOWEST_CAPABILITY["mosaic"][0]
     else:
-        expected = "a GPU since Ampere (sm_80)"
+        expected = f"{EXPECTED_GPU[implementation]} (sm_80)"
         can_run = capability(found) >= LOWEST_CAPABILITY[implementation]
     require(can_run, f"the device is {device.device_kind} (compute capability {found})", expected)
 

@@ -199,7 +199,7 @@ def choices_for(case: AttentionCase, kv_tiles: list[int], stages: list[int]) -> 
     shape = attention_blocks.Shape(
         case.slots, case.kv_heads, case.width, group, case.head_dim, case.page_size, pages
     )
-    warpgroups = (1, 2) if case.width * group > attention_blocks.TILE_ROWS else (1,)
+    warpgroups = (1, 2) if shape.row_tiles > 1 else (1,)
     tried = itertools.product(kv_tiles, stages, (1, 2, 4, 8), warpgroups)
 
     def fits(sizes: BlockSizes) -> bool:

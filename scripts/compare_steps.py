@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.cli import MEMORY_SHARES
 from jaxspec.measure.environment import code
 
 METHODS = ("plain", "dflash")
@@ -85,7 +86,8 @@ class Worker:
         self.name = name
         paths = [str(folder.resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        environment.setdefault("XLA_CLIENT_MEM_FRACTION", SHARE_OF_MEMORY)
+        if not any(map(environment.get, MEMORY_SHARES)):
+            environment[MEMORY_SHARES[0]] = SHARE_OF_MEMORY
         wanted = {"model": options.model, "block_size": options.block_size}
         wanted |= {"slots": max(options.slots), "prompt": options.prompt, "steps": options.steps}
         script = Path(__file__).with_name("steps_of_a_version.py")

@@ -10,6 +10,8 @@ from pallas_kernels.dense_chain import reference
 from pallas_kernels.dense_chain.shape import Arrivals, ChainShape, first_arrivals
 from pallas_kernels.dense_chain.weights import ChainWeights
 from pallas_kernels.dispatch import (
+    PORTABLE_ASKED_FOR,
+    XLA_ASKED_FOR,
     Choice,
     Implementation,
     Op,
@@ -101,7 +103,7 @@ def chain_choice(shape: ChainShape, dtype: DTypeLike, implementation: Implementa
 def refusal(shape: ChainShape, dtype: DTypeLike, implementation: Implementation) -> str | None:
     """Why the kernel does not run calls of this shape; None if it does."""
     if implementation not in ("auto", "mosaic"):
-        return f"{implementation} was asked for"
+        return XLA_ASKED_FOR if implementation == "xla" else PORTABLE_ASKED_FOR
     if reason := refusal_of_device(implementation):
         return reason
     if shape.tokens > shape.best_up_to:

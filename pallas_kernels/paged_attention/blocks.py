@@ -69,26 +69,20 @@ class Shape:
 class Tiling:
     """What follows from a shape and its block sizes."""
 
-    span: int
-    row_tiles: int
     row_blocks: int
-    """Thread blocks (or clusters) for these row tiles."""
+    """Thread blocks (or clusters) for the row tiles of a request and key-value head."""
     copy_rows: int
     """Positions that one bulk copy moves."""
     copies: int
     """Bulk copies that fill one tile."""
-    even: bool
 
 
 def tile(shape: Shape, sizes: BlockSizes) -> Tiling:
     copy_rows = min(shape.page_size, sizes.kv_tile)
     return Tiling(
-        span=shape.span,
-        row_tiles=shape.row_tiles,
         row_blocks=row_blocks(shape, sizes.warpgroups),
         copy_rows=copy_rows,
         copies=sizes.kv_tile // copy_rows,
-        even=shape.even,
     )
 
 

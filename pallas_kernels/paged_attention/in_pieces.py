@@ -16,13 +16,18 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import dispatch
 from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
 from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.reference import MASKED, gather_pages, visible_positions
+from pallas_kernels.paged_attention.reference import (
+    MASKED,
+    scores_of,
+    seen_of_pages,
+    visible_positions,
+)
 
 PIECE = 512
 """Positions that are gathered at once."""
 WITHOUT_A_LOOP_ON_GPUS = 2048
-"""Positions up to which a GPU gathers all. A loop cannot be part of a step's CUDA graph, and the
-host has to read how far it goes, in every layer. This number is estimated, not measured."""
+"""Positions up to which a GPU gathers all. By default XLA keeps loops out of a step's CUDA graph,
+and the host has to read how far they go, in every layer. The number is estimated, not measured."""
 
 
 def paged_attention(
@@ -81,16 +86,11 @@ def over_pieces(
             window_of_block,
             first=piece * positions,
         )
-        # A masked weight is 0, but 0 * NaN is NaN: cells that no token may see are zeroed.
-        used = visible.any(axis=1)[:, :, None, None]
-        keys, values = (
-            jnp.where(used, gather_pages(pool, pages), 0) for pool in (key_pages, value_pages)
-        )
-        seen = visible[:, None, :, None, :]
-        scores = jnp.einsum("shwgd,sphd->shwgp", query, keys, preferred_element_type=jnp.float32)
-        scores = jnp.where(seen, scores * head_dim**-0.5, MASKED)
+        keys, values = seen_of_pages(key_pages, value_pages, pages, visible)
+        scores = scores_of(query, keys, visible)
         now = jnp.maximum(largest, scores.max(axis=-1))
         shrunk = jnp.exp(largest - now)
+        seen = visible[:, None, :, None, :]
         weights = jnp.where(seen, jnp.exp(scores - now[..., None]), 0)
         products = jnp.einsum(
             "shwgp,sphd->shwgd",

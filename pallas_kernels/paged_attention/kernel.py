@@ -55,7 +55,7 @@ def attend(
     row_tile = row_block * plan.sizes.warpgroups + warpgroup
     # If the last tile would reach beyond the width, it starts earlier; rows that it shares with the
     # tile before it are not stored twice.
-    first = jnp.minimum(row_tile * plan.tiling.span, plan.shape.width - plan.tiling.span)
+    first = jnp.minimum(row_tile * plan.shape.span, plan.shape.width - plan.shape.span)
 
     # Before the first tiles: later the queries would arrive only after all of them.
     begin_queries(plan, query, scratch, (request, head, row_tile, first, warpgroup))
@@ -106,7 +106,7 @@ def rows_up_to(plan: Plan, row_block):
     """How many of the block's tokens the queries of this row block may see."""
     if not plan.mask.causal:
         return plan.shape.width
-    rows = plan.sizes.warpgroups * plan.tiling.span
+    rows = plan.sizes.warpgroups * plan.shape.span
     return jnp.minimum((row_block + 1) * rows, plan.shape.width)
 
 
@@ -119,8 +119,8 @@ def steps_of(plan: Plan, end, split):
 
 def first_token(plan: Plan, row_block):
     """The first token of the block whose queries are in this row block."""
-    rows = plan.sizes.warpgroups * plan.tiling.span
-    return jnp.minimum(row_block * rows, plan.shape.width - plan.tiling.span)
+    rows = plan.sizes.warpgroups * plan.shape.span
+    return jnp.minimum(row_block * rows, plan.shape.width - plan.shape.span)
 
 
 def steps_before_window(plan: Plan, lengths, request, row_block, split):
@@ -136,8 +136,8 @@ def steps_before_window(plan: Plan, lengths, request, row_block, split):
 def begin_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:
     """Starts the bulk copy of this warpgroup's row tile of queries to shared memory."""
     request, head, row_tile, first, warpgroup = indices
-    if plan.tiling.even:
-        source = query.at[request, head, jnp.minimum(row_tile, plan.tiling.row_tiles - 1)]
+    if plan.shape.even:
+        source = query.at[request, head, jnp.minimum(row_tile, plan.shape.row_tiles - 1)]
     else:
         source = query.at[request, head, pl.ds(first * plan.shape.group, plan.rows)]
     name = "q_raw" if plan.shape.staged else "q"

@@ -147,5 +147,5 @@ def by_row_tile(
 ) -> Float[Array, "batch kv_heads ... head_dim"]:
     """The queries with an axis of row tiles, if these do not overlap."""
     batch, kv_heads, width, group, head_dim = query.shape
-    tiles = (plan.tiling.row_tiles, plan.rows) if plan.tiling.even else (width * group,)
+    tiles = (plan.shape.row_tiles, plan.rows) if plan.shape.even else (width * group,)
     return query.reshape(batch, kv_heads, *tiles, head_dim)

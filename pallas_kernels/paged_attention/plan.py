@@ -44,7 +44,7 @@ class Plan:
     @property
     def rows(self) -> int:
         """Rows of a tile that hold queries. The other rows hold garbage and are not stored."""
-        return self.tiling.span * self.shape.group
+        return self.shape.span * self.shape.group
 
     @property
     def value_bytes_per_row(self) -> int:
@@ -61,7 +61,7 @@ class Plan:
     @property
     def repeats(self) -> bool:
         """Whether some row tile repeats rows of the one before it."""
-        return not self.tiling.even or self.tiling.row_tiles % self.sizes.warpgroups != 0
+        return not self.shape.even or self.shape.row_tiles % self.sizes.warpgroups != 0
 
     @property
     def scale(self) -> float:

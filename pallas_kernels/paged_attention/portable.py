@@ -79,9 +79,9 @@ def paged_attention(
     out = plgpu.kernel(
         named("paged_attention_portable", functools.partial(attend, call)),
         out_type=jax.ShapeDtypeStruct(
-            (batch, kv_heads, call.tiling.row_tiles, TILE_ROWS, head_dim), query.dtype
+            (batch, kv_heads, call.shape.row_tiles, TILE_ROWS, head_dim), query.dtype
         ),
-        grid=(batch, kv_heads, call.tiling.row_tiles),
+        grid=(batch, kv_heads, call.shape.row_tiles),
         grid_names=("request", "head", "row_tile"),
         num_threads=1,
         thread_name="warpgroup",
@@ -124,19 +124,19 @@ def by_row_tile(
     query: Float[Array, "batch kv_heads width group head_dim"], call: Call
 ) -> Float[Array, "batch kv_heads row_tiles tile_rows head_dim"]:
     """The queries in row tiles: `span` tokens with their heads each, padded with rows of zeros."""
-    shape, tiling = call.shape, call.tiling
-    tokens = tiling.row_tiles * tiling.span
+    shape = call.shape
+    tokens = shape.row_tiles * shape.span
     query = jnp.pad(query, [(0, 0), (0, 0), (0, tokens - shape.width), (0, 0), (0, 0)])
-    rows = tiling.span * shape.group
-    query = query.reshape(*query.shape[:2], tiling.row_tiles, rows, shape.head_dim)
+    rows = shape.span * shape.group
+    query = query.reshape(*query.shape[:2], shape.row_tiles, rows, shape.head_dim)
     return jnp.pad(query, [(0, 0)] * 3 + [(0, TILE_ROWS - rows), (0, 0)])
 
 
 def by_token(
     out: Float[Array, "batch kv_heads row_tiles tile_rows head_dim"], call: Call
 ) -> Float[Array, "batch width heads head_dim"]:
-    shape, tiling = call.shape, call.tiling
-    out = out[:, :, :, : tiling.span * shape.group]
+    shape = call.shape
+    out = out[:, :, :, : shape.span * shape.group]
     out = out.reshape(shape.batch, shape.kv_heads, -1, shape.group, shape.head_dim)
     out = out[:, :, : shape.width].transpose(0, 2, 1, 3, 4)
     return out.reshape(shape.batch, shape.width, -1, shape.head_dim)
@@ -145,16 +145,16 @@ def by_token(
 def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v, p, o) -> None:
     request, head = lax.axis_index("request"), lax.axis_index("head")
     row_tile = lax.axis_index("row_tile")
-    tiling, width = call.tiling, call.shape.width
+    shape, width = call.shape, call.shape.width
     acc_layout = call.layout("ACC")
     rows_layout = acc_layout.reduce(1)
 
     length = lengths[request]
     kept_end = length + counts[request]
-    seen_tokens = jnp.minimum((row_tile + 1) * tiling.span, width) if call.mask.causal else width
+    seen_tokens = jnp.minimum((row_tile + 1) * shape.span, width) if call.mask.causal else width
     end = jnp.minimum(length + seen_tokens, kept_end)
     steps = lax.div(end + (KV_TILE - 1), KV_TILE)
-    first_token, first_step = row_tile * tiling.span, jnp.int32(0)
+    first_token, first_step = row_tile * shape.span, jnp.int32(0)
 
     def token_of_row():
         row = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=rows_layout)

@@ -24,18 +24,11 @@ def paged_attention(
     rounding: Rounding | None = None,
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     batch, kv_heads, width, group, head_dim = query.shape
-    keys = gather_pages(key_pages, page_table)
-    values = gather_pages(value_pages, page_table)
+    positions = page_table.shape[1] * key_pages.shape[1]
     mask = causal, window, window_of_block
-    visible = visible_positions(lengths, counts, width, keys.shape[1], *mask)
-    # A masked weight is 0, but 0 * NaN is NaN: cells that no token may see are zeroed before use.
-    used = visible.any(axis=1)[:, :, None, None]
-    keys = jnp.where(used, keys, 0)
-    values = jnp.where(used, values, 0)
-
-    scores = jnp.einsum("shwgd,sphd->shwgp", query, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, :, None, :], scores * head_dim**-0.5, MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    visible = visible_positions(lengths, counts, width, positions, *mask)
+    keys, values = seen_of_pages(key_pages, value_pages, page_table, visible)
+    weights = jax.nn.softmax(scores_of(query, keys, visible), axis=-1).astype(values.dtype)
     attended = jnp.einsum("shwgp,sphd->swhgd", weights, values, preferred_element_type=jnp.float32)
     attended = attended.astype(query.dtype).reshape(batch, width, kv_heads * group, head_dim)
     return in_8_bits(filled_up(attended, filled_batch), rounding)
@@ -55,6 +48,32 @@ def filled_up(
 ) -> Float[Array, "filled width heads head_dim"]:
     """Appends requests of zeros up to `filled_batch`."""
     return jnp.pad(attended, ((0, filled_batch - attended.shape[0]), (0, 0), (0, 0), (0, 0)))
+
+
+def seen_of_pages(
+    key_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    value_pages: Float[Array, "pages page_size kv_heads head_dim"],
+    page_table: Int[Array, "batch max_pages"],
+    visible: Bool[Array, "batch width positions"],
+) -> tuple[
+    Float[Array, "batch positions kv_heads head_dim"],
+    Float[Array, "batch positions kv_heads head_dim"],
+]:
+    """The keys and values of these pages. A masked weight is 0, but 0 * NaN is NaN, so those that
+    no token may see are zeroed."""
+    used = visible.any(axis=1)[:, :, None, None]
+    keys, values = (gather_pages(pool, page_table) for pool in (key_pages, value_pages))
+    return jnp.where(used, keys, 0), jnp.where(used, values, 0)
+
+
+def scores_of(
+    query: Float[Array, "batch kv_heads width group head_dim"],
+    keys: Float[Array, "batch positions kv_heads head_dim"],
+    visible: Bool[Array, "batch width positions"],
+) -> Float[Array, "batch kv_heads width group positions"]:
+    """The scaled scores, MASKED for positions that a token may not see."""
+    scores = jnp.einsum("shwgd,sphd->shwgp", query, keys, preferred_element_type=jnp.float32)
+    return jnp.where(visible[:, None, :, None, :], scores * query.shape[-1] ** -0.5, MASKED)
 
 
 def gather_pages(

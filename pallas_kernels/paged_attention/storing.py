@@ -45,7 +45,7 @@ def store(plan: Plan, finished, out, o_tile, place: Place) -> None:
         target = out.at[place.request, place.first + i, place.head, :, columns]
         plgpu.copy_smem_to_gmem(o_tile.at[rows], target)
 
-    for i in range(plan.tiling.span):
+    for i in range(plan.shape.span):
         belongs = is_stored(plan, i, place)
         if belongs is None:
             store_token(i)
@@ -73,7 +73,7 @@ def is_stored(plan: Plan, i: int, place: Place):
 
 def is_new(plan: Plan, i, place: Place):
     """Whether the tile's i-th token is not one that it repeats of the tile before it."""
-    return place.first + i >= place.row_tile * plan.tiling.span
+    return place.first + i >= place.row_tile * plan.shape.span
 
 
 def store_scales(plan: Plan, of_rows, scales, tokens: int, place: Place) -> None:
@@ -84,7 +84,7 @@ def store_scales(plan: Plan, of_rows, scales, tokens: int, place: Place) -> None
         row = lax.div(row, EIGHT) * (2 * EIGHT) + place.split * EIGHT + lax.rem(row, EIGHT)
     i, head = lax.div(row, group), place.head * group + lax.rem(row, group)
     token = place.request * plan.shape.width + place.first + i
-    belongs = i < plan.tiling.span
+    belongs = i < plan.shape.span
     if plan.repeats:
         belongs &= is_new(plan, i, place)
     tiles, heads = TilesOfRoundedRows(tokens), plan.shape.kv_heads * group

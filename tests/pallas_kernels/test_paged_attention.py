@@ -138,13 +138,13 @@ class TestReference:
         case = Case((40, 3, 300), width=4, counts=(4, 4, 0), dtype="float32")
         given = inputs(case)
         lost = given.page_table.at[:, 4:].set(10**6)
-        gathered, gather = [], in_pieces.gather_pages
+        gathered, gather = [], reference.gather_pages
 
         def noted(pool, pages):
             jax.debug.callback(lambda pages: gathered.append(pages.max()), pages)
             return gather(pool, pages)
 
-        monkeypatch.setattr(in_pieces, "gather_pages", noted)
+        monkeypatch.setattr(reference, "gather_pages", noted)
         attended = attend(Inputs(**(vars(given) | {"page_table": lost})), case, "xla")
         jax.block_until_ready(attended)
         jax.effects_barrier()

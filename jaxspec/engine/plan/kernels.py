@@ -23,31 +23,27 @@ from jaxspec.models.kernels import (
 )
 from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.dense_chain import MORE_ROUNDED_TOKENS, MORE_TOKENS
-from pallas_kernels.dispatch import PORTABLE_ASKED_FOR, XLA_ASKED_FOR, refusal_of_device
+from pallas_kernels.dispatch import (
+    EXPECTED_GPU,
+    PORTABLE_ASKED_FOR,
+    XLA_ASKED_FOR,
+    refusal_to_run,
+)
 
 log = logging.getLogger("jaxspec")
 
 
 def refuse_device(options: EngineOptions) -> None:
     """Refuses kernels on a device that cannot run them, before any weights are read."""
-    # "auto" has the stricter rule: a machine without a GPU can compile for one, but not run.
     for option, others in (("kernels", "'auto' or 'xla'"), ("exchange", "'auto' or 'psum'")):
-        if getattr(options, option) == "mosaic" and (reason := refusal_of_device("auto")):
-            raise UsageError(f"{option} is 'mosaic', but {reason}, or {option} {others}")
-    if options.kernels == "portable" and (reason := refusal_of_portable()):
-        raise UsageError(f"kernels is 'portable', but {reason}, or kernels 'auto' or 'xla'")
+        named = getattr(options, option)
+        if named in EXPECTED_GPU and (reason := refusal_to_run(named)):
+            raise UsageError(f"{option} is {named!r}, but {reason}, or {option} {others}")
     if options.exchange in ("mosaic", "xla") and jax.process_count() > 1:
         raise UsageError(
             f"exchange is {options.exchange!r}, but {jax.process_count()} processes run together; "
             "expected auto or psum, or one process"
         )
-
-
-def refusal_of_portable() -> str | None:
-    device = dispatch.default_device()
-    if device.platform != "gpu":
-        return f"the device is a {device.platform.upper()}; expected a GPU since Ampere"
-    return refusal_of_device("portable")
 
 
 def exchange_of(options: EngineOptions) -> Exchange:
@@ -113,7 +109,7 @@ def refuse_what_kernels_cannot(models: Models, plan: Plan, options: EngineOption
         _refuse(
             without_others, plan, "exchange is 'mosaic'", "exchange 'psum' would leave it to XLA"
         )
-    if options.kernels in ("mosaic", "portable"):
+    if options.kernels in EXPECTED_GPU:
         asked = f"kernels is {options.kernels!r}"
         _refuse(models, plan, asked, "kernels 'auto' would run it on XLA")
 
