@@ -10,7 +10,14 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from h100 import assert_no_pool_copies, assert_no_spills, compiled, needs_compiler, placed
+from h100 import (
+    assert_no_pool_copies,
+    assert_no_spills,
+    compiled,
+    needs_compiler,
+    number_kernels,
+    placed,
+)
 
 from pallas_kernels.paged_attention import mosaic as attention
 from pallas_kernels.paged_attention.blocks import BlockSizes, Shape
@@ -208,6 +215,16 @@ def test_sums_go_through_global_memory_where_no_mailbox_fits_beside_the_tiles():
         for kv_tile, stages in ((64, 2), (128, 2), (128, 3))
     ]
     assert mailed == [True, True, False]
+
+
+@needs_compiler
+def test_the_compiler_speaks_of_a_kernel_that_it_compiled_before(monkeypatch, capfd):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    for _ in range(2):
+        number_kernels(monkeypatch)
+        jax.clear_caches()
+        compile_for_h100(norm_rotate_write, write_arguments(2, 16), donate=(6, 7))
+        assert_no_spills("".join(capfd.readouterr()))
 
 
 @needs_compiler
