@@ -19,7 +19,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from kernel_cases import (
     ChainCase,
     DeltaCase,
     MixerCase,
+    NormCase,
     ProductCase,
     WriteCase,
 )
@@ -45,6 +46,7 @@ from jaxspec import cli
 from jaxspec.console.files import read_json
 from pallas_kernels import (
     NotForThisKernel,
+    add_norm,
     delta_fold,
     delta_prefill,
     delta_read,
@@ -58,7 +60,7 @@ from pallas_kernels.dense_chain import first_arrivals
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.fp8_product import Fp8Matrix, quantised_blocks
 from pallas_kernels.paged_attention import blocks as attention_blocks
-from pallas_kernels.paged_attention import mosaic
+from pallas_kernels.paged_attention import mosaic, portable
 from pallas_kernels.paged_attention.blocks import BlockSizes
 from pallas_kernels.paged_attention.plan import make_plan
 from pallas_kernels.paged_attention.seen import Mask
@@ -76,6 +78,7 @@ to the H100's if it is not known."""
 OPS = (
     "paged_attention",
     "qkv_write",
+    "add_norm",
     "dense_chain",
     "delta_read",
     "delta_fold",
@@ -130,11 +133,27 @@ def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of all cases: first paged attention at every page size, then the others once each."""
     peers = peer_times(options.anchors) if options.anchors else {}
     for case in cases_of(options):
-        seconds = {name: seconds_of(case, name) for name in options.implementations}
+        seconds, refused = times_and_refusals(case, options.implementations)
         if isinstance(case, ProductCase):
             seconds["bf16"] = time_product(case, product_in_bf16)
+        if not seconds:
+            yield {"op": case.op, "case": case.name} | refused
+            continue
         shape = attention_shape(case)
-        yield row_of(case, seconds) | (peers.get(shape, {}) if shape else {})
+        yield row_of(case, seconds) | refused | (peers.get(shape, {}) if shape else {})
+
+
+def times_and_refusals(
+    case: Case, implementations: Sequence[Implementation]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The seconds of each implementation, and why it cannot do the call if it says so."""
+    seconds, refused = {}, {}
+    for name in implementations:
+        try:
+            seconds[name] = seconds_of(case, name)
+        except NotForThisKernel as refusal:
+            refused[f"{name}_refused"] = str(refusal)
+    return seconds, refused
 
 
 def cases_of(options: argparse.Namespace) -> Iterable[Case]:
@@ -145,7 +164,7 @@ def cases_of(options: argparse.Namespace) -> Iterable[Case]:
         for case in cases.attention
     ]
     of_recurrence = *cases.deltas, *cases.mixers
-    others = *cases.writes, *cases.chains, *of_recurrence, *cases.products
+    others = *cases.writes, *cases.norms, *cases.chains, *of_recurrence, *cases.products
     return [case for case in (*of_each_page_size, *others) if case.op in options.only]
 
 
@@ -168,27 +187,37 @@ def attention_shape(case: Case) -> Shape | None:
 
 def sweep(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Paged attention with every choice of sizes that fits."""
+    of_model = options.heads, options.kv_heads, options.head_dim
     for slots, context in CASES[options.cases].contexts:
-        of_model = options.heads, options.kv_heads, options.head_dim
         case = AttentionCase(slots, context, options.width, True, options.page_size[0], *of_model)
-        query, *fixed = attention_inputs(case)
-        fixed, choices = tuple(fixed), choices_for(case, options.kv_tiles, options.stages)
+        if "mosaic" in options.implementations:
+            sizes = choices_for(case, options.kv_tiles, options.stages)
+            choices = [(vars(one), {"sizes": one}) for one in sizes]
+            yield from sweep_case(case, "mosaic", mosaic.paged_attention, choices)
+        if "portable" in options.implementations:
+            choices = [({"splits": n}, {"splits": n}) for n in (1, 2, 4, 8, 16, 32)]
+            yield from sweep_case(case, "portable", portable.paged_attention, choices)
 
-        def compiled(sizes: BlockSizes, query: Array = query, fixed: tuple = fixed) -> Callable:
-            attend = functools.partial(
-                mosaic.paged_attention,
-                counts=jnp.full(len(query), options.width, jnp.int32),
-                causal=True,
-                window=None,
-                sizes=sizes,
-            )
-            return compiled_chain(attention_chain(attend, CALLS), query, fixed)
 
-        with ThreadPoolExecutor() as pool:
-            chains = list(pool.map(compiled, choices))
-        for sizes, chain in zip(choices, chains):
-            seconds = seconds_of_chain(chain, query, fixed, CALLS, batches=5, runs=6)
-            yield row_of(case, {"mosaic": seconds}) | vars(sizes)
+def sweep_case(
+    case: AttentionCase,
+    name: str,
+    attention: Callable,
+    choices: list[tuple[dict[str, Any], dict[str, Any]]],
+) -> Iterator[dict[str, Any]]:
+    """A row for each choice: what it is called, and what the kernel is given."""
+    query, *fixed = attention_inputs(case)
+    counts = jnp.full(case.slots, case.width, jnp.int32)
+
+    def compiled(given: dict[str, Any]) -> Callable:
+        attend = functools.partial(attention, counts=counts, causal=True, window=None, **given)
+        return compiled_chain(attention_chain(attend, CALLS), query, tuple(fixed))
+
+    with ThreadPoolExecutor() as pool:
+        chains = list(pool.map(compiled, [given for _, given in choices]))
+    for (shown, _), chain in zip(choices, chains):
+        seconds = seconds_of_chain(chain, query, tuple(fixed), CALLS, batches=5, runs=6)
+        yield row_of(case, {name: seconds}) | shown
 
 
 def choices_for(case: AttentionCase, kv_tiles: list[int], stages: list[int]) -> list[BlockSizes]:
@@ -239,6 +268,8 @@ def seconds_of(case: Case, implementation: Implementation) -> float:
         return time_attention(case, implementation)
     if isinstance(case, WriteCase):
         return time_write(case, implementation)
+    if isinstance(case, NormCase):
+        return time_norm(case, implementation)
     if isinstance(case, ProductCase):
         options = {"quantise_inputs": case.quantise_inputs, "implementation": implementation}
         return time_product(case, functools.partial(fp8_product, **options))
@@ -348,6 +379,21 @@ def write_inputs(case: WriteCase) -> tuple[tuple[Array, ...], tuple[Array, Array
     shape = (pages, case.page_size, case.kv_heads, case.head_dim)
     fixed = (qkv, normal(of_scale, (case.head_dim,)), jnp.cos(angle), jnp.sin(angle), cells)
     return fixed, (normal(of_keys, shape), normal(of_values, shape))
+
+
+def time_norm(case: NormCase, implementation: Implementation) -> float:
+    """Seconds of one call. The norm of one is what the next adds, as the output of a layer."""
+    shape = case.tokens, case.hidden
+    x, normed = (normal(key, shape) for key in jax.random.split(jax.random.key(0)))
+    add: Any = functools.partial(add_norm, eps=1e-6, implementation=implementation)
+
+    def chain(carried: Any, scale: Array) -> Any:
+        x, normed = carried
+        for _ in range(CALLS):
+            x, normed = add(x, normed[None], scale)
+        return x, normed
+
+    return seconds_per_call(chain, (x, normed), (jnp.ones(case.hidden, x.dtype),), CALLS)
 
 
 def time_delta(case: DeltaCase, implementation: Implementation) -> float:

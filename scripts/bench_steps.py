@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from steady import occupied_device, random_prompts, step_until_all_decode
 from jaxspec import cli
 from jaxspec.acceptance.synthetic import from_rates
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.plan.options import Kernels
 from jaxspec.engine.plan.planning import WIDTH_WITHOUT_DRAFTER
 from jaxspec.engine.requests.sampling_params import SamplingParams
 from jaxspec.engine.setup.opened import Opened
@@ -64,6 +65,8 @@ def main() -> None:
         "draft_bytes": step_bytes(pair.models, pair.params).draft,
         "prompt_tokens": options.prompt,
         "accepted_per_step": options.accepted,
+        "max_model_len": options.max_model_len,
+        "kernels": options.kernels,
         "fp8_activations": options.fp8_activations,
         "draft_quantization": options.draft_quantization,
         "rows": [],
@@ -99,6 +102,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--accepted", type=int, default=3)
+    parser.add_argument("--kernels", choices=get_args(Kernels), default="auto")
     parser.add_argument(
         "--fp8-activations", action="store_true", help="round activations to 8 bits too"
     )
@@ -167,6 +171,7 @@ def build_engine(options: argparse.Namespace, pair: Opened, method: str) -> Engi
         adaptive=False,  # every step verifies whole blocks
         prefix_caching=False,
         compile_ahead=False,
+        kernels=options.kernels,
         fp8_activations=options.fp8_activations,
         synthetic_acceptance=None if plain or lockstep else keeps(options.accepted),
     )

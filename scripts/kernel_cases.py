@@ -90,6 +90,28 @@ class WriteCase:
 
 
 @dataclasses.dataclass(frozen=True)
+class NormCase:
+    """The residual sum and the norm between two products, of tokens in bf16."""
+
+    tokens: int
+    hidden: int
+
+    op = "add_norm"
+
+    @property
+    def name(self) -> str:
+        return f"{self.tokens} tokens of {self.hidden}"
+
+    @property
+    def moved_bytes(self) -> int:
+        return 2 * 4 * self.tokens * self.hidden
+
+    @property
+    def operations(self) -> int:
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
 class DeltaCase:
     op: str
     """delta_read, delta_fold or delta_prefill."""
@@ -253,7 +275,7 @@ class ProductCase:
         return 2 * self.tokens * inputs * outputs
 
 
-Case = AttentionCase | WriteCase | ChainCase | DeltaCase | MixerCase | ProductCase
+Case = AttentionCase | WriteCase | NormCase | ChainCase | DeltaCase | MixerCase | ProductCase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +286,7 @@ class Cases:
     """Slots and contexts for the sweep over sizes."""
     attention: Sequence[AttentionCase]
     writes: Sequence[WriteCase]
+    norms: Sequence[NormCase]
     chains: Sequence[ChainCase]
     deltas: Sequence[DeltaCase]
     mixers: Sequence[MixerCase]
@@ -288,6 +311,7 @@ CASES = {
         ],
         [WriteCase(1, 1), WriteCase(1, 16), WriteCase(8, 16), WriteCase(32, 16)]
         + [WriteCase(8, 16, heads, 4, 256) for heads in (16, 24)],
+        [NormCase(tokens, 4096) for tokens in (1, 16, 128, 512)],
         [
             ChainCase(model, tokens, fp8)
             for fp8 in (False, True)
@@ -347,6 +371,7 @@ CASES = {
         ((1, 64),),
         [AttentionCase(1, 64, 4, True, heads=4, kv_heads=2, head_dim=16)],
         [WriteCase(1, 4, heads=4, kv_heads=2, head_dim=16)],
+        [NormCase(4, 128)],
         [
             ChainCase("tiny", 8),
             ChainCase("tiny", 8, fp8=True),

@@ -56,9 +56,11 @@ class Measurement:
     seconds: int
     """About how long it takes on an H100 with an empty cache; it takes less if it is not the first
     of its group. The seconds of `drafters` and `hybrid` are of an H200; those of `serving`,
-    `splits`, `fp8` and `fp8-drafter` are guesses."""
+    `splits`, `fp8`, `fp8-drafter` and `other-gpus` are guesses."""
     plot: bool = False
     """Whether it also draws a plot."""
+    xla_flags: str = ""
+    """Flags for XLA beside those of the environment."""
 
     def arguments(self, files: Path) -> list[str]:
         """All arguments for python. `files` is the path of the written files, without a suffix."""
@@ -68,7 +70,8 @@ class Measurement:
 
     def shown(self, files: str) -> str:
         """The command for readers, who choose the folder."""
-        return f"python {shlex.join(self.arguments(Path('FOLDER', files)))}"
+        flags = f"XLA_FLAGS={shlex.quote(self.xla_flags)} " if self.xla_flags else ""
+        return f"{flags}python {shlex.join(self.arguments(Path('FOLDER', files)))}"
 
 
 def bench(size: str, lengths: str, seconds: int, flag: str = "") -> Measurement:
@@ -110,6 +113,25 @@ def steps_in_8_bits(size: str, name: str, flags: str, seconds: int = 60) -> Meas
     """Step times with the target's weights in 8 bits. `name` ends the results file's name."""
     command = f"scripts/bench_steps.py --model qwen3-{size}-fp8 {flags}"
     return Measurement(f"steps-qwen3-{size}-fp8{name}", command, seconds)
+
+
+LOOPS_IN_GRAPHS = (
+    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
+    "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+)
+"""XLA's default, and conditions and loops, which it otherwise keeps out of CUDA graphs."""
+
+
+def steps_without_mosaic(
+    kernels: str, max_model_len: int, name: str = "", xla_flags: str = ""
+) -> Measurement:
+    """Step times as on a GPU that is no Hopper, with room for this many positions."""
+    command = (
+        f"scripts/bench_steps.py --model qwen3-8b --methods dflash --concurrency 1 8 32 --steps 40 "
+        f"--kernels {kernels} --max-model-len {max_model_len}"
+    )
+    name = f"steps-8b-{kernels}-{max_model_len}{name}"
+    return Measurement(name, command, 60, xla_flags=xla_flags)
 
 
 ACTIVATIONS_IN_8_BITS = "--fp8-activations --methods dflash"
@@ -204,6 +226,17 @@ GROUPS = {
         *(steps_in_8_bits(size, "-drafter", DRAFTER_IN_8_BITS) for size in ("8b", "4b")),
         steps_in_8_bits("8b", "-plain", "--methods plain --concurrency 1 8 32", 40),
     ],
+    "other-gpus": [
+        kernels(
+            "portable",
+            "portable xla mosaic --only paged_attention qkv_write add_norm --page-size 64",
+            120,
+        ),
+        kernels("portable-splits", "portable --sweep --page-size 64", 90),
+        steps_without_mosaic("portable", 4096),
+        *(steps_without_mosaic("xla", longest) for longest in (4096, 1024, 2048)),
+        steps_without_mosaic("xla", 4096, "-loops-in-graphs", LOOPS_IN_GRAPHS),
+    ],
 }
 
 
@@ -283,7 +316,7 @@ class Run:
             process = subprocess.Popen(
                 [sys.executable, *one.arguments(self.folder / files)],
                 cwd=ROOT,
-                env=environment_of(gpu, self.cache),
+                env=environment_of(gpu, self.cache, one.xla_flags),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -306,13 +339,14 @@ class Run:
         cli.say(f"{time.monotonic() - self.begin:6.1f} s  {text}")
 
 
-def environment_of(gpu: int, cache: Path) -> dict[str, str]:
+def environment_of(gpu: int, cache: Path, xla_flags: str) -> dict[str, str]:
     """The environment of a measurement: this checkout, one GPU, and the shared programs."""
     paths: Sequence[str] = (str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_VISIBLE_DEVICES": devices[gpu] if gpu < len(devices) and devices[gpu] else str(gpu),
+        "XLA_FLAGS": " ".join(filter(None, [os.environ.get("XLA_FLAGS"), xla_flags])),
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }

@@ -1,10 +1,15 @@
 """Paged attention on Mosaic GPU for every GPU since Ampere: mma.sync, no bulk copies.
 
 The online softmax is that of `kernel.py`. One thread block (one warpgroup) takes a request, a
-key-value head and 64 rows, and goes through the whole context without splits. The keys and values
-of the next tile are prefetched into registers while the current tile is multiplied. The kernel
-compiles for sm_80, 89, 90, 100 and 120. It has run only on an H100 and has not been timed, so
-"auto" does not take it.
+key-value head and 64 rows. The keys and values of the next tile are prefetched into registers while
+the current tile is multiplied.
+
+If there are few such thread blocks, several share a context: split t % splits takes tile t. Each
+writes its softmax state to global memory, and XLA adds the states up (`merged`). On GPUs before
+Hopper thread blocks cannot write into each other's shared memory, as the splits of `kernel.py` do.
+
+The kernel compiles for sm_80, 89, 90, 100 and 120. It has not been timed, so "auto" does not take
+it. It has run on an H100, but not since it has splits.
 """
 
 import dataclasses
@@ -26,6 +31,11 @@ from pallas_kernels.tiles import Shapes, load, named, rows_in_lanes
 
 KV_TILE = 32
 WARPS = 4
+MOST_BLOCKS = 256
+"""The most thread blocks of a call with splits: about two for each multiprocessor, as many as have
+registers. Estimated, not measured."""
+FEWEST_POSITIONS = 256
+"""The fewest positions of the longest possible context for each split. Estimated, too."""
 HEAD_DIMS = (64, 128)
 """Wider heads do not fit in the registers beside the next tile."""
 
@@ -36,9 +46,21 @@ class Call:
 
     shape: Shape
     tiling: Tiling
+    splits: int
+    """Thread blocks that share a context."""
     mask: Mask
     dtype: Any
     interpreted: bool
+
+    @property
+    def out_type(self) -> Any:
+        """What the kernel writes: attention's result, or the softmax state of every split."""
+        shape = self.shape
+        leading = shape.batch, shape.kv_heads, shape.row_tiles
+        if self.splits == 1:
+            return jax.ShapeDtypeStruct((*leading, TILE_ROWS, shape.head_dim), self.dtype)
+        of_rows = jax.ShapeDtypeStruct((*leading, self.splits, TILE_ROWS), jnp.float32)
+        return of_rows, of_rows, jax.ShapeDtypeStruct((*of_rows.shape, shape.head_dim), jnp.float32)
 
     @property
     def scale(self) -> float:
@@ -49,7 +71,9 @@ class Call:
 
 
 # Jitted by itself, so that all layers of a model share one lowered kernel.
-@functools.partial(jax.jit, static_argnames=("causal", "window", "window_of_block", "interpret"))
+@functools.partial(
+    jax.jit, static_argnames=("causal", "window", "window_of_block", "splits", "interpret")
+)
 def paged_attention(
     query: Float[Array, "batch kv_heads width group head_dim"],
     key_pages: Float[Array, "pages page_size kv_heads head_dim"],
@@ -61,6 +85,7 @@ def paged_attention(
     causal: bool,
     window: int | None,
     window_of_block: bool = False,
+    splits: int | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> Float[Array, "batch width heads head_dim"]:
     call = call_of(
@@ -73,16 +98,15 @@ def paged_attention(
         causal=causal,
         window=window,
         window_of_block=window_of_block,
+        splits=splits,
         interpreted=interpret is not None,
     )
     batch, kv_heads, _, _, head_dim = query.shape
     out = plgpu.kernel(
         named("paged_attention_portable", functools.partial(attend, call)),
-        out_type=jax.ShapeDtypeStruct(
-            (batch, kv_heads, call.shape.row_tiles, TILE_ROWS, head_dim), query.dtype
-        ),
-        grid=(batch, kv_heads, call.shape.row_tiles),
-        grid_names=("request", "head", "row_tile"),
+        out_type=call.out_type,
+        grid=(batch, kv_heads, call.shape.row_tiles, call.splits),
+        grid_names=("request", "head", "row_tile", "split"),
         num_threads=1,
         thread_name="warpgroup",
         scratch_types={
@@ -94,7 +118,7 @@ def paged_attention(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )(by_row_tile(query, call), key_pages, value_pages, page_table, lengths, counts)
-    return by_token(out, call)
+    return by_token(out if call.splits == 1 else merged(*out).astype(query.dtype), call)
 
 
 def call_of(
@@ -108,6 +132,7 @@ def call_of(
     causal: bool,
     window: int | None,
     window_of_block: bool = False,
+    splits: int | None = None,
     interpreted: bool = False,
 ) -> Call:
     """Everything static about this call; raises `NotForThisKernel` if the kernel cannot do it."""
@@ -117,7 +142,19 @@ def call_of(
     require_tiles_fit(shape, query.dtype, KV_TILE, HEAD_DIMS)
     mask = Mask(causal, window, window_of_block)
     require_seen_by_kernels(mask, width)
-    return Call(shape, tile(shape, BlockSizes(KV_TILE)), mask, query.dtype, interpreted)
+    tiling, splits = tile(shape, BlockSizes(KV_TILE)), splits or choose_splits(shape)
+    return Call(shape, tiling, splits, mask, query.dtype, interpreted)
+
+
+def choose_splits(shape: Shape) -> int:
+    """As many as the GPU has room for, if each has enough of the longest context."""
+    splits, positions = 1, shape.max_pages * shape.page_size
+    while (
+        2 * splits * shape.blocks * shape.row_tiles <= MOST_BLOCKS
+        and 2 * splits * FEWEST_POSITIONS <= positions
+    ):
+        splits *= 2
+    return splits
 
 
 def by_row_tile(
@@ -132,6 +169,22 @@ def by_row_tile(
     return jnp.pad(query, [(0, 0)] * 3 + [(0, TILE_ROWS - rows), (0, 0)])
 
 
+def merged(
+    m: Float[Array, "batch kv_heads row_tiles splits tile_rows"],
+    l: Float[Array, "batch kv_heads row_tiles splits tile_rows"],
+    acc: Float[Array, "batch kv_heads row_tiles splits tile_rows head_dim"],
+) -> Float[Array, "batch kv_heads row_tiles tile_rows head_dim"]:
+    """What the splits of a context add up to."""
+    weights = jnp.exp2(m - m.max(axis=3, keepdims=True))
+    return divide((acc * weights[..., None]).sum(axis=3), (l * weights).sum(axis=3))
+
+
+def divide(acc: Array, l: Array) -> Array:
+    """The weighted mean. A row that sees any position has a total of about 1 or more; one that sees
+    none becomes 0."""
+    return acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, range(l.ndim))
+
+
 def by_token(
     out: Float[Array, "batch kv_heads row_tiles tile_rows head_dim"], call: Call
 ) -> Float[Array, "batch width heads head_dim"]:
@@ -142,9 +195,9 @@ def by_token(
     return out.reshape(shape.batch, shape.width, -1, shape.head_dim)
 
 
-def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v, p, o) -> None:
+def attend(call: Call, query, keys, values, table, lengths, counts, *outs, k, v, p, o) -> None:
     request, head = lax.axis_index("request"), lax.axis_index("head")
-    row_tile = lax.axis_index("row_tile")
+    row_tile, split = lax.axis_index("row_tile"), lax.axis_index("split")
     shape, width = call.shape, call.shape.width
     acc_layout = call.layout("ACC")
     rows_layout = acc_layout.reduce(1)
@@ -173,11 +226,12 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
     q = load(query.at[request, head, row_tile], call.layout("LHS"))
     fetch = functools.partial(load_tile, call, keys, values, table, request, head)
 
-    def attend_tile(step, carry):
+    def attend_tile(turn, carry):
         (m, l, acc), (key_tile, value_tile) = carry
+        step = turn * call.splits + split
         k[...] = key_tile
         v[...] = zero_unseen(value_tile, step, start, end)
-        next_tile = fetch(jnp.minimum(step + 1, steps - 1))
+        next_tile = fetch(jnp.minimum(step + call.splits, steps - 1))
         s = multiply(call, zeros(call, KV_TILE), q, k.T)
         position = step * KV_TILE + plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=acc_layout)
         bound = end - 1 if last is None else lax.broadcast_in_dim(last, s.shape, [0])
@@ -198,11 +252,18 @@ def attend(call: Call, query, keys, values, table, lengths, counts, out, *, k, v
         jnp.full((TILE_ROWS,), value, jnp.float32), rows_layout
     )
     sums = (filled(MASKED), filled(0.0), zeros(call, call.shape.head_dim))
-    (_, l, acc), _ = lax.fori_loop(first_step, steps, attend_tile, (sums, fetch(first_step)))
-    # A row that sees any position has a total of about 1 or more; one that sees none becomes 0.
-    attended = acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, [0])
-    o[...] = attended.astype(call.dtype)
+    turns_before = lambda step: lax.div(step - split + (call.splits - 1), call.splits)
+    first_turn, turns = turns_before(first_step), turns_before(steps)
+    # A split that has no tile loads one that exists, too.
+    first_tile = fetch(jnp.minimum(first_turn * call.splits + split, jnp.maximum(steps - 1, 0)))
+    (m, l, acc), _ = lax.fori_loop(first_turn, turns, attend_tile, (sums, first_tile))
+    if call.splits > 1:
+        for ref, part in zip(outs, (m, l, acc)):
+            ref[request, head, row_tile, split] = part
+        return
+    o[...] = divide(acc, l).astype(call.dtype)
     # The output is staged in shared memory, so that whole sectors are written.
+    (out,) = outs
     out.at[request, head, row_tile][...] = load(o, rows_in_lanes(call.shape.head_dim))
 
 

@@ -81,8 +81,8 @@ def kernels(report):
     assert [row["case"].split()[-1] for row in attention] == ["16", "64"]
     of_delta = {"delta_read", "delta_fold", "delta_prefill"}
     of_layer = {"mixer_step", "block_step", "mixer_fold", "block_fold", "block_folds"}
-    ops = {"paged_attention", "qkv_write", "dense_chain", "fp8_product"} | of_delta | of_layer
-    assert {row["op"] for row in report["rows"]} == ops
+    of_model = {"paged_attention", "qkv_write", "add_norm", "dense_chain", "fp8_product"}
+    assert {row["op"] for row in report["rows"]} == of_model | of_delta | of_layer
     assert all(row["xla_us"] > 0 and row["floor_us"] >= 0 for row in report["rows"])
 
 

@@ -39,6 +39,7 @@ def calls() -> list[tuple]:
     projected = jax.eval_shape(lambda: drawn_projection(key_heads=16, value_heads=32, width=16))
     return [
         (attention, attention_arguments(8, 16)),
+        (functools.partial(attention, splits=1), attention_arguments(8, 16)),
         (functools.partial(attention, window=2048), attention_arguments(1, 16)),
         (functools.partial(attention, **OF_DRAFTER), attention_arguments(1, 16)),
         (attention, attention_arguments(1, 1, group=5, head_dim=64)),

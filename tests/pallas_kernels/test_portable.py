@@ -1,17 +1,19 @@
 """The kernels for every GPU since Ampere: interpreted, and compiled for GPUs that are not here."""
 
+import functools
 import os
 import pathlib
 import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
-from attention_cases import inputs
+from attention_cases import Inputs, inputs
 from compile_portable import GPUS
 from h100 import assert_no_spills, needs_compiler
 from interpreter import no_races
-from test_paged_attention import SMALL, WIDE, WINDOWED, Case, agrees, attend
+from test_paged_attention import LARGE, SMALL, WIDE, WINDOWED, Case, agrees, attend
 from test_qkv_write import agrees as written
 from test_qkv_write import write
 from write_cases import EPS
@@ -19,6 +21,7 @@ from write_cases import Case as WriteCase
 
 from pallas_kernels import NotForThisKernel
 from pallas_kernels.paged_attention import portable
+from pallas_kernels.paged_attention.blocks import Shape
 from pallas_kernels.qkv_write import mosaic as qkv_write
 
 WRITES = [
@@ -28,14 +31,44 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize("case", SMALL + WIDE[:1] + WINDOWED, ids=lambda case: case.name)
-def test_attention_interpreted(case: Case):
-    def interpreted(given):
-        with no_races() as interpret:
-            out = portable.paged_attention(*given.arguments(), **case.options, interpret=interpret)
-            return jax.block_until_ready(out)
+def interpreted(given: Inputs, case: Case, splits: int | None = None) -> jax.Array:
+    with no_races() as interpret:
+        out = portable.paged_attention(
+            *given.arguments(), **case.options, splits=splits, interpret=interpret
+        )
+        return jax.block_until_ready(out)
 
-    agrees(case, interpreted)
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("case", SMALL + WIDE[:1] + WINDOWED, ids=lambda case: case.name)
+def test_attention_interpreted(case: Case, splits: int):
+    agrees(case, lambda given: interpreted(given, case, splits))
+
+
+def test_splits_that_have_no_position_change_nothing():
+    """A request of 20 positions has one tile, so three of its four splits have none."""
+    case = Case((16, 300), width=4)
+    given = inputs(case)
+    np.testing.assert_array_equal(
+        interpreted(given, case, 4)[0].astype("float32"),
+        interpreted(given, case, 1)[0].astype("float32"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "width", "max_pages", "splits"),
+    [
+        (1, 16, 64, 16),
+        (1, 16, 16, 4),
+        (1, 16, 4, 1),
+        (8, 16, 64, 4),
+        (32, 16, 64, 1),
+        (4, 64, 64, 2),
+    ],
+)
+def test_splits_fill_the_gpu_if_contexts_may_be_long(batch, width, max_pages, splits):
+    shape = Shape(batch, 8, width, 4, 128, 64, max_pages)
+    assert portable.choose_splits(shape) == splits
 
 
 @pytest.mark.parametrize("case", WRITES, ids=lambda case: case.name)
@@ -49,9 +82,21 @@ def test_writing_interpreted(case: WriteCase):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", SMALL + WIDE + WINDOWED, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in SMALL + WIDE + WINDOWED + LARGE if case.head_dim in portable.HEAD_DIMS],
+    ids=lambda case: case.name,
+)
 def test_attention_on_device(case: Case):
     agrees(case, lambda given: attend(given, case, "portable"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [1, 2, 4, 8, 16])
+def test_every_number_of_splits_on_device(splits: int):
+    case = Case((0, 1, 511, 4095), width=16, kv_heads=8, head_dim=128, counts=(16, 3, 16, 9))
+    attended = functools.partial(portable.paged_attention, **case.options, splits=splits)
+    agrees(case, lambda given: attended(*given.arguments()))
 
 
 @pytest.mark.gpu
@@ -76,7 +121,7 @@ def test_it_compiles_for(gpu: str):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled\n") == 11
+    assert done.stdout.count("compiled\n") == 12
     assert_no_spills(done.stdout + done.stderr)
 
 
