@@ -196,7 +196,7 @@ def compiled_once(implementation: str, quantise_inputs: bool):
 
 
 class TestOnCpu:
-    """The interpreter takes half a minute for a chain. So it runs few shapes, which differ in all
+    """The interpreter takes ten seconds for a chain. So it runs few shapes, which differ in all
     that changes the kernel; `TestWideNorms` has an even number of groups of rows."""
 
     @pytest.mark.parametrize(
