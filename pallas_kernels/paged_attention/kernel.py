@@ -26,7 +26,7 @@ from pallas_kernels.paged_attention.blocks import TILE_ROWS
 from pallas_kernels.paged_attention.loading import Loader
 from pallas_kernels.paged_attention.plan import Plan
 from pallas_kernels.paged_attention.rounding import TILE_LAYOUT, in_8_bits
-from pallas_kernels.paged_attention.splits import ROW_LAYOUT
+from pallas_kernels.paged_attention.splits import ROW_LAYOUT, tiles_of_split
 from pallas_kernels.paged_attention.storing import Place, store, store_scales
 from pallas_kernels.tiles import load, times
 
@@ -114,7 +114,7 @@ def steps_of(plan: Plan, end, split):
     """How many of the tiles before `end` belong to this split."""
     sizes = plan.sizes
     tiles = lax.div(end + (sizes.kv_tile - 1), sizes.kv_tile)
-    return lax.div(tiles - split + (sizes.splits - 1), sizes.splits)
+    return tiles_of_split(tiles, split, sizes.splits)
 
 
 def first_token(plan: Plan, row_block):
@@ -130,7 +130,7 @@ def steps_before_window(plan: Plan, lengths, request, row_block, split):
         return None
     start = plan.mask.first_seen(lengths[request], first_token(plan, row_block))
     before = lax.div(start, plan.sizes.kv_tile)
-    return lax.div(before - split + (plan.sizes.splits - 1), plan.sizes.splits)
+    return tiles_of_split(before, split, plan.sizes.splits)
 
 
 def begin_queries(plan: Plan, query, scratch: dict[str, Any], indices) -> None:

@@ -27,6 +27,7 @@ from pallas_kernels.paged_attention.blocks import TILE_ROWS, BlockSizes, Shape, 
 from pallas_kernels.paged_attention.kernel import MASKED, by_row
 from pallas_kernels.paged_attention.plan import require_same_dtype, require_tiles_fit
 from pallas_kernels.paged_attention.seen import Mask, require_seen_by_kernels
+from pallas_kernels.paged_attention.splits import add, divide, tiles_of_split
 from pallas_kernels.tiles import Shapes, load, named, rows_in_lanes
 
 KV_TILE = 32
@@ -175,14 +176,7 @@ def merged(
     acc: Float[Array, "batch kv_heads row_tiles splits tile_rows head_dim"],
 ) -> Float[Array, "batch kv_heads row_tiles tile_rows head_dim"]:
     """What the splits of a context add up to."""
-    weights = jnp.exp2(m - m.max(axis=3, keepdims=True))
-    return divide((acc * weights[..., None]).sum(axis=3), (l * weights).sum(axis=3))
-
-
-def divide(acc: Array, l: Array) -> Array:
-    """The weighted mean. A row that sees any position has a total of about 1 or more; one that sees
-    none becomes 0."""
-    return acc / lax.broadcast_in_dim(jnp.maximum(l, 1e-20), acc.shape, range(l.ndim))
+    return add([[part[:, :, :, split] for part in (m, l, acc)] for split in range(m.shape[3])])
 
 
 def by_token(
@@ -252,7 +246,7 @@ def attend(call: Call, query, keys, values, table, lengths, counts, *outs, k, v,
         jnp.full((TILE_ROWS,), value, jnp.float32), rows_layout
     )
     sums = (filled(MASKED), filled(0.0), zeros(call, call.shape.head_dim))
-    turns_before = lambda step: lax.div(step - split + (call.splits - 1), call.splits)
+    turns_before = functools.partial(tiles_of_split, split=split, splits=call.splits)
     first_turn, turns = turns_before(first_step), turns_before(steps)
     # A split that has no tile loads one that exists, too.
     first_tile = fetch(jnp.minimum(first_turn * call.splits + split, jnp.maximum(steps - 1, 0)))

@@ -166,11 +166,16 @@ def add(sums):
     for m, l, part in sums:
         weight = jnp.exp2(m - largest)
         total = total + weight * l
-        out = out + part * lax.broadcast_in_dim(weight, part.shape, [0])
+        out = out + part * lax.broadcast_in_dim(weight, part.shape, range(weight.ndim))
     return divide(out, total)
 
 
 def divide(out, total):
     """`out / total`. A row that sees any position has a total of about 1 or more; one that sees
     none becomes 0."""
-    return out / lax.broadcast_in_dim(jnp.maximum(total, 1e-20), out.shape, [0])
+    return out / lax.broadcast_in_dim(jnp.maximum(total, 1e-20), out.shape, range(total.ndim))
+
+
+def tiles_of_split(tiles, split, splits: int):
+    """How many of the first `tiles` tiles belong to this split."""
+    return lax.div(tiles - split + (splits - 1), splits)
