@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 
 from pallas_kernels.refusal import NotForThisKernel, refusal_of, require
 
 Implementation = Literal["auto", "xla", "mosaic", "portable"]
-"""mosaic: for Hopper. portable: for every GPU since Ampere, but not timed on any of them, so it
-runs only if it is named. auto: mosaic on a Hopper GPU if it can do the call, otherwise xla."""
+"""mosaic: for Hopper. portable: for every GPU since Ampere. auto: mosaic on a Hopper GPU, portable
+on the others, if that kernel exists and can do the call, otherwise xla."""
+Kernels = Literal["mosaic", "portable"]
 
 LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
 """The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
@@ -52,9 +53,9 @@ class Op:
         return self.implementations[choice.implementation](*args, **options)
 
     def choice(self, implementation: Implementation, *args: Any, **options: Any) -> Choice:
-        """The named implementation, which must be able to do the call. "auto": the Mosaic kernel,
-        or XLA with the reason why the kernel cannot do it."""
-        name = "mosaic" if implementation == "auto" else implementation
+        """The named implementation, which must be able to do the call. "auto": the kernel for the
+        default device, or XLA with the reason why the kernel cannot do it."""
+        name = self.kernel_here() if implementation == "auto" else implementation
         reason = self.refusal(implementation, name, *args, **options)
         if reason is None:
             return Choice(name, XLA_ASKED_FOR if name == "xla" else None)
@@ -62,25 +63,32 @@ class Op:
             raise NotForThisKernel(f"{self.name} on {name!r}: {reason}")
         return Choice("xla", reason)
 
+    def kernel_here(self) -> Kernels:
+        """The kernel that "auto" means on the default device; "mosaic" if there is none, because
+        that is the one whose absence has to be explained."""
+        name = kernels_meant("auto")
+        return name if name is not None and name in self.implementations else "mosaic"
+
     def refusal(
-        self, implementation: Implementation, name: str, *args: Any, **options: Any
+        self, implementation: Implementation, name: Implementation, *args: Any, **options: Any
     ) -> str | None:
         if name == "xla":
             return None
         if implementation != "auto" and name not in self.implementations:
             return f"it does not exist for this op; expected one of {sorted(self.implementations)}"
-        if reason := refusal_of_device(implementation):
+        if reason := refusal_of_device(implementation, name):
             return reason
         if name not in self.implementations:
             return NOT_WRITTEN
         return refusal_of(self.checks[name], *args, **options)
 
 
-def kernels_run(implementation: Implementation) -> bool:
-    """Whether this implementation means a kernel here, provided that the kernel can do the call."""
+def kernels_meant(implementation: Implementation) -> Kernels | None:
+    """The kernels that run here by this implementation, provided that they exist and can do the
+    call; None if XLA does everything."""
     if implementation == "auto":
-        return refusal_of_device(implementation) is None
-    return implementation in LOWEST_CAPABILITY
+        return next((name for name in get_args(Kernels) if refusal_to_run(name) is None), None)
+    return None if implementation == "xla" else implementation
 
 
 def default_device() -> Any:
@@ -95,16 +103,16 @@ def untimed_gpu() -> str | None:
     return device.device_kind
 
 
-def refusal_of_device(implementation: Implementation) -> str | None:
-    """Why the kernels that this implementation means cannot run on the default device. One that is
-    named may still be compiled on a machine without a GPU."""
+def refusal_of_device(implementation: Implementation, kernels: Implementation) -> str | None:
+    """Why the default device cannot run these kernels. Unless they were chosen by "auto", a machine
+    without a GPU may still compile them."""
     if implementation == "auto":
-        return refusal_to_run("mosaic")
-    return refusal_of(check_device, implementation, default_device())
+        return refusal_to_run(kernels)
+    return refusal_of(check_device, kernels, default_device())
 
 
-def refusal_to_run(kernels: str) -> str | None:
-    """Why the default device cannot run "mosaic" or "portable" kernels."""
+def refusal_to_run(kernels: Implementation) -> str | None:
+    """Why the default device cannot run these kernels."""
     device = default_device()
     if device.platform != "gpu":
         return f"the device is a {device.platform.upper()}; expected {EXPECTED_GPU[kernels]}"

@@ -382,7 +382,8 @@ def write_inputs(case: WriteCase) -> tuple[tuple[Array, ...], tuple[Array, Array
 
 
 def time_norm(case: NormCase, implementation: Implementation) -> float:
-    """Seconds of one call. The norm of one is what the next adds, as the output of a layer."""
+    """Seconds of one call. The norm of one is what the next adds, as the output of a layer. Without
+    the barrier XLA would compute all calls in one fusion."""
     shape = case.tokens, case.hidden
     x, normed = (normal(key, shape) for key in jax.random.split(jax.random.key(0)))
     add: Any = functools.partial(add_norm, eps=1e-6, implementation=implementation)
@@ -390,7 +391,7 @@ def time_norm(case: NormCase, implementation: Implementation) -> float:
     def chain(carried: Any, scale: Array) -> Any:
         x, normed = carried
         for _ in range(CALLS):
-            x, normed = add(x, normed[None], scale)
+            x, normed = jax.lax.optimization_barrier(add(x, normed[None], scale))
         return x, normed
 
     return seconds_per_call(chain, (x, normed), (jnp.ones(case.hidden, x.dtype),), CALLS)

@@ -233,8 +233,8 @@ GROUPS = {
             120,
         ),
         kernels("portable-splits", "portable --sweep --page-size 64", 90),
-        steps_without_mosaic("portable", 4096),
-        *(steps_without_mosaic("xla", longest) for longest in (4096, 1024, 2048)),
+        *(steps_without_mosaic("portable", longest) for longest in (1024, 4096)),
+        *(steps_without_mosaic("xla", longest) for longest in (1024, 4096)),
         steps_without_mosaic("xla", 4096, "-loops-in-graphs", LOOPS_IN_GRAPHS),
     ],
 }

@@ -23,7 +23,7 @@ from jaxspec.layers.fp8 import Matrix, matrix
 from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.parameter import parameter
 from jaxspec.layers.shards import WHOLE, Shards
-from pallas_kernels.dispatch import Implementation, kernels_run
+from pallas_kernels.dispatch import Implementation, kernels_meant
 from pallas_kernels.gated_delta.api import BLOCK_READ
 from pallas_kernels.gated_delta.block_form import OF_HEAD, WIDEST, gated
 from pallas_kernels.gated_delta.projection import Recurrent, recurrent_rows
@@ -177,10 +177,8 @@ def in_block_form(implementation: Implementation, inputs: Any, *others: Any) -> 
     if it has more than one row and at most `WIDEST`, and if the kernel, should kernels run, can."""
     if not 1 < inputs.shape[1] <= WIDEST:
         return False
-    if not kernels_run(implementation):
-        return True
-    name = "mosaic" if implementation == "auto" else implementation
-    return BLOCK_READ.refusal(implementation, name, inputs, *others) is None
+    kernels = kernels_meant(implementation)
+    return kernels is None or (BLOCK_READ.refusal(implementation, kernels, inputs, *others) is None)
 
 
 def corrected_shapes(

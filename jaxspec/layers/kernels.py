@@ -27,8 +27,8 @@ from pallas_kernels.dispatch import (
     XLA_ASKED_FOR,
     Choice,
     Implementation,
-    kernels_run,
-    refusal_of_device,
+    kernels_meant,
+    refusal_to_run,
 )
 from pallas_kernels.fp8_product import E4M3, Rounding
 from pallas_kernels.fp8_product.api import FP8_PRODUCT
@@ -108,7 +108,7 @@ def chain_adds_up(
 ) -> bool:
     """Whether the kernel of `dense_chain` runs such sharded layers and adds up their products."""
     sums = choice_of_sums(decoder, dtype, shape.tokens).implementation
-    if sums != "mosaic" or not kernels_run(implementation):
+    if sums != "mosaic" or kernels_meant(implementation) != "mosaic":
         return False
     wanted = filled_shape(shape, width)
     return chain_choice(wanted, dtype, implementation).implementation == "mosaic"
@@ -182,7 +182,7 @@ def _choices_between_mixers(
     or each part is an op of its own. `wanted` is the shape of that kernel's calls; None if these
     layers cannot use it, for the reason `unlike`. `sums_unlike` is that of `choice_of_sums`."""
     sums = list(choices_of_sums(shape, sums_unlike))
-    if not kernels_run(shape.implementation):
+    if kernels_meant(shape.implementation) is None:
         yield from sums
         return
     if wanted is None:
@@ -249,7 +249,8 @@ def _write_without_norms(implementation: Implementation) -> Choice:
     if implementation == "xla":
         return Choice("xla", XLA_ASKED_FOR)
     if implementation == "auto":
-        return Choice("xla", refusal_of_device(implementation) or NOT_NORMED)
+        no_kernels = kernels_meant("auto") is None
+        return Choice("xla", refusal_to_run("mosaic") if no_kernels else NOT_NORMED)
     raise NotForThisKernel(f"qkv_write on {implementation!r}: {NOT_NORMED}")
 
 

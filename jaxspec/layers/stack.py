@@ -18,7 +18,7 @@ from jaxspec.layers.linear import RMSNorm
 from jaxspec.layers.paged import Paged
 from jaxspec.layers.sums import CONVOLVED
 from pallas_kernels.dense_chain import ChainShape
-from pallas_kernels.dispatch import Implementation, kernels_run
+from pallas_kernels.dispatch import Implementation, kernels_meant
 
 Hidden = Float[Array, "batch width hidden"]
 Layer = Callable[[Hidden, Any, Any], tuple[Hidden, Any]]
@@ -39,7 +39,7 @@ def run_layers(
     if exchanges(geometry, x, cache, unlike):
         shape = chain_shape(geometry, *x.shape[:2])
         return run_over_inboxes(layers, norm, x, ways, cache, shape, implementation)
-    if unlike is None and geometry.shards.count == 1 and kernels_run(implementation):
+    if unlike is None and geometry.shards.count == 1 and kernels_meant(implementation):
         shape = chain_shape(geometry, *x.shape[:2])
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
     return run_one_by_one(layers, norm, x, ways, cache)
@@ -60,7 +60,7 @@ def run_hybrid_layers(
     shape = hybrid_chain_shape(geometry, sizes, *x.shape[:2])
     if exchanges(geometry, x, cache):
         return run_over_inboxes(layers, norm, x, ways, cache, shape, implementation)
-    if shape is not None and geometry.shards.count == 1 and kernels_run(implementation):
+    if shape is not None and geometry.shards.count == 1 and kernels_meant(implementation):
         return run_chained(layers, norm, x, ways, cache, shape, implementation)
     return run_one_by_one(layers, norm, x, ways, cache)
 

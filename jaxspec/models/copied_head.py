@@ -18,7 +18,7 @@ from jaxspec.layers.kernels import OpChoice, choice_of_product
 from jaxspec.models.config import DFlashConfig
 from jaxspec.models.parameters import Params
 from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Implementation, refusal_of_device
+from pallas_kernels.dispatch import Implementation, refusal_to_run
 from pallas_kernels.fp8_product import BLOCK, E4M3, quantised_blocks
 
 NAME = "copied_head"
@@ -63,7 +63,7 @@ def why_not_copied(config: DFlashConfig, devices: int) -> str | None:
     if devices > 1:
         return f"there are {devices} devices, expected one"
     on_gpu = dispatch.default_device().platform == "gpu"
-    return refusal_of_device("auto") if on_gpu else None
+    return refusal_to_run("mosaic") if on_gpu else None
 
 
 def copy_of_head(config: DFlashConfig, params: Params) -> Params:

@@ -104,7 +104,7 @@ def refusal(shape: ChainShape, dtype: DTypeLike, implementation: Implementation)
     """Why the kernel does not run calls of this shape; None if it does."""
     if implementation not in ("auto", "mosaic"):
         return XLA_ASKED_FOR if implementation == "xla" else PORTABLE_ASKED_FOR
-    if reason := refusal_of_device(implementation):
+    if reason := refusal_of_device(implementation, "mosaic"):
         return reason
     if shape.tokens > shape.best_up_to:
         return shape.more_tokens

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from pallas_kernels.dispatch import Implementation, Op, kernels_run
+from pallas_kernels.dispatch import Implementation, Op, kernels_meant
 from pallas_kernels.fp8_product.rounded import RoundedRows
 from pallas_kernels.gated_product import reference
 from pallas_kernels.refusal import NotForThisKernel
@@ -31,7 +31,7 @@ def runs_in_one_kernel(
     scales: Float[Any, "scaled_outputs pieces"],
 ) -> bool:
     """Whether the kernel can do this call, and faster than a product and `silu_gate` can."""
-    if not kernels_run(implementation):
+    if kernels_meant(implementation) != "mosaic":
         return False
     from pallas_kernels.gated_product.plan import plan_of_gates
 

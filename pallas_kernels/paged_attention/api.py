@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import Implementation, Op, kernels_run
+from pallas_kernels.dispatch import Implementation, Op, kernels_meant
 from pallas_kernels.fp8_product.rounded import RoundedRows, Rounding
 from pallas_kernels.paged_attention import in_pieces, reference
 
@@ -101,8 +101,7 @@ def rounds_itself(
     implementation: Implementation,
 ) -> bool:
     """Whether a kernel runs that rounds the result like this while it writes it."""
-    is_kernel = implementation in ("auto", "mosaic") and kernels_run(implementation)
-    if rounding != "pieces" or not is_kernel:
+    if rounding != "pieces" or kernels_meant(implementation) != "mosaic":
         return False
     from pallas_kernels.paged_attention import mosaic
 

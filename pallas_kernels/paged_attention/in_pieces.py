@@ -25,9 +25,13 @@ from pallas_kernels.paged_attention.reference import (
 
 PIECE = 512
 """Positions that are gathered at once."""
-WITHOUT_A_LOOP_ON_GPUS = 2048
-"""Positions up to which a GPU gathers all. By default XLA keeps loops out of a step's CUDA graph,
-and the host has to read how far they go, in every layer. The number is estimated, not measured."""
+WITHOUT_A_LOOP_ON_GPUS = 36 * 1024
+"""Positions of the whole batch up to which a GPU gathers all, in calls of up to FEW_TOKENS. By
+default XLA keeps loops out of a step's CUDA graph, and the host has to read how far they go, in
+every layer: about 110 us on an H200, in which 26000 positions are gathered and attended to. The
+number is a little more than 32 requests of 1024, with room for the block that they decode."""
+FEW_TOKENS = 16
+"""Tokens per request. What a position costs grows with them if there are more."""
 
 
 def paged_attention(
@@ -44,14 +48,20 @@ def paged_attention(
 ) -> Float[Array, "filled width heads head_dim"] | RoundedRows:
     page_size = key_pages.shape[1]
     at_once = max(1, PIECE // page_size)
-    on_gpu = dispatch.default_device().platform == "gpu"
-    whole = max(1, WITHOUT_A_LOOP_ON_GPUS // page_size) if on_gpu else at_once
     given = query, key_pages, value_pages, page_table, lengths, counts
-    if page_table.shape[1] <= whole:
+    if page_table.shape[1] <= max(at_once, whole_on_gpus(query.shape, page_size)):
         options = {"filled_batch": filled_batch, "rounding": rounding}
         return reference.paged_attention(*given, **options, **mask)
     attended = over_pieces(*given, at_once=at_once, **mask)
     return reference.in_8_bits(reference.filled_up(attended, filled_batch), rounding)
+
+
+def whole_on_gpus(query_shape: tuple[int, ...], page_size: int) -> int:
+    """Pages per request up to which the default device gathers all; 0 if it is no GPU."""
+    if dispatch.default_device().platform != "gpu":
+        return 0
+    batch, _, width, *_ = query_shape
+    return WITHOUT_A_LOOP_ON_GPUS * FEW_TOKENS // (batch * max(width, FEW_TOKENS) * page_size)
 
 
 def over_pieces(

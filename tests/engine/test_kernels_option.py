@@ -229,8 +229,11 @@ class TestWhatIsSaid:
         monkeypatch.setattr(dispatch, "default_device", lambda: device)
         _, uses = planned(pair())
         assert lost_kernels(uses)
-        assert "the device is NVIDIA A100 (compute capability 8.0)" in kernels_line(uses)
-        assert kernels_line(uses).endswith("; nothing has been timed on NVIDIA A100")
+        assert kernels_line(uses) == (
+            "kernels: qkv_write portable, paged_attention portable, dense_chain xla (the device is "
+            "NVIDIA A100 (compute capability 8.0); expected a Hopper GPU (sm_90)), add_norm "
+            "portable; nothing has been timed on NVIDIA A100"
+        )
         assert not lost_kernels(planned(pair(), kernels="xla")[1])
 
     def test_an_engine_logs_one_line_and_keeps_it(self, caplog: pytest.LogCaptureFixture):

@@ -80,7 +80,7 @@ def test_the_same_numbers(config, slots, width, monkeypatch):
     def chosen(shape, *_):
         return Choice("mosaic" if shape.tokens % 8 == 0 else "xla")
 
-    monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
+    monkeypatch.setattr(stack, "kernels_meant", lambda implementation: "mosaic")
     monkeypatch.setattr(chain, "chain_choice", chosen)
     monkeypatch.setattr(chain, "dense_chain", in_one_kernel)
     monkeypatch.setattr(chain, "filled_attention", attend)
@@ -108,7 +108,7 @@ def test_the_same_numbers_in_parts(config, slots, width, monkeypatch):
         parts = jnp.split(x, 2, axis=-1), jnp.split(matrix, 2)
         return jnp.stack([piece @ rows for piece, rows in zip(*parts)])
 
-    monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
+    monkeypatch.setattr(stack, "kernels_meant", lambda implementation: "mosaic")
     monkeypatch.setattr(linear, "split_product", in_pieces)
     found = read(config, slots, width)
     assert len(calls) >= 2 * 3 * CONFIG.decoder.num_layers
@@ -138,7 +138,7 @@ def test_the_same_bits_with_activations_that_are_rounded_where_they_are_made(
         seen.append(isinstance(x, RoundedRows))
         return fp8_product_in_parts(x, *matrix, **options)
 
-    monkeypatch.setattr(stack, "kernels_run", lambda implementation: True)
+    monkeypatch.setattr(stack, "kernels_meant", lambda implementation: "mosaic")
     monkeypatch.setattr(fp8, "fp8_product_in_parts", product)
     monkeypatch.setattr(chain, "rounds_itself", lambda *_: attention_rounds)
     found = read(config, 2, 9)

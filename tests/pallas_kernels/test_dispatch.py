@@ -3,13 +3,14 @@ sizes may depend on."""
 
 import itertools
 import types
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import NotForThisKernel, dispatch
 from pallas_kernels.dense_chain import ChainShape, chain_choice
-from pallas_kernels.dispatch import Choice, Op, check_device, kernels_run
+from pallas_kernels.dispatch import Choice, Op, check_device, kernels_meant
 from pallas_kernels.paged_attention.blocks import Shape, choose_sizes, output_aligned, tile
 from pallas_kernels.paged_attention.plan import can_round, make_plan
 from pallas_kernels.paged_attention.seen import Mask
@@ -43,12 +44,19 @@ def op(mosaic=lambda size: "kernel ran", **others) -> Op:
     )
 
 
+def with_portable(kernel: Callable[[int], object]) -> Op:
+    """The same op with a portable kernel, which takes the same sizes."""
+    without = op()
+    checks = {"mosaic": without.checks["mosaic"], "portable": without.checks["mosaic"]}
+    return Op(without.name, {**without.implementations, "portable": kernel}, checks)
+
+
 class TestAuto:
     def test_the_kernel_runs_on_a_hopper_gpu(self, on):
         on(HOPPER)
         assert op()("auto", 8) == "kernel ran"
         assert op().choice("auto", 8) == Choice("mosaic")
-        assert kernels_run("auto")
+        assert kernels_meant("auto") == "mosaic"
 
     def test_xla_runs_what_the_kernel_cannot_and_says_why(self, on):
         on(HOPPER)
@@ -59,17 +67,36 @@ class TestAuto:
         ("where", "reason"),
         [
             (CPU, "the device is a CPU; expected a Hopper GPU"),
-            (AMPERE, r"some GPU (compute capability 8.0); expected a Hopper GPU (sm_90)"),
-            (device("gpu", "10.0"), "compute capability 10.0"),
+            (device("gpu", "7.5"), r"some GPU (compute capability 7.5); expected a Hopper GPU"),
             (device("gpu", "gfx942"), "compute capability gfx942"),
             (device("gpu", None), "reports no compute_capability of some GPU"),
         ],
     )
     def test_other_devices_run_xla_and_say_why(self, on, where, reason: str):
         on(where)
-        choice = op().choice("auto", 8)
+        choice = with_portable(len).choice("auto", 8)
         assert choice.implementation == "xla" and reason in (choice.reason or "")
-        assert not kernels_run("auto")
+        assert kernels_meant("auto") is None
+
+    @pytest.mark.parametrize("capability", ["8.0", "8.9", "10.0", "12.0"])
+    def test_portable_kernels_run_on_other_gpus(self, on, capability: str):
+        on(device("gpu", capability))
+        portable = with_portable(lambda size: "portable ran")
+        assert portable("auto", 8) == "portable ran"
+        assert portable.choice("auto", 8) == Choice("portable")
+        assert kernels_meant("auto") == "portable"
+        assert portable.choice("auto", 9) == Choice("xla", "size 9; expected at most 8")
+
+    def test_without_a_portable_kernel_other_gpus_run_xla_and_say_why(self, on):
+        on(AMPERE)
+        reason = "the device is some GPU (compute capability 8.0); expected a Hopper GPU (sm_90)"
+        assert op().choice("auto", 8) == Choice("xla", reason)
+        assert op()("auto", 8) == "xla ran"
+
+    def test_portable_kernels_do_not_run_on_a_hopper_gpu(self, on):
+        on(HOPPER)
+        assert with_portable(len).choice("auto", 8) == Choice("mosaic")
+        assert with_portable(len).choice("portable", 8) == Choice("portable")
 
     @pytest.mark.parametrize("fault", [NotImplementedError, AttributeError, ValueError])
     def test_a_fault_inside_the_kernel_is_never_taken_for_a_refusal(self, on, fault):
@@ -103,7 +130,7 @@ class TestNamed:
             on(where)
             assert op()("xla", 8) == "xla ran"
             assert op().choice("xla", 8) == Choice("xla", "xla was asked for")
-            assert not kernels_run("xla")
+            assert kernels_meant("xla") is None
 
     def test_an_implementation_that_does_not_exist_is_named(self):
         with pytest.raises(NotForThisKernel, match="'portable': it does not exist for this op"):

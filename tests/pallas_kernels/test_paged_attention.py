@@ -1,6 +1,7 @@
 """Every implementation of paged attention against a float64 oracle."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from attention_cases import Case, Inputs, expected, inputs, kept_rows, relative_error
 from interpreter import no_races
 
-from pallas_kernels import NotForThisKernel, pack_queries, paged_attention
+from pallas_kernels import NotForThisKernel, dispatch, pack_queries, paged_attention
 from pallas_kernels.paged_attention import in_pieces, mosaic, plan, reference
 from pallas_kernels.paged_attention.blocks import FEWER_SHORT_TILES, SHORT_TILES, BlockSizes
 
@@ -131,6 +132,17 @@ class TestReference:
         monkeypatch.setattr(reference, "paged_attention", None)
         case = Case(**{**vars(case), "dtype": dtype})
         agrees(case, lambda given: attend(given, case, "xla"))
+
+    @pytest.mark.parametrize(
+        ("batch", "width", "positions"),
+        [(1, 16, 36864), (32, 1, 1152), (32, 16, 1152), (1, 512, 1152)],
+    )
+    def test_a_gpu_gathers_all_of_a_small_batch(self, monkeypatch, batch, width, positions):
+        query = batch, 8, width, 4, 128
+        assert in_pieces.whole_on_gpus(query, 16) == 0
+        gpu = types.SimpleNamespace(platform="gpu")
+        monkeypatch.setattr(dispatch, "default_device", lambda: gpu)
+        assert in_pieces.whole_on_gpus(query, 16) == positions // 16
 
     def test_no_piece_is_read_beyond_the_longest_context(self, monkeypatch):
         """That of a request without tokens in the block does not count."""

@@ -58,9 +58,10 @@ def test_splits_that_have_no_position_change_nothing():
 @pytest.mark.parametrize(
     ("batch", "width", "max_pages", "splits"),
     [
+        (1, 16, 256, 32),
         (1, 16, 64, 16),
-        (1, 16, 16, 4),
-        (1, 16, 4, 1),
+        (1, 16, 16, 8),
+        (1, 16, 4, 4),
         (8, 16, 64, 4),
         (32, 16, 64, 1),
         (4, 64, 64, 2),
