@@ -11,7 +11,7 @@ from pallas_kernels.refusal import NotForThisKernel, refusal_of, require
 Implementation = Literal["auto", "xla", "mosaic", "portable"]
 """mosaic: for Hopper. portable: for every GPU since Ampere. auto: mosaic on a Hopper GPU, portable
 on the others, if that kernel exists and can do the call, otherwise xla."""
-Kernels = Literal["mosaic", "portable"]
+Kernel = Literal["mosaic", "portable"]
 
 LOWEST_CAPABILITY = {"mosaic": (9, 0), "portable": (8, 0)}
 """The lowest compute capability for each kernel. "mosaic" runs on Hopper only, on no later GPU."""
@@ -63,7 +63,7 @@ class Op:
             raise NotForThisKernel(f"{self.name} on {name!r}: {reason}")
         return Choice("xla", reason)
 
-    def kernel_here(self) -> Kernels:
+    def kernel_here(self) -> Kernel:
         """The kernel that "auto" means on the default device; "mosaic" if there is none, because
         that is the one whose absence has to be explained."""
         name = kernels_meant("auto")
@@ -83,11 +83,11 @@ class Op:
         return refusal_of(self.checks[name], *args, **options)
 
 
-def kernels_meant(implementation: Implementation) -> Kernels | None:
-    """The kernels that run here by this implementation, provided that they exist and can do the
-    call; None if XLA does everything."""
+def kernels_meant(implementation: Implementation) -> Kernel | None:
+    """The kernels that this implementation means on the default device: they run every call that
+    they can do. None if XLA runs everything."""
     if implementation == "auto":
-        return next((name for name in get_args(Kernels) if refusal_to_run(name) is None), None)
+        return next((name for name in get_args(Kernel) if refusal_to_run(name) is None), None)
     return None if implementation == "xla" else implementation
 
 

@@ -178,7 +178,7 @@ def in_block_form(implementation: Implementation, inputs: Any, *others: Any) -> 
     if not 1 < inputs.shape[1] <= WIDEST:
         return False
     kernels = kernels_meant(implementation)
-    return kernels is None or (BLOCK_READ.refusal(implementation, kernels, inputs, *others) is None)
+    return kernels is None or BLOCK_READ.refusal(implementation, kernels, inputs, *others) is None
 
 
 def corrected_shapes(

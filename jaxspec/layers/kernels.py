@@ -249,8 +249,7 @@ def _write_without_norms(implementation: Implementation) -> Choice:
     if implementation == "xla":
         return Choice("xla", XLA_ASKED_FOR)
     if implementation == "auto":
-        no_kernels = kernels_meant("auto") is None
-        return Choice("xla", refusal_to_run("mosaic") if no_kernels else NOT_NORMED)
+        return Choice("xla", NOT_NORMED if kernels_meant("auto") else refusal_to_run("mosaic"))
     raise NotForThisKernel(f"qkv_write on {implementation!r}: {NOT_NORMED}")
 
 

@@ -26,12 +26,13 @@ from pallas_kernels.paged_attention.reference import (
 PIECE = 512
 """Positions that are gathered at once."""
 WITHOUT_A_LOOP_ON_GPUS = 36 * 1024
-"""Positions of the whole batch up to which a GPU gathers all, in calls of up to FEW_TOKENS. By
-default XLA keeps loops out of a step's CUDA graph, and the host has to read how far they go, in
-every layer: about 110 us on an H200, in which 26000 positions are gathered and attended to. The
-number is a little more than 32 requests of 1024, with room for the block that they decode."""
-FEW_TOKENS = 16
-"""Tokens per request. What a position costs grows with them if there are more."""
+"""Positions of the whole batch up to which a GPU gathers all. By default XLA keeps loops out of a
+step's CUDA graph, and the host has to read how far they go, in every layer. On an H200 that takes
+about 110 us, in which 16 tokens can attend to 26000 positions. The number is that of 32 requests
+with 1024 positions each, and room for the blocks that they decode."""
+MOST_SCORES_ON_GPUS = 8 * 512 * 2048
+"""Scores per head, tokens times positions, up to which it does so: they are in memory all at once.
+So many take 1.0 GiB with 32 heads."""
 
 
 def paged_attention(
@@ -61,7 +62,8 @@ def whole_on_gpus(query_shape: tuple[int, ...], page_size: int) -> int:
     if dispatch.default_device().platform != "gpu":
         return 0
     batch, _, width, *_ = query_shape
-    return WITHOUT_A_LOOP_ON_GPUS * FEW_TOKENS // (batch * max(width, FEW_TOKENS) * page_size)
+    positions = min(WITHOUT_A_LOOP_ON_GPUS, MOST_SCORES_ON_GPUS // width)
+    return positions // (batch * page_size)
 
 
 def over_pieces(

@@ -34,11 +34,11 @@ KV_TILE = 32
 WARPS = 4
 MOST_BLOCKS = 256
 """The most thread blocks of a call with splits: about two for each multiprocessor, as many as have
-registers. On an H200 no other number was faster."""
+registers. With 8 and 32 requests no other number was faster on an H200."""
 POSITIONS_PER_SQUARE = 16
-"""Of the longest possible context, for the square of the number of splits. Each split attends to a
-part of the context, but what it adds to the sum takes as long as before, so twice as many are best
-for four times as many positions: on an H200 8 of 1024 and 16 of 4096."""
+"""A context of n positions gets at most sqrt(n / POSITIONS_PER_SQUARE) splits. With more splits
+each attends to fewer positions, but there are more results to add up. So the best number grows with
+the square root of the context: on an H200 8 for 1024 positions, and 16 for 4096."""
 HEAD_DIMS = (64, 128)
 """Wider heads do not fit in the registers beside the next tile."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pallas_kernels.paged_attention import portable
 from pallas_kernels.paged_attention.blocks import Shape, choose_sizes
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -561,7 +562,51 @@ def h200() -> list[Table]:
         row("Qwen3-8B in 8 bits", BOTH_8B, iteration),
         row("Qwen3-4B in 8 bits", BOTH_4B, iteration),
     ]
-    return [iterations, steps_of_8b, recurrence]
+    return [iterations, steps_of_8b, recurrence, portable_steps(), portable_ops(), splits()]
+
+
+def portable_steps() -> Table:
+    """Iterations with a room for this many positions, on portable kernels and on XLA."""
+    files = (
+        ("portable kernels, 1024", "portable-1024"),
+        ("portable kernels, 4096", "portable-4096"),
+        ("XLA, 1024", "xla-1024"),
+        ("XLA, 4096", "xla-4096"),
+    )
+    rows = {name: results(f"steps-8b-{file}-h200")["rows"] for name, file in files}
+    return [
+        [name, *(f"{one['dflash_engine_ms']:.2f}" for one in of_file)]
+        for name, of_file in rows.items()
+    ]
+
+
+def portable_ops() -> Table:
+    """Attention of 16 tokens with heads of 128, writing with heads of 128, and norms."""
+    rows = [*results("portable-h200")["rows"], *results("add-norm-h200")["rows"]]
+    shown = [
+        one
+        for one in rows
+        if "portable_us" in one
+        and "x 256" not in one["case"]
+        and (one["op"] != "paged_attention" or "q16 causal" in one["case"])
+    ]
+    kinds = "portable", "xla", "mosaic", "floor"
+    return [
+        [f"{one['op']}, {one['case']}", *(f"{one[f'{kind}_us']:.1f}" for kind in kinds)]
+        for one in shown
+    ]
+
+
+def splits() -> Table:
+    """Portable attention with every number of splits. The chosen number is fastest."""
+    by_case: dict[str, dict[int, float]] = {}
+    for one in results("portable-splits-h200")["rows"]:
+        by_case.setdefault(one["case"], {})[one["splits"]] = one["portable_us"]
+    for case, times in by_case.items():
+        slots, context = map(int, case.split(" ")[0].split("x"))
+        shape = Shape(slots, 8, 16, 4, 128, page_size=64, max_pages=context // 64)
+        assert min(times, key=lambda number: times[number]) == portable.choose_splits(shape)
+    return [[case, *(f"{us:.1f}" for us in times.values())] for case, times in by_case.items()]
 
 
 def h100() -> list[Table]:

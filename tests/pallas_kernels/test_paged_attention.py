@@ -135,7 +135,7 @@ class TestReference:
 
     @pytest.mark.parametrize(
         ("batch", "width", "positions"),
-        [(1, 16, 36864), (32, 1, 1152), (32, 16, 1152), (1, 512, 1152)],
+        [(1, 16, 36864), (32, 1, 1152), (32, 16, 1152), (1, 512, 16384), (8, 512, 2048)],
     )
     def test_a_gpu_gathers_all_of_a_small_batch(self, monkeypatch, batch, width, positions):
         query = batch, 8, width, 4, 128
