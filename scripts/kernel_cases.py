@@ -8,6 +8,8 @@ from typing import Literal
 from pallas_kernels.dense_chain import ChainShape
 
 GEOMETRIES = {
+    "32B": (8192, 5120, 25600, 10240),
+    "14B": (5120, 5120, 17408, 7168),
     "8B": (4096, 4096, 12288, 6144),
     "4B": (4096, 2560, 9728, 6144),
     "1.7B": (2048, 2048, 6144, 4096),

@@ -19,6 +19,6 @@ QWEN35 = {
     "tiny-hybrid": (4, 64, 128, 4, 2, 32, True, 2, 4, 16),
 }
 """Three layers of four are recurrent."""
-FP8 = {f"{name}-fp8": name for name in ("qwen3-4b", "qwen3-8b")}
+FP8 = {f"{name}-fp8": name for name in ("qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b")}
 """The same models with 8-bit weights in blocks of 128x128, as in their FP8 checkpoints."""
 NAMES = (*QWEN3, *FP8, *QWEN35)

@@ -21,12 +21,22 @@ tiles."""
 MULTIPROCESSORS = 132
 """Of an H100."""
 PARTS = (1, 2, 4)
-WORTH_PARTS = 0.9
-"""A later one of `Plan.splits` is chosen only if it takes less than this share of the time, because
-parts are written in float32 and read again."""
+WORTH_ANOTHER = 0.99
+"""A later one of `Plan.splits` is chosen only if it takes less than this share of the time."""
 SMALL_BYTES = 2 * 1024
 """Shared memory for barriers and alignment of a second thread block."""
 MOST_STAGES = 8
+
+
+class Costs(NamedTuple):
+    """What a thread block of many rows does beside multiplying, in units of the time that one
+    output takes in one step. They were fitted to measured times."""
+
+    step: float
+    """For each step, however many outputs are multiplied."""
+    number: float
+    """For each number of the result that is written; one of a part takes four times as long,
+    because it is written in float32 and read again."""
 
 
 class Split(NamedTuple):
@@ -119,13 +129,13 @@ class Plan:
         first, *others = self.splits
         best = first
         for split in others:
-            if self.time(split) < WORTH_PARTS * self.time(best):
+            if self.time(split) < WORTH_ANOTHER * self.time(best):
                 best = split
         return best
 
     @property
     def splits(self) -> list[Split]:
-        """The splits to choose from. A later one must be clearly faster (`WORTH_PARTS`)."""
+        """The splits to choose from. A later one must be clearly faster (`WORTH_ANOTHER`)."""
         tiles = TILES_OF_MANY_ROWS if self.rows > FEW_ROWS else (TILE,)
         by_tile = [self.splits_of_tile(tile) for tile in tiles if self.outputs % tile == 0]
         return [split for of_parts in zip(*by_tile) for split in of_parts]
@@ -134,12 +144,24 @@ class Plan:
         return [Split(tile, parts) for parts in PARTS if self.inputs % (parts * BLOCK) == 0]
 
     def time(self, split: Split) -> float:
-        """The estimated time of a product, in arbitrary units. With few rows it is the time for
-        reading the weights, which the multiprocessors that have a thread block share. With more
-        rows it is the arithmetic of one thread block, times the rounds of thread blocks."""
+        """The estimated time of a product, in arbitrary units."""
         if self.rows <= FEW_ROWS:
-            return 1 / min(self.blocks_of(split), MULTIPROCESSORS)
-        return self.rounds_of(split) * split.tile / split.parts
+            return self.time_to_read(split)
+        steps = self.rounds_of(split) * self.inputs / (split.parts * BLOCK)
+        numbers = self.padded * self.outputs / MULTIPROCESSORS
+        written = numbers if split.parts == 1 else 4 * split.parts * numbers
+        return steps * (split.tile + self.costs.step) + written * self.costs.number
+
+    def time_to_read(self, split: Split) -> float:
+        """The time for reading the weights. One thread block on each multiprocessor is enough to
+        keep the memory busy, and there is room for two."""
+        rounds, left = divmod(self.blocks_of(split), 2 * MULTIPROCESSORS)
+        at_the_end = max(1, left / MULTIPROCESSORS) if left else 0
+        return (2 * rounds + at_the_end) / split.parts
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(step=64, number=0.015)
 
     def blocks_of(self, split: Split) -> int:
         return self.outputs // split.tile * self.row_tiles * split.parts

@@ -21,10 +21,6 @@ from pallas_kernels.tiles import SHARED_BYTES, Shapes, swizzled
 SPLIT = Split(2 * BLOCK, 1)
 """A tile has the gates and ups of one piece of the result, whose numbers share a scale."""
 
-FASTER_ONE_BY_ONE = {(512, 19456, 2560)}
-"""Tokens, outputs and inputs of calls for which this was measured against the estimate
-(`scripts/time_gated_product.py`)."""
-
 
 @dataclasses.dataclass(frozen=True)
 class PlanOfGates(PlanOfManyRows):
@@ -42,8 +38,6 @@ class PlanOfGates(PlanOfManyRows):
     def pays(self) -> bool:
         """Whether one kernel is faster than a product, with whatever tiles, and `silu_gate`. The
         tiles of this kernel are the widest, of which the last round may have few."""
-        if self.shape[:3] in FASTER_ONE_BY_ONE:
-            return False
         sizes = self.tokens, self.inputs, self.outputs
         apart = PlanOfManyRows(*sizes, self.blocks, self.dtype, self.interpreted)
         return self.time(self.split) <= apart.time(apart.split)
@@ -63,9 +57,10 @@ class PlanOfFewGates(PlanOf8By8):
 
     @property
     def pays(self) -> bool:
-        """Whether there are enough thread blocks, one on a multiprocessor, to read the weights as
-        fast as two smaller ones on each do."""
-        return 2 * self.tiles >= MULTIPROCESSORS
+        """Whether the last round of thread blocks, of which a multiprocessor has one at a time, has
+        enough of them to read the weights as fast as two smaller ones on each do."""
+        in_last_round = self.tiles % MULTIPROCESSORS or MULTIPROCESSORS
+        return 2 * in_last_round >= MULTIPROCESSORS
 
     @property
     def stages(self) -> int:

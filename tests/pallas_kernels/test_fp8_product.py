@@ -145,8 +145,11 @@ def test_interpreted(tokens, outputs, inputs, channels):
         (128, 6144, 4096, (192, 4)),
         (128, 4096, 4096, (128, 4)),
         (512, 4096, 4096, (128, 1)),
-        # A hundredth of the time is not worth it.
-        (2048, 24576, 4096, (128, 1)),
+        # Rows for many rounds: the widest tile.
+        (2048, 24576, 4096, (256, 1)),
+        # Few rows, 264 thread blocks at once: eight that are left over would take as long again.
+        (16, 34816, 5120, (128, 4)),
+        (16, 51200, 5120, (128, 1)),
         # Every part has a multiple of 128 inputs.
         (16, 4096, 768, (128, 2)),
         (16, 4096, 640, (128, 1)),
