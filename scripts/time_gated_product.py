@@ -3,7 +3,7 @@
     python scripts/time_gated_product.py --model 8B 4B --tokens 128 256 512 --json gated.json
 
 Rows and matrices are in 8 bits. Each call's rows are the first columns of the last call's result,
-which costs the same small kernel in both ways. Both must give the same bits.
+which costs the same small kernel in both ways. Both give the same bits if the product has no parts.
 """
 
 import argparse

@@ -26,6 +26,11 @@ WORTH_ANOTHER = 0.99
 SMALL_BYTES = 2 * 1024
 """Shared memory for barriers and alignment of a second thread block."""
 MOST_STAGES = 8
+BYTES_OF_NUMBER = 4
+"""Bytes that are written and read again for each number of the result in 16 bits."""
+CACHED = 0.7
+"""The time for such a byte, in units of that for a byte of weights: it stays in the L2 cache.
+Fitted to measured times."""
 
 
 class Costs(NamedTuple):
@@ -35,8 +40,7 @@ class Costs(NamedTuple):
     step: float
     """For each step, however many outputs are multiplied."""
     number: float
-    """For each number of the result that is written; one of a part takes four times as long,
-    because it is written in float32 and read again."""
+    """For each number of the result, which is written and read again."""
 
 
 class Split(NamedTuple):
@@ -148,20 +152,26 @@ class Plan:
         if self.rows <= FEW_ROWS:
             return self.time_to_read(split)
         steps = self.rounds_of(split) * self.inputs / (split.parts * BLOCK)
-        numbers = self.padded * self.outputs / MULTIPROCESSORS
-        written = numbers if split.parts == 1 else 4 * split.parts * numbers
-        return steps * (split.tile + self.costs.step) + written * self.costs.number
+        return steps * (split.tile + self.costs.step) + self.costs.number * self.written(split)
 
     def time_to_read(self, split: Split) -> float:
-        """The time for reading the weights. One thread block on each multiprocessor is enough to
-        keep the memory busy, and there is room for two."""
+        """The time for reading the weights of few rows, in units of the time that one thread block
+        on each multiprocessor takes for those of all inputs. One is enough to keep the memory busy,
+        and there is room for two."""
         rounds, left = divmod(self.blocks_of(split), 2 * MULTIPROCESSORS)
         at_the_end = max(1, left / MULTIPROCESSORS) if left else 0
-        return (2 * rounds + at_the_end) / split.parts
+        written = CACHED * BYTES_OF_NUMBER * self.written(split) / (split.tile * self.inputs)
+        return (2 * rounds + at_the_end) / split.parts + written
 
     @property
     def costs(self) -> Costs:
-        return Costs(step=64, number=0.015)
+        return Costs(step=64, number=0.035)
+
+    def written(self, split: Split) -> float:
+        """Numbers of the result for each multiprocessor. One of a part counts twice, because it is
+        in float32."""
+        numbers = self.padded * self.outputs / MULTIPROCESSORS
+        return numbers if split.parts == 1 else 2 * split.parts * numbers
 
     def blocks_of(self, split: Split) -> int:
         return self.outputs // split.tile * self.row_tiles * split.parts

@@ -47,7 +47,7 @@ class PlanOfManyRows(PlanOf8By8):
 
     @property
     def costs(self) -> Costs:
-        return Costs(step=20, number=0.03)
+        return Costs(step=30, number=0.085)
 
     @property
     def all_tiles(self) -> int:

@@ -136,7 +136,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
         (16, "out", (128, 4)),
         (64, "gate_up", (128, 1)),
         # More rows: a wide tile if it does not leave multiprocessors idle.
-        (128, "out", (128, 4)),
+        (128, "out", (128, 2)),
         (128, "gate_up", (192, 1)),
         (300, "out", (128, 1)),
         (300, "down", (128, 1)),

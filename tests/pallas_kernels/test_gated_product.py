@@ -25,7 +25,7 @@ from pallas_kernels.gated_product.plan import plan_of_gates
 from pallas_kernels.releases import MOVES_REGISTERS
 from pallas_kernels.silu_gate import mosaic as gates
 
-MEASURED = pathlib.Path(__file__).parents[2] / "docs" / "results" / "gated-product-h100.json"
+RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
 OF_4B = 19456, 2560
 """Gates and ups, and inputs, of the MLP of Qwen3-4B."""
 
@@ -116,12 +116,20 @@ def test_what_the_kernel_cannot_do(given, why, monkeypatch):
         GATED_PRODUCT.choice("mosaic", *given)
 
 
-def test_the_faster_way_is_chosen(monkeypatch):
+GATES_AND_UPS = {
+    "8B": OF_8B["gate_up"],
+    "4B": OF_4B,
+    "14B": (34816, 5120),
+    "32B": (51200, 5120),
+}
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_the_faster_way_is_chosen(device, monkeypatch):
     """By the measured times; either way will do if they differ by less than a hundredth."""
     monkeypatch.setattr(many_rows, "MOVES_REGISTERS", True)
-    for row in json.loads(MEASURED.read_text())["rows"]:
-        sizes = OF_8B["gate_up"] if row["model"] == "8B" else OF_4B
-        pays = plan_of_gates(*shapes(row["tokens"], *sizes)).pays
+    for row in json.loads((RESULTS / f"gated-product-{device}.json").read_text())["rows"]:
+        pays = plan_of_gates(*shapes(row["tokens"], *GATES_AND_UPS[row["model"]])).pays
         chosen, other = row["in_one_us"], row["one_by_one_us"]
         chosen, other = (chosen, other) if pays else (other, chosen)
         assert chosen < 1.01 * other, row
