@@ -562,7 +562,20 @@ def h200() -> list[Table]:
         row("Qwen3-8B in 8 bits", BOTH_8B, iteration),
         row("Qwen3-4B in 8 bits", BOTH_4B, iteration),
     ]
-    return [iterations, steps_of_8b, recurrence, portable_steps(), portable_ops(), splits()]
+    kinds = {
+        " in 16 bits": "",
+        ", weights in 8 bits": "-fp8-drafter",
+        ", activations too": "-fp8-activations-drafter",
+    }
+    larger = [
+        row(f"{before}Qwen3-{size}{kind}", f"qwen3-{size.lower()}{file}", key)
+        for before, key in (("", iteration), ("plain decoding, ", plain))
+        for size in ("14B", "32B")
+        for kind, file in kinds.items()
+        if key == iteration or file != "-fp8-drafter"
+    ]
+    portable = [portable_steps(), portable_ops(), splits()]
+    return [iterations, larger, steps_of_8b, recurrence, *portable]
 
 
 def portable_steps() -> Table:
