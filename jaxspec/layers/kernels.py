@@ -187,7 +187,9 @@ def _choices_between_mixers(
         return
     if wanted is None:
         chain = Choice("xla", unlike)
-    elif any(choice.implementation != "mosaic" for _, choice in sums):
+    elif kernels_meant(shape.implementation) == "mosaic" and any(
+        choice.implementation != "mosaic" for _, choice in sums
+    ):
         too_many = any(choice.reason == TOO_MANY_FOR_INBOXES for _, choice in sums)
         chain = Choice("xla", MORE_TOKENS if too_many else SHARDED)
     else:

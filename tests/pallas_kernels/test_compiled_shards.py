@@ -5,6 +5,7 @@ import math
 import re
 import types
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from h100 import TARGETS, compiled, needs_compiler
 from jax.experimental import topologies
+from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.engine.setup.inboxes import WithInboxes
@@ -40,25 +42,40 @@ TWO = Shards(DEVICES)
 TARGET_LAYERS, DRAFTER_LAYERS = 3, 2
 
 
+H100 = {
+    "device_kind": "NVIDIA H100 80GB HBM3",
+    "compute_capability": "9.0",
+    "core_count": 132,
+}
+A100 = {
+    "device_kind": "NVIDIA A100-SXM4-80GB",
+    "compute_capability": "8.0",
+    "core_count": 108,
+}
+
+
 @pytest.fixture
 def mesh(monkeypatch: pytest.MonkeyPatch) -> Mesh:
     """Two H100s that are not here."""
+    return two("h100", H100, monkeypatch)
+
+
+def two(target: str, known: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Mesh:
+    """Two GPUs of this kind that are not here. A process lowers equal calls of a kernel once, so
+    they may not be those of a test for another kind."""
     found = topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
-        target_config=TARGETS.joinpath("h100.txtpb").read_text(),
+        target_config=TARGETS.joinpath(f"{target}.txtpb").read_text(),
         topology=f"1x1x{DEVICES}",
     )
     mesh = Mesh(np.array(found.devices), (AXIS,))
     for module in (sharding, sharded):
         monkeypatch.setattr(module, "mesh_of", lambda count: mesh)
-    h100 = types.SimpleNamespace(
-        platform="gpu",
-        device_kind="NVIDIA H100 80GB HBM3",
-        compute_capability="9.0",
-        core_count=132,
-    )
-    monkeypatch.setattr(dispatch, "default_device", lambda: h100)
+    device = types.SimpleNamespace(platform="gpu", **known)
+    monkeypatch.setattr(dispatch, "default_device", lambda: device)
+    capability = dispatch.capability(device.compute_capability)
+    monkeypatch.setattr(mosaic_utils, "_infer_arch", lambda: capability)
     return mesh
 
 
@@ -154,6 +171,27 @@ def test_a_step_over_two_gpus(mesh, name):
     said = said_of(models.target, draft.block_size)
     assert said["dense_chain"] == SHARDED and said["paged_attention"] == "mosaic"
     assert said.get("fp8_product", "mosaic") == "mosaic"
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-8b-fp8"])
+def test_a_step_over_two_gpus_other_than_hopper(name, monkeypatch):
+    config = qwen3(name)
+    decoder = dataclasses.replace(config.decoder, num_layers=2)
+    config = dataclasses.replace(config, decoder=decoder)
+    draft, shards = drafter_of(config, (0, 1)), Shards(DEVICES, exchange="auto")
+    text, models = compiled_step(
+        Qwen3(config, (0, 1), jnp.bfloat16), draft, two("a100", A100, monkeypatch), shards=shards
+    )
+    layers = 2 + DRAFTER_LAYERS
+    assert kernels_in(text) == 2 * layers + DRAFTER_LAYERS, "queries, attention, and context"
+    assert sums_in(text) == 2 * layers, "two per layer"
+    said = said_of(models.target, draft.block_size)
+    assert said["qkv_write"] == said["paged_attention"] == "portable"
+    here = "the device is NVIDIA A100-SXM4-80GB (compute capability 8.0)"
+    assert said["dense_chain"].startswith(here)
+    assert said.get("fp8_product", here).startswith(here)
+    assert said["exchange_norm"].startswith("not tried on NVIDIA A100-SXM4-80GB")
 
 
 @needs_compiler
