@@ -9,6 +9,7 @@ import numpy as np
 from wide_pair import Place, models, params
 
 from jaxspec.cache.block import Block, block_after
+from jaxspec.models.qwen3 import Qwen3
 from oracles import wide_case
 
 PAGE_SIZE = 64
@@ -22,7 +23,7 @@ def page_table(batch: int) -> np.ndarray:
     return pages.reshape(batch, PAGES).astype(np.int32)
 
 
-def blocks_of(place: Place, counts: np.ndarray, lengths: np.ndarray, width: int) -> Block:
+def blocks_of(counts: np.ndarray, lengths: np.ndarray, width: int) -> Block:
     batch = len(counts)
     table = jnp.asarray(page_table(batch))
     return block_after(
@@ -40,9 +41,16 @@ def read_block(target, parameters, tokens, cache, block):
 def read(
     place: Place, tokens: np.ndarray, plan: Sequence[tuple[int, Sequence[int]]]
 ) -> tuple[np.ndarray, np.ndarray]:
+    """What `read_by` returns, of this place's model on its kernels."""
+    target = models(place).target.with_kernels(place.kernels)
+    return read_by(target, params(place)["target"], tokens, plan)
+
+
+def read_by(
+    target: Qwen3, parameters: dict, tokens: np.ndarray, plan: Sequence[tuple[int, Sequence[int]]]
+) -> tuple[np.ndarray, np.ndarray]:
     """Logits and features [batch positions ...] of the same tokens in every slot. Each step of the
     plan is a width and, for each slot, how many of its tokens are kept."""
-    target = models(place).target.with_kernels(place.kernels)
     batch = len(plan[0][1])
     cache = target.new_cache(batch, batch * PAGES + 1, PAGE_SIZE)
     lengths = np.zeros(batch, np.int32)
@@ -52,8 +60,8 @@ def read(
         given = np.zeros((batch, width), np.int32)
         for slot, (start, count) in enumerate(zip(lengths, counts)):
             given[slot, :count] = tokens[start : start + count]
-        block = blocks_of(place, counts, lengths, width)
-        found = read_block(target, params(place)["target"], jnp.asarray(given), cache, block)
+        block = blocks_of(counts, lengths, width)
+        found = read_block(target, parameters, jnp.asarray(given), cache, block)
         cache = found[2]
         for slot, count in enumerate(counts):
             logits[slot].append(np.asarray(found[0][slot, :count]))
@@ -91,9 +99,9 @@ def draft(place: Place, tokens: np.ndarray, features: np.ndarray) -> np.ndarray:
             drafter,
             params(place),
             jnp.asarray(features[:, :start], place.dtype),
-            blocks_of(place, starts, 0 * starts, start),
+            blocks_of(starts, 0 * starts, start),
             jnp.asarray(block_tokens),
-            blocks_of(place, 0 * starts + config["block_size"], starts, config["block_size"]),
+            blocks_of(0 * starts + config["block_size"], starts, config["block_size"]),
             drafter.new_cache(batch, batch * PAGES + 1, PAGE_SIZE),
         )
     )
