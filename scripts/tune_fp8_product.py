@@ -195,12 +195,14 @@ class Trial:
 
 
 def folded(outputs: Array, inputs: int) -> Array:
-    """No more numbers per row than there are inputs: the others are added to them. So all parts of
-    all outputs are read again, as the kernels of a layer do it."""
-    pieces = -(-outputs.shape[-1] // inputs)
-    whole = jnp.pad(outputs, ((0, 0), (0, pieces * inputs - outputs.shape[-1])))
-    sums = whole.reshape(len(outputs), pieces, inputs).sum(axis=1) * pieces**-0.5
-    return sums if pieces > 1 else outputs
+    """As many numbers per row as there are inputs, if there are more outputs: the others are added
+    to them, so that the chain reads all outputs, as a layer does."""
+    tokens, count = outputs.shape
+    pieces = math.ceil(count / inputs)
+    if pieces == 1:
+        return outputs
+    whole = jnp.pad(outputs, ((0, 0), (0, pieces * inputs - count)))
+    return whole.reshape(tokens, pieces, inputs).sum(axis=1) * pieces**-0.5
 
 
 def splits_of(plan: Plan) -> list[Split]:

@@ -41,7 +41,6 @@ DEVICES, SLOTS, PAGE_SIZE, PAGES_PER_SLOT = 2, 8, 64, 16
 TWO = Shards(DEVICES)
 TARGET_LAYERS, DRAFTER_LAYERS = 3, 2
 
-
 H100 = {
     "device_kind": "NVIDIA H100 80GB HBM3",
     "compute_capability": "9.0",
