@@ -32,7 +32,12 @@ IN_BLOCKS = {
 class InBlocks(Place):
     @property
     def target(self) -> dict:
-        return super().target | ({} if self.wide else IN_BLOCKS)
+        return super().target | ({"num_hidden_layers": 4} if self.wide else IN_BLOCKS)
+
+    @property
+    def drafter(self) -> dict:
+        features = super().drafter["dflash_config"] | {"target_layer_ids": [0, 1]}
+        return super().drafter | {"dflash_config": features}
 
 
 OF_CPU, OF_GPU = (InBlocks(**dataclasses.asdict(place)) for place in (CPU, GPU))
