@@ -575,7 +575,24 @@ def h200() -> list[Table]:
         if key == iteration or file != "-fp8-drafter"
     ]
     portable = [portable_steps(), portable_ops(), splits()]
-    return [iterations, larger, steps_of_8b, recurrence, *portable]
+    return [iterations, larger, log_probabilities_in_8_bits(), steps_of_8b, recurrence, *portable]
+
+
+def log_probabilities_in_8_bits() -> Table:
+    """How far they are from float32, computed by XLA first and then by kernels."""
+    rows = results("fp8-log-probabilities-h200")["rows"]
+    cells = lambda rounded: [
+        f"{row['mean']:.4f}, {row['largest']:.4f}"
+        for row in rows
+        if row["rounded_activations"] == rounded
+    ]
+    names = (
+        "XLA: in bfloat16 from widened weights; in float32 with rounded activations",
+        "kernels, 4 requests of 97 tokens in one block",
+        "kernels, 4 requests in uneven blocks",
+        "kernels, one request in four blocks",
+    )
+    return [list(row) for row in zip(names, cells(False), cells(True), strict=True)]
 
 
 def portable_steps() -> Table:
