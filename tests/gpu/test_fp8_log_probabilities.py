@@ -126,18 +126,18 @@ def as_close(ours: np.ndarray, other: np.ndarray) -> None:
 
 
 @PLACES
-def test_weights_in_8_bits(place: Place):
+@pytest.mark.parametrize("plan", PLANS)
+def test_weights_in_8_bits(place: Place, plan: str):
     bfloat16 = errors(place, by_xla(place, "bfloat16"))
-    for plan in PLANS:
-        as_close(errors(place, on_kernels(place, plan, rounds=False)), bfloat16)
+    as_close(errors(place, on_kernels(place, plan, rounds=False)), bfloat16)
 
 
 @PLACES
-def test_activations_in_8_bits(place: Place):
+@pytest.mark.parametrize("plan", PLANS)
+def test_activations_in_8_bits(place: Place, plan: str):
     """Rounding them moves the logits further than bfloat16 does."""
     rounded = errors(place, by_xla(place, "float32", rounds=True))
     bfloat16 = errors(place, by_xla(place, "bfloat16"))
-    for plan in PLANS:
-        ours = errors(place, on_kernels(place, plan, rounds=True))
-        as_close(ours, rounded)
-        assert ours.mean() > 2 * bfloat16.mean()
+    ours = errors(place, on_kernels(place, plan, rounds=True))
+    as_close(ours, rounded)
+    assert ours.mean() > 2 * bfloat16.mean()
