@@ -12,7 +12,7 @@ from reading import read_by
 from test_against_transformers import LARGEST, MEAN, PLANS
 from wide_pair import CPU, GPU, Place, models, params
 
-from jaxspec.layers.fp8 import Fp8
+from jaxspec.layers.fp8 import Fp8, is_fp8_matrix
 from jaxspec.models.qwen3 import Qwen3
 from oracles import wide_case
 from pallas_kernels.fp8_product import BLOCK, quantised_blocks
@@ -30,6 +30,8 @@ IN_BLOCKS = {
 
 @dataclasses.dataclass(frozen=True)
 class InBlocks(Place):
+    """A place whose target has whole blocks, and few layers, because compiling takes longest."""
+
     @property
     def target(self) -> dict:
         return super().target | ({"num_hidden_layers": 4} if self.wide else IN_BLOCKS)
@@ -56,29 +58,37 @@ def no_weights_stay():
     rounded_params.cache_clear()
 
 
-def in_8_bits(node: dict) -> dict:
+def is_matrix(node: object) -> bool:
+    return isinstance(node, dict) and "kernel" in node
+
+
+def in_8_bits(parameters: dict) -> dict:
     """Parameters whose matrices are rounded to 8 bits, with a scale for each block."""
-    if "kernel" in node:
+
+    def of(node: dict | jax.Array) -> dict | jax.Array:
+        if not isinstance(node, dict):
+            return node
         return dict(zip(("weight", "scales"), round_blocks(node["kernel"].T), strict=True))
-    return {key: in_8_bits(of) if isinstance(of, dict) else of for key, of in node.items()}
+
+    return jax.tree.map(of, parameters, is_leaf=is_matrix)
 
 
 round_blocks = jax.jit(quantised_blocks)
 
 
-def in_dtype(node: dict, dtype: str, widens: bool) -> dict:
+def in_dtype(parameters: dict, dtype: str, widens: bool) -> dict:
     """Such parameters for a model of this dtype. Matrices stay in 8 bits, or are the numbers times
     their scales."""
-    if "scales" in node:
-        widened = lambda: {"kernel": multiplied(node["weight"], node["scales"], dtype)}
-        return widened() if widens else node
-    return {
-        key: in_dtype(of, dtype, widens) if isinstance(of, dict) else of.astype(dtype)
-        for key, of in node.items()
-    }
+
+    def of(node: dict | jax.Array) -> dict | jax.Array:
+        if not isinstance(node, dict):
+            return node.astype(dtype)
+        return {"kernel": multiplied(**node, dtype=dtype)} if widens else node
+
+    return jax.tree.map(of, parameters, is_leaf=is_fp8_matrix)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jax.jit, static_argnames="dtype")
 def multiplied(weight: jax.Array, scales: jax.Array, dtype: str) -> jax.Array:
     spread = scales.repeat(BLOCK, 0).repeat(BLOCK, 1)
     return (weight.astype(jnp.float32) * spread).T.astype(dtype)

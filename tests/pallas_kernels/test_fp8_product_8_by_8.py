@@ -187,7 +187,7 @@ def test_thread_blocks_have_all_rows(tokens, channels):
     narrower = rounding_plan(
         *shapes(tokens, 24576, 4096, channels), split=Split(128 if few else 192, 1)
     )
-    assert narrower.stages >= 4 and made.stages >= 3
+    assert narrower.stages >= 4 and made.stages >= (3 if made.tile == 256 else 4)
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 40, 104, 128, 300])
